@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Rejects an include that points up or sideways in the module order, a vendor header outside its folder, ATen outside the
-modules that may use it, and an executor that reads a program's setting. The table is DESIGN's (section 4)."""
+modules that may use it, and code that reads the setting of a program though its rules follow from the program itself. The table is DESIGN's (section 4)."""
 import pathlib
 import re
 import sys
@@ -27,7 +27,14 @@ VENDOR = {  # header pattern -> folder that may include it
     r"libpq-fe\.h": "store/postgres",
     r"curl/": "serve/http",
 }
+# Folders whose rules follow from ops, buffers and the grid. Functions that take a setting's traits for the builder are apart from the others.
+WITHOUT_SETTING = ("exec", "program/parts", "program/types", "program/values", "program/verify")
+OF_SETTING = "program/values/of_setting"
 SETTING = re.compile(r"\bSetting\b|(\.|->)setting\b")
+# What these folders do not include, so that no function that reads a setting is in sight.
+KNOWS_SETTING = re.compile(r"program/(build|provenance)/|" + OF_SETTING)
+# The builder's table of operands. These two have rules of their own, so that a mistake in it is refused.
+WITHOUT_SIGNATURE = ("program/types", "program/verify")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 
 
@@ -49,9 +56,11 @@ def check(root: pathlib.Path) -> list[str]:
         if module not in LEVEL:
             wrong.append(f"{path}: module '{module}' has no level")
             continue
+        is_test = path.stem.endswith("_test")
+        folder_without = next((f for f in WITHOUT_SETTING if str(relative).startswith(f + "/")), None) if not is_test and not str(relative).startswith(OF_SETTING) else None
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            if module == "exec" and not path.stem.endswith("_test") and SETTING.search(line):
-                wrong.append(f"{path.relative_to(root)}:{number}: exec reads the setting; what it needs is in an op's attributes and operands, or in the program's grid")
+            if folder_without and SETTING.search(line):
+                wrong.append(f"{path.relative_to(root)}:{number}: {folder_without} reads the setting; what it needs is in an op's attributes and operands, or in the program's buffers and grid")
             found = INCLUDE.match(line)
             if not found:
                 continue
@@ -60,7 +69,10 @@ def check(root: pathlib.Path) -> list[str]:
             other = target.split("/")[0]
             if other in LEVEL and "/" in target and other != module and LEVEL[other] >= LEVEL[module]:
                 wrong.append(f"{where}: {module} (level {LEVEL[module]}) includes {other} (level {LEVEL[other]})")
-            is_test = path.stem.endswith("_test")
+            if folder_without and KNOWS_SETTING.match(target):
+                wrong.append(f"{where}: {folder_without} includes {target}, which knows the setting")
+            if folder_without in WITHOUT_SIGNATURE and target == "program/values/signature.h":
+                wrong.append(f"{where}: {folder_without} includes {target}, which the builder takes operands from; it has rules of its own")
             if re.match(r"(ATen|c10|torch)/", target) and module not in ATEN_MODULES:
                 wrong.append(f"{where}: ATen belongs to {sorted(ATEN_MODULES)}")
             for pattern, folder in VENDOR.items():

@@ -5,8 +5,9 @@
 #include "base/json.h"
 #include "plan/resolve.h"
 #include "program/build/build.h"
+#include "program/provenance/provenance.h"
 #include "program/text/text.h"
-#include "program/verify/verify.h"
+#include "store/run_directory.h"
 
 namespace molen::apps {
 namespace {
@@ -20,7 +21,7 @@ struct Shown {
 // Returns the program that a run recorded: the one that ran, whatever would be built now.
 Shown program_of_run(const fs::path& run, int rank) {
   const auto read = [&](int stage) {
-    const fs::path file = run / (stage == 0 ? "program.txt" : fmt::format("program-stage-{}.txt", stage));
+    const fs::path file = run / store::program_name(stage);
     return Shown{program::parse(read_file(file, program::kMaxTextBytes), file.string()), {}, file.string()};
   };
   Shown shown = read(0);

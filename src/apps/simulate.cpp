@@ -10,7 +10,7 @@
 #include "plan/resolve.h"
 #include "program/build/build.h"
 #include "program/memory/memory.h"
-#include "program/verify/verify.h"
+#include "program/provenance/provenance.h"
 #include "sim/calibration.h"
 #include "sim/simulate.h"
 #ifdef MOLEN_HAS_TORCH

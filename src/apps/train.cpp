@@ -20,7 +20,7 @@
 #include "program/build/build.h"
 #include "program/memory/memory.h"
 #include "program/parts/part.h"
-#include "program/verify/verify.h"
+#include "program/provenance/provenance.h"
 #include "sim/calibration.h"
 #ifdef MOLEN_HAS_TORCH
 #include "launch/require_memory.h"
@@ -230,7 +230,8 @@ void add_train(CLI::App& app, Chosen& chosen) {
       ->expected(1)
       ->allow_extra_args(false);
   verb->add_option("--program", *program,
-                   "a step program in text form (`molen program`), in the place of the built one");
+                   "a step program in text form (`molen program`), in the place of the built one; of a pipeline, a "
+                   "folder with program.txt and program-stage-1.txt ..., as a run's");
   verb->add_option("--cluster", *cluster,
                    "what `molen calibrate` wrote: the run's report then has predicted beside measured");
   auto mfu = add_mfu_option(*verb);

@@ -203,6 +203,10 @@ int run_static(const VerifyArguments& o) {
   const plan::Machine machine = planned_machine(o.config, c);
   auto layouts = plan::within_nodes(plan::layouts_of(a, base, machine.ranks, o.wanted()), machine.local_ranks);
   if (o.pairs()) layouts = plan::covering_pairs(layouts);
+  for (plan::Layout& l : layouts)
+    if (!c.math.flash_attention)
+      if (const auto why = plan::leave_tiles(l.setting, a, false))
+        throw UsageError("{}: {}: {}", c.where("math.flash_attention"), l.name, *why);
   const std::size_t width = widest_name(layouts);
   const auto progress = make_progress("verify");
   if (o.format != "json")
@@ -319,6 +323,7 @@ int run_verify(const VerifyArguments& o) {
   const auto [base, layouts] = wanted_layouts(o, c, a, launch.machine);
   prove::VerifyOptions options;
   options.steps = o.steps;
+  options.flash_attention = c.math.flash_attention;
   options.schedule = schedule ? &*schedule : nullptr;
   if (launch.machine.cuda) options.cuda = launch.machine.device;
   for (const auto& name : o.precisions) options.compute.push_back(dtype_from_name(name));

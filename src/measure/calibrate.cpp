@@ -19,7 +19,7 @@
 #include "measure/rates.h"
 #include "program/build/build.h"
 #include "program/parts/part.h"
-#include "program/verify/verify.h"
+#include "program/provenance/provenance.h"
 #include "sim/simulate.h"
 
 namespace molen::measure {
@@ -65,7 +65,8 @@ arch::Architecture architecture(const Shape& s) {
 // Returns whether the ops of a model are built for a setting: sparse layers are not in all types.
 bool computed(const arch::Architecture& a, const program::Setting& s) {
   return std::ranges::none_of(arch::parts_in_order(a), [&](arch::Part part) {
-    return program::kernels_refused(s.kernels, part, {.compute = s.compute, .head_dim = a.head_dim}).has_value();
+    return program::kernels_refused(s.kernels_of(part), part, {.compute = s.compute, .head_dim = a.head_dim})
+        .has_value();
   });
 }
 
@@ -176,13 +177,15 @@ std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
     throw UsageError("--widest: {}; the narrowest shape is {} wide", o.widest, narrowest);
   for (const Shape& shape : kShapes) {
     if (o.widest > 0 && shape.hidden > o.widest) continue;
-    // One micro-batch, or two: an accumulating backward adds where the first one overwrites. A third
-    // trial has expert ranks.
+    // One micro-batch, or two: an accumulating backward adds where the first one overwrites. A third trial has expert
+    // ranks, and a fourth the other kernels that the configuration chooses.
     struct Kind {
       int zero;
-      bool apart;
+      bool apart, others;
     };
-    for (const auto& [zero, apart] : {Kind{0, false}, Kind{1, false}, Kind{0, true}}) {
+    for (const auto& [zero, apart, others] :
+         {Kind{0, false, false}, Kind{1, false, false}, Kind{0, true, false}, Kind{0, false, true}}) {
+      if (others && (o.other_kernels.empty() || shape.experts > 0)) continue;
       if (zero == 1 && (ranks == 1 || shape.layers > 2)) continue;
       if (apart && (ranks == 1 || shape.experts == 0)) continue;
       arch::Architecture arch = architecture(shape);
@@ -197,14 +200,17 @@ std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
       setting.master = o.compute == DType::kF64 ? DType::kF64 : DType::kF32;
       setting.reduce = setting.master;
       setting.kernels = o.kernels;
-      setting.other_kernels = o.other_kernels;
+      if (others) setting.other_kernels = o.other_kernels;
       setting.threads = o.threads;
       setting.head_chunk = arch::head_chunk(shape.vocabulary);
       if (!computed(arch, setting)) continue;
       trials.push_back({program::build(arch, setting),
                         fmt::format("d {} {}ffn {} vocabulary {} batch {} x {}{}", shape.hidden,
                                     shape.experts > 0 ? fmt::format("{} experts of ", shape.experts) : "", shape.ffn,
-                                    shape.vocabulary, shape.batch, shape.sequence, apart ? " on expert ranks" : ""),
+                                    shape.vocabulary, shape.batch, shape.sequence,
+                                    apart    ? " on expert ranks"
+                                    : others ? " by other kernels"
+                                             : ""),
                         {}});
       program::require_sound(trials.back().program, "calibration");
     }
@@ -217,8 +223,8 @@ void add_samples(const Trial& trial, std::vector<sim::Sample>& samples) {
   for (std::size_t i = 0; i < ops.size(); ++i) {
     std::vector<double> seconds;
     for (const auto& t : trial.timelines) seconds.push_back(t.ops[i].cpu_s);
-    samples.push_back(
-        {sim::sample_of(trial.program, *ops[i].step), sim::features_of(trial.program, *ops[i].step), median(seconds)});
+    samples.push_back({sim::fitted_kind(trial.program, *ops[i].step), sim::features_of(trial.program, *ops[i].step),
+                       median(seconds)});
   }
 }
 

@@ -20,7 +20,7 @@ namespace molen::measure {
 struct CalibrateOptions {
   DType compute = DType::kF32;
   arch::Kernels kernels = arch::Kernels::kFused;
-  std::map<arch::Part, arch::Kernels> other_kernels;  // as in program::Setting
+  std::map<arch::Part, arch::Kernels> other_kernels;  // as in program::Setting; measured beside `kernels`
   int threads = 1;
   int repeats = 2;  // timed steps of each shape, after a warm-up, in each round
   int rounds = 3;

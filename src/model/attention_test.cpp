@@ -49,7 +49,7 @@ Attended attend(const arch::Architecture& a, Kernels kernels, const AttentionPat
   return out;
 }
 
-// Longer than the 16 rows of a thread, and shorter.
+// Sequences are longer than the 16 rows that a thread takes at once, and shorter.
 TEST(UnfusedAttention, IsTheReference) {
   const c10::InferenceMode inference;
   const int before = at::get_num_threads();

@@ -1,7 +1,7 @@
 // The parts of a layer (arch/parts.h) on tensors, which the executor calls for compute ops. Nothing here allocates:
-// results and saved tensors are views into the plan's arena, workspace comes from Context::scratch (with Kernels::kAten
-// also what ATen allocates, by the guard of math/allocation.h). Products run with at::get_num_threads() threads,
-// everything else with PartShape::threads.
+// results and saved tensors are views into the plan's arena, workspace comes from Context::scratch (with kernels that
+// call ATen also what ATen allocates, by the guard of math/allocation.h). Products run with at::get_num_threads()
+// threads, everything else with PartShape::threads.
 //
 // Dtypes: activations and weights have the compute dtype (fp64, fp32, bf16, fp16); lse, rstd and mean are fp32 (fp64 in
 // fp64); weight gradients `d_*` of parameters have the main-gradient dtype (fp32; fp64 in fp64). Biases and norm

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/suggest.h"
 #include "plan/recompute.h"
+#include "plan/resolve.h"
 #include "program/build/build.h"
 #include "program/build/recompute.h"
 #include "program/schedule/schedule.h"
@@ -231,7 +232,9 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
         with.offload = offload;
         if ((with.sharded_rows() && with.tokens() / with.tensor_chunks < grid.tensor) ||
             program::offload_refused(arch, with) || program::chunks_refused(arch, with) ||
-            program::optimizer_refused(with))
+            program::optimizer_refused(with) ||
+            program::kernels_refused(with.kernels_of(arch::Part::kAttention), arch::Part::kAttention,
+                                     attention_request(with, arch, false)))
           continue;
         layouts.push_back(layout_of(with));
       }

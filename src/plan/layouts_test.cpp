@@ -12,7 +12,7 @@
 #include "base/test_sanitized.h"
 #include "program/build/build.h"
 #include "program/build/recompute.h"
-#include "program/verify/verify.h"
+#include "program/provenance/provenance.h"
 
 namespace molen::plan {
 namespace {
@@ -48,7 +48,7 @@ TEST(Layouts, OfASparseModelCanBeBuilt) {
     ASSERT_FALSE(all.empty());
     for (const Layout& l : all)
       for (const program::Program& p : program::build_stages(a, l.setting))
-        EXPECT_TRUE(program::verify(p).empty()) << l.name;
+        EXPECT_TRUE(program::check(p).empty()) << l.name;
   }
 }
 
@@ -75,8 +75,8 @@ TEST(Layouts, EachUsesAllRanksAndIsSound) {
       EXPECT_TRUE(names.insert(l.name).second) << l.name << " stands twice";
       if (turn++ % kStride != 0) continue;
       const auto stages = program::build_stages(a, l.setting);
-      for (const auto& p : stages) EXPECT_TRUE(program::verify(p).empty()) << l.name;
-      EXPECT_TRUE(program::verify_world(stages).empty()) << l.name;
+      for (const auto& p : stages) EXPECT_TRUE(program::check(p).empty()) << l.name;
+      EXPECT_TRUE(program::check_world(stages).empty()) << l.name;
     }
     // Times three kinds of recompute, with and without accumulation, and rows whole or cut over tensor ranks. Two
     // layers make two stages, in the order of GPipe, 1F1B or ZB-H1. Sixteen tokens fit 1, 2, 4 or 8 context ranks,

@@ -4,6 +4,7 @@
 
 #include "program/build/build.h"
 #include "program/memory/memory.h"
+#include "program/values/of_setting.h"
 #include "program/values/optimizer.h"
 #include "program/values/signature.h"
 #include "program/values/value_memory.h"

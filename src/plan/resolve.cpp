@@ -14,6 +14,21 @@
 #include "program/parts/part.h"
 
 namespace molen::plan {
+program::KernelRequest attention_request(const program::Setting& s, const arch::Architecture& arch, bool cuda) {
+  return {.compute = s.compute,
+          .head_dim = arch.head_dim,
+          .documents = s.document_mask,
+          .context_ranks = s.context_ranks(),
+          .cuda = cuda};
+}
+
+std::optional<std::string> leave_tiles(program::Setting& s, const arch::Architecture& arch, bool cuda) {
+  auto others = program::without_flash(s.kernels, attention_request(s, arch, cuda));
+  if (!others) return others.reason();
+  s.other_kernels = std::move(others).value();
+  return std::nullopt;
+}
+
 namespace {
 
 using config::Config;
@@ -253,19 +268,16 @@ arch::Kernels resolve_kernels(const Config& c, bool cuda, DType compute) {
 }
 
 void resolve_attention(const Config& c, const arch::Architecture& arch, const Machine& machine, program::Setting& s) {
-  const program::KernelRequest request{.compute = s.compute,
-                                       .head_dim = arch.head_dim,
-                                       .documents = s.document_mask,
-                                       .context_ranks = s.context_ranks(),
-                                       .cuda = machine.cuda};
-  if (!c.math.flash_attention) {
-    const auto others = program::without_flash(s.kernels, request);
-    if (!others) throw UsageError("{}: {}", c.where("math.flash_attention"), others.reason());
-    s.other_kernels = others.value();
-  }
+  if (!c.math.flash_attention)
+    if (const auto why = leave_tiles(s, arch, machine.cuda))
+      throw UsageError("{}: {}", c.where("math.flash_attention"), *why);
   constexpr auto kPart = arch::Part::kAttention;
-  if (const auto why = program::kernels_refused(s.kernels_of(kPart), kPart, request))
-    throw UsageError("{}: {}", c.where("data.document_mask"), *why);
+  const auto why = program::kernels_refused(s.kernels_of(kPart), kPart, attention_request(s, arch, machine.cuda));
+  if (!why) return;
+  program::Setting other = s;
+  const bool helps = c.math.flash_attention && !leave_tiles(other, arch, machine.cuda);
+  throw UsageError("{}: {}{}", c.where(s.document_mask ? "data.document_mask" : "math.kernels"), *why,
+                   helps ? "; math.flash_attention = false has no such limit" : "");
 }
 
 program::Setting resolve_setting(Config& c, const arch::Architecture& arch, const Machine& machine) {

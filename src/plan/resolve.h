@@ -10,6 +10,7 @@
 #include "arch/architecture.h"
 #include "config/config.h"
 #include "program/ir/program.h"
+#include "program/parts/part.h"
 #include "program/schedule/schedule.h"
 
 namespace molen::plan {
@@ -31,6 +32,12 @@ struct Machine {
   // means fp32 on a CPU and bf16 on CUDA.
   std::function<PrecisionRates(int threads)> measure_precision;
 };
+
+// Returns what the attention of a setting is asked to compute, on the host or on a GPU.
+program::KernelRequest attention_request(const program::Setting& s, const arch::Architecture& arch, bool cuda);
+// Gives attention kernels that do not work on tiles (math.flash_attention = false). Returns why none can compute it,
+// and then leaves the setting as it is.
+std::optional<std::string> leave_tiles(program::Setting& s, const arch::Architecture& arch, bool cuda);
 
 // Writes its decisions back into `config` with their origin ("measured", "derived"), so that they are stored and
 // reused.

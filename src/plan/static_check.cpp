@@ -5,7 +5,7 @@
 #include "program/build/build.h"
 #include "program/ir/slots.h"
 #include "program/memory/memory.h"
-#include "program/verify/verify.h"
+#include "program/provenance/provenance.h"
 
 namespace molen::plan {
 namespace {
@@ -67,9 +67,9 @@ StaticCheck check_statically(const arch::Architecture& arch, const program::Sett
   program::Setting built = setting;
   if (left_out > 0) built.global_batch = check.micro_batches * setting.micro_batch * setting.data_ranks();
   const auto stages = program::build_stages(arch, built);
-  for (const auto& finding : program::verify_world(stages)) check.findings.push_back(finding.text);
+  for (const auto& finding : program::check_world(stages)) check.findings.push_back(finding.text);
   for (const auto& p : stages) {
-    for (const auto& finding : program::verify(p)) check.findings.push_back(finding.text);
+    for (const auto& finding : program::check(p)) check.findings.push_back(finding.text);
     const Repeated each = left_out > 0 ? repeated_of(p, check.micro_batches) : Repeated{};
     check.peak = std::max(check.peak, program::planned_peak(p).device + each.memory * left_out);
     check.ops = std::max(check.ops, p.num_ops() + each.ops * left_out);

@@ -7,8 +7,8 @@
 #include "plan/layouts.h"
 #include "program/build/build.h"
 #include "program/memory/memory.h"
+#include "program/provenance/provenance.h"
 #include "program/values/optimizer.h"
-#include "program/verify/verify.h"
 
 namespace molen::plan {
 namespace {
@@ -41,9 +41,9 @@ TEST(StaticCheck, CountsWhatIsLeftOut) {
       for (const auto& p : stages) {
         peak = std::max(peak, program::plan_memory(p).peak);
         ops = std::max<std::int64_t>(ops, p.num_ops());
-        EXPECT_TRUE(program::verify(p).empty());
+        EXPECT_TRUE(program::check(p).empty());
       }
-      EXPECT_TRUE(program::verify_world(stages).empty());
+      EXPECT_TRUE(program::check_world(stages).empty());
       EXPECT_EQ(check.peak, peak);
       EXPECT_EQ(check.ops, ops);
     }

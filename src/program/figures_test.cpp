@@ -15,6 +15,7 @@
 #include "base/test_sanitized.h"
 #include "program/build/build.h"
 #include "program/memory/memory.h"
+#include "program/test_cases.h"
 #include "program/test_edit.h"
 #include "program/text/text.h"
 #include "program/values/payload.h"
@@ -23,99 +24,7 @@
 namespace molen::program {
 namespace {
 
-struct Case {
-  std::string name;
-  arch::Architecture arch;
-  Setting setting;
-};
-
-Setting small(int shards, int zero) {
-  Setting s;
-  s.mesh[mesh::Axis::kDpShard] = shards;
-  s.zero = zero;
-  s.global_batch = 24;
-  s.micro_batch = 2;
-  s.sequence = 144;  // more than one chunk of the head
-  s.head_chunk = 128;
-  return s;
-}
-
-// GPT with every bias, learned positions and LayerNorm.
-arch::Architecture tiny_gpt() {
-  arch::Architecture a = arch::preset("gpt2");
-  const arch::Architecture sizes = tiny();
-  a.name = "custom", a.layers = 4, a.hidden = sizes.hidden, a.ffn = sizes.ffn, a.heads = a.kv_heads = 6, a.head_dim = 4;
-  a.vocabulary = sizes.vocabulary, a.max_sequence = 256;
-  return a;
-}
-
-std::vector<Case> cases() {
-  std::vector<Case> all;
-  const auto add = [&](std::string name, const Setting& s, const arch::Architecture& a = tiny()) {
-    all.push_back({std::move(name), a, s});
-  };
-  for (int zero = 0; zero <= 3; ++zero) add(fmt::format("zero {} on 2", zero), small(2, zero));
-  add("tied, zero 2 on 3", small(3, 2), tiny(true));
-  add("gpt, zero 3 on 2", small(2, 3), tiny_gpt());
-  Setting s = small(2, 3);
-  s.mesh[mesh::Axis::kDpReplicate] = 2;
-  add("hybrid", s);
-  s.own_over_dp = true;
-  s.zero = 2;
-  add("hybrid, moments over all", s);
-  s = small(2, 2);
-  s.reduce = DType::kBF16;
-  add("gradients travel in bf16", s);
-  s.kernels = arch::Kernels::kAten, s.compute = DType::kBF16;
-  add("bf16", s);
-  s = small(1, 1), s.mesh[mesh::Axis::kTp] = 2;
-  add("tp 2", s);
-  s.sequence_parallel = true;
-  add("tp 2, rows cut", s);
-  s.mesh[mesh::Axis::kTp] = 3;
-  arch::Architecture thirds = tiny(true);
-  thirds.ffn = 42;
-  add("tp 3, rows cut, tied: keys copied", s, thirds);
-  s.mesh[mesh::Axis::kTp] = 2, s.tensor_chunks = 2;
-  add("tp 2 in pieces", s);
-  for (const ContextForm form : {ContextForm::kGather, ContextForm::kRing}) {
-    s = small(2, 1), s.mesh[mesh::Axis::kCp] = 2, s.context_form = form;
-    add(form == ContextForm::kRing ? "cp 2 ring" : "cp 2 gather", s);
-    s.recompute = Recompute::full();
-    add(form == ContextForm::kRing ? "cp 2 ring, recompute" : "cp 2 gather, recompute", s);
-  }
-  for (int what = 1; what <= 4; ++what) {
-    s = small(what == 3 ? 1 : 2, what == 3 ? 0 : 3);
-    s.offload = {what < 4, what >= 2 && what < 4, what == 3, what == 4};
-    s.prefetch = what % 2;
-    add(fmt::format("offload {}", what), s);
-  }
-  s = small(1, 0);
-  s.recompute = Recompute::full(), s.recompute.every = 2, s.unit_layers = 2;
-  add("recompute of every second layer, units of 2", s);
-  s = small(2, 3), s.unit_layers = kHalfLayer, s.prefetch = 2;
-  add("units of half a layer", s);
-  for (const ScheduleKind kind : kAllScheduleKinds)
-    for (int stage = 0; stage < 2; ++stage) {
-      s = small(2, 1), s.mesh[mesh::Axis::kPp] = 2;
-      s.pipeline.schedule = kind, s.pipeline.stage = stage;
-      const bool v = kind == ScheduleKind::kZbV;
-      s.pipeline.chunks = v || kind == ScheduleKind::kInterleaved ? 2 : 1;
-      s.pipeline.placement = v ? Placement::kV : Placement::kInterleaved;
-      s.pipeline.halves = v || kind == ScheduleKind::kZbH1;
-      add(fmt::format("{} stage {}", name_of(kind), stage), s, tiny_gpt());
-      arch::Architecture tied = tiny_gpt();
-      tied.tied = true;
-      if (kind == ScheduleKind::k1f1b) add(fmt::format("{} stage {}, tied", name_of(kind), stage), s, tied);
-    }
-  s = small(1, 0), s.purpose = Purpose::kEvaluate;
-  add("evaluation", s);
-  s.document_mask = true, s.purpose = Purpose::kTrain;
-  add("document mask", s);
-  return all;
-}
-
-std::string figures_of(const Case& c) {
+std::string figures_of(const TestCase& c) {
   const Program p = build(c.arch, c.setting);
   const MemoryPlan plan = plan_memory(p);
   const auto ops = expand(p);
@@ -149,7 +58,7 @@ std::string figures_of(const Case& c) {
 
 TEST(Figures, OfEachProgramAreTheGoldenOnes) {
   std::string text;
-  for (const Case& c : cases()) {
+  for (const TestCase& c : test_cases()) {
     SCOPED_TRACE(c.name);
     EXPECT_TRUE(verify(build(c.arch, c.setting)).empty());
     text += figures_of(c);
@@ -160,7 +69,7 @@ TEST(Figures, OfEachProgramAreTheGoldenOnes) {
 }
 
 TEST(Figures, TheTextOfEachProgramIsTheProgram) {
-  for (const Case& c : cases()) {
+  for (const TestCase& c : test_cases()) {
     const Program p = build(c.arch, c.setting);
     EXPECT_EQ(parse(print(p), c.name), p) << c.name;
   }
@@ -251,14 +160,14 @@ TEST(Figures, TheOrderOfOperandsInATextIsFree) {
     return made;
   };
   std::size_t changed = 0;
-  for (const Case& c : cases()) {
+  for (const TestCase& c : test_cases()) {
     const Program p = build(c.arch, c.setting);
     const std::string text = print(p), other = turned(text);
     changed += other != text;
     EXPECT_EQ(other.size(), text.size()) << c.name;
     EXPECT_EQ(parse(other, c.name), p) << c.name;
   }
-  EXPECT_EQ(changed, cases().size());
+  EXPECT_EQ(changed, test_cases().size());
 }
 
 TEST(Figures, OperandsThatAnOpDoesNotHaveAreRefused) {
@@ -289,7 +198,7 @@ TEST(Figures, OperandsThatAnOpDoesNotHaveAreRefused) {
 // The costs of an op in a text must be the costs of the op, even when those are zero.
 TEST(Figures, OtherCostsOfAnOpAreRefused) {
   std::set<std::string> tried;
-  for (const Case& c : cases()) {
+  for (const TestCase& c : test_cases()) {
     const Program p = build(c.arch, c.setting);
     for (std::size_t b = 0; b < p.bodies.size(); ++b)
       for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
@@ -312,7 +221,7 @@ TEST(Figures, OtherCostsOfAnOpAreRefused) {
 TEST(Figures, OperandsInOneBufferAreRefused) {
   std::size_t turn = 0;
   std::set<std::string> said;
-  for (const Case& c : cases()) {
+  for (const TestCase& c : test_cases()) {
     const Program p = build(c.arch, c.setting);
     for (std::size_t b = 0; b < p.bodies.size(); ++b)
       for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k)
@@ -343,7 +252,7 @@ TEST(Figures, OperandsInOneBufferAreRefused) {
 // An op accesses each operand in one way. A gradient is overwritten or added to, but not in the same place of a step.
 TEST(Figures, EveryOtherAccessIsRefused) {
   std::size_t turn = 0, tried = 0;
-  for (const Case& c : cases()) {
+  for (const TestCase& c : test_cases()) {
     const Program p = build(c.arch, c.setting);
     std::set<std::tuple<std::string, Arg, Access>> seen;  // of this case
     for (std::size_t b = 0; b < p.bodies.size(); ++b)
@@ -366,7 +275,7 @@ TEST(Figures, EveryOtherAccessIsRefused) {
 
 // An operand is found by its argument, so no op has two operands of one name.
 TEST(Figures, EachArgumentOfAnOpIsThereOnce) {
-  for (const Case& c : cases())
+  for (const TestCase& c : test_cases())
     for (const Body& body : build(c.arch, c.setting).bodies)
       for (const Step& step : body.steps) {
         std::set<Arg> seen;
@@ -377,7 +286,7 @@ TEST(Figures, EachArgumentOfAnOpIsThereOnce) {
 
 // Names of buffers are labels: nothing is read from them.
 TEST(Figures, AProgramWithOtherNamesIsTheSame) {
-  for (const Case& c : cases()) {
+  for (const TestCase& c : test_cases()) {
     const Program p = build(c.arch, c.setting);
     const Program q = renamed(p);
     EXPECT_TRUE(verify(q).empty()) << c.name;
@@ -392,7 +301,7 @@ TEST(Figures, AProgramWithOtherNamesIsTheSame) {
 // The verifier checks the fields of a buffer against what ops need.
 TEST(Figures, AnotherUnitOfAStateIsRefused) {
   std::size_t tried = 0;
-  for (const Case& c : cases()) {
+  for (const TestCase& c : test_cases()) {
     const Program p = build(c.arch, c.setting);
     for (std::size_t b = 0; b < p.buffers.size(); ++b) {
       if (p.buffers[b].unit < 0 || p.buffers[b].copy > 0) continue;
@@ -404,11 +313,11 @@ TEST(Figures, AnotherUnitOfAStateIsRefused) {
       break;
     }
   }
-  EXPECT_GT(tried, cases().size() / 2);
+  EXPECT_GT(tried, test_cases().size() / 2);
 }
 
 TEST(Figures, TwoBuffersOfOneStateAreRefused) {
-  Program p = build(cases().front().arch, cases().front().setting);
+  Program p = build(test_cases().front().arch, test_cases().front().setting);
   Buffer twin = p.buffers[static_cast<std::size_t>(p.find_buffer(Value::kMoment1, 0))];
   twin.name = "twin";
   p.buffers.push_back(twin);
@@ -424,7 +333,7 @@ concept OverAnAxis = requires(O o) {
 };
 TEST(Figures, EveryCollectiveOverOtherRanksIsRefused) {
   std::size_t tried = 0, turn = 0;
-  for (const Case& c : cases()) {
+  for (const TestCase& c : test_cases()) {
     const Program p = build(c.arch, c.setting);
     for (std::size_t b = 0; b < p.bodies.size(); ++b)
       for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
@@ -455,7 +364,7 @@ TEST(Figures, EveryCollectiveOverOtherRanksIsRefused) {
 // A half of a backward that runs again would add its gradient twice.
 TEST(Figures, EveryHalfThatRunsTwiceIsRefused) {
   std::size_t tried = 0, turn = 0;
-  for (const Case& c : cases()) {
+  for (const TestCase& c : test_cases()) {
     const Program p = build(c.arch, c.setting);
     if (!p.setting.pipeline.halves) continue;
     for (std::size_t b = 0; b < p.bodies.size(); ++b)

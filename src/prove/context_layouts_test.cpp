@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "program/build/build.h"
 #include "program/build/recompute.h"
+#include "program/provenance/provenance.h"
 #include "program/test_edit.h"
 #include "program/text/text.h"
 #include "program/verify/verify.h"

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "program/build/build.h"
+#include "program/provenance/provenance.h"
 #include "program/test_edit.h"
 #include "program/text/text.h"
 #include "program/verify/verify.h"

@@ -24,6 +24,7 @@
 #include "program/build/build.h"
 #include "program/build/recompute.h"
 #include "program/ir/timeline.h"
+#include "program/provenance/provenance.h"
 #include "program/text/text.h"
 #include "program/values/optimizer.h"
 #include "program/verify/verify.h"
@@ -286,13 +287,13 @@ inline std::string hash_of_checkpoint(const program::Program& p, const std::file
   return hash_of_checkpoint(std::vector{p}, dir, save);
 }
 
-// Checks the proof run of DESIGN section 3: ten steps in fp64.
-// Steps of a run in fp64 that is compared with one rank. A layout's fault shows in the first steps: gradients in one,
-// moments and accumulation in two. `molen verify` in the tests of the command line, and the nightly run, take ten.
+// Returns the steps of a run in fp64 that is compared with one rank. A layout's fault shows in the first steps:
+// gradients in one, moments and accumulation in two. The nightly run takes ten, and so does `molen verify`.
 inline std::int64_t proof_steps() {
   return exhaustive() ? 10 : 4;
 }
 
+// Checks a run in fp64 beside one rank.
 inline void expect_same_model(const Outcome& one, const Outcome& many) {
   const Difference d = difference(one, many);
   EXPECT_LE(d.parameters, 1e-9) << d.worst_parameter;

@@ -17,6 +17,7 @@
 #include "launch/checkpointing.h"
 #include "launch/init.h"
 #include "program/build/build.h"
+#include "program/provenance/provenance.h"
 #include "program/text/text.h"
 #include "program/verify/verify.h"
 #include "prove/layouts_suite.h"

@@ -13,6 +13,7 @@
 #include "exec/bind_context.h"
 #include "program/ir/layout.h"
 #include "program/parts/part.h"
+#include "program/values/of_setting.h"
 #include "program/values/signature.h"
 
 namespace molen::prove {

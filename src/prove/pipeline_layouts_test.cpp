@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "program/build/build.h"
+#include "program/provenance/provenance.h"
 #include "program/text/text.h"
 #include "program/verify/verify.h"
 #include "prove/layouts_suite.h"

@@ -272,7 +272,7 @@ TEST(Kernels, OfATextAreThoseThatRun) {
 }
 
 // Attention that holds the matrix of scores, by the setting and by a text: the same op, and within rounding the same
-// model, alone and on ranks; whole and in documents.
+// model on two ranks; whole and in documents.
 TEST(Kernels, UnfusedAttentionIsTheSameModel) {
   for (const DType compute : {DType::kF64, DType::kF32, DType::kBF16})
     for (const bool documents : {false, true}) {

@@ -11,23 +11,21 @@
 #include "launch/together.h"
 #include "plan/memory_need.h"
 #include "program/build/build.h"
-#include "program/verify/verify.h"
+#include "program/provenance/provenance.h"
 #include "prove/locate.h"
 
 namespace molen::prove {
 namespace {
 
-program::Setting with_type(program::Setting s, DType compute) {
+// Returns the setting in type `compute`, with the kernels of the host, or of the device that the ranks run on.
+program::Setting typed(program::Setting s, const arch::Architecture& arch, DType compute, const VerifyOptions& options,
+                       bool cuda) {
   s.compute = compute;
   s.master = s.reduce = compute == DType::kF64 ? DType::kF64 : DType::kF32;
-  s.kernels = compute == DType::kF64 ? arch::Kernels::kReference : arch::Kernels::kFused;
-  return s;
-}
-
-// Returns the ranks' setting in type `compute`, with the kernels of the device that they run on.
-program::Setting typed(const program::Setting& setting, DType compute, const VerifyOptions& options) {
-  program::Setting s = with_type(setting, compute);
-  if (options.cuda) s.kernels = arch::Kernels::kAten;
+  s.kernels = cuda ? arch::Kernels::kAten : compute == DType::kF64 ? arch::Kernels::kReference : arch::Kernels::kFused;
+  s.other_kernels.clear();
+  if (options.flash_attention) return s;
+  if (const auto why = plan::leave_tiles(s, arch, cuda)) throw UsageError("math.flash_attention: {}", *why);
   return s;
 }
 
@@ -69,12 +67,13 @@ std::array<Largest, 2> largest_of(const arch::Architecture& arch, const program:
     if (need.device > largest[1].need.device) largest[1] = {what, need};
   };
   for (const DType compute : options.compute) {
-    const auto reference = plan::memory_needs(arch, alone(with_type(base, compute))).front();
+    const auto reference = plan::memory_needs(arch, typed(alone(base), arch, compute, options, false)).front();
     consider(fmt::format("one rank in {}", name_of(compute)),
              {Bytes(0), Bytes((reference.total() + outcome.making).value / alone_of)});
     for (const plan::Layout& layout : layouts) {
       plan::MemoryNeed sum, most;
-      const auto stages = plan::memory_needs(arch, typed(layout.setting, compute, options), options.schedule);
+      const auto stages = plan::memory_needs(
+          arch, typed(layout.setting, arch, compute, options, options.cuda.has_value()), options.schedule);
       for (const plan::MemoryNeed& stage : stages) {
         const plan::MemoryNeed rank{options.cuda ? stage.device : Bytes(0), options.cuda ? stage.host : stage.total()};
         sum = {sum.device + rank.device, sum.host + rank.host};
@@ -141,13 +140,14 @@ std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const prog
     trial.steps = compute == DType::kF64 ? options.steps : 1;
     Trial there = trial;
     if (options.cuda) there.options.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(*options.cuda));
-    const program::Program one = sound(arch, alone(with_type(base, compute)), "one rank");
+    const program::Program one = sound(arch, typed(alone(base), arch, compute, options, false), "one rank");
     Outcome reference;
     if (world.rank() == 0) reference = prove(one, *comm::make_self(), read, trial);
     for (const plan::Layout& layout : layouts) {
       const double start = now().value;
-      const auto stages = program::build_stages(arch, typed(layout.setting, compute, options), options.schedule);
-      if (const auto findings = program::verify_world(stages); !findings.empty())
+      const auto stages = program::build_stages(
+          arch, typed(layout.setting, arch, compute, options, options.cuda.has_value()), options.schedule);
+      if (const auto findings = program::check_world(stages); !findings.empty())
         throw UsageError("{}: {}", layout.name, findings.front().text);
       const auto& p =
           stages.at(static_cast<std::size_t>(program::at_rank(layout.setting, world.rank()).pipeline.stage));

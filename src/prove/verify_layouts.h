@@ -30,6 +30,7 @@ struct VerifyOptions {
   int steps = 10;                               // of the fp64 proof
   std::vector<DType> compute;                   // kF64, kF32: one step
   std::optional<int> cuda;                      // device that all ranks share; the reference stays on the host
+  bool flash_attention = true;                  // attention in tiles, as math.flash_attention says
   const program::Schedule* schedule = nullptr;  // of pipelines whose schedule comes from a file
 };
 

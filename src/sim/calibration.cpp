@@ -20,10 +20,7 @@ std::string Conditions::text() const {
 }
 
 Conditions conditions_of(const program::Setting& s, const std::string& communicator) {
-  std::string kernels(name_of(s.kernels));
-  for (const auto& [part, other] : s.other_kernels)
-    kernels += fmt::format(", {} {}", arch::name_of(part), name_of(other));
-  return {s.ranks(), s.threads, std::string(name_of(s.compute)), kernels, communicator};
+  return {s.ranks(), s.threads, std::string(name_of(s.compute)), std::string(name_of(s.kernels)), communicator};
 }
 
 Result<Costs> Calibration::find(const Conditions& wanted) const {

@@ -74,12 +74,10 @@ std::vector<double> features_of(const program::Program& p, const program::Step& 
   return {1.0, log1(static_cast<double>(step.moved.value))};
 }
 
-std::string sample_of(const program::Program& p, const program::Step& step) {
-  std::string kind = program::kind_of(step.op);
-  const auto* compute = std::get_if<program::Compute>(&step.op);
+std::string fitted_kind(const program::Program& p, const program::Step& step) {
   const auto kernel = step.attributes.kernel;
-  if (compute && kernel && *kernel != p.setting.kernels_of(compute->part))
-    kind += fmt::format(" by {}", name_of(*kernel));
+  std::string kind = program::kind_of(step.op);
+  if (kernel && *kernel != p.setting.kernels) kind += fmt::format(" by {}", name_of(*kernel));
   return kind;
 }
 
@@ -92,7 +90,7 @@ CostModel CostModel::fit(const std::vector<Sample>& samples) {
 }
 
 double CostModel::seconds(const program::Program& p, const program::Step& step) const {
-  return seconds(sample_of(p, step), features_of(p, step));
+  return seconds(fitted_kind(p, step), features_of(p, step));
 }
 
 double CostModel::seconds(const std::string& kind, const std::vector<double>& features) const {
@@ -100,8 +98,11 @@ double CostModel::seconds(const std::string& kind, const std::vector<double>& fe
   // Recomputation runs the forward kernels.
   if (found == fits_.end() && kind.rfind("recompute ", 0) == 0) found = fits_.find("forward " + kind.substr(10));
   if (found == fits_.end())
-    throw UsageError("the calibration has no measurement of '{}'; the programs that it was made with have no such op",
-                     kind);
+    throw UsageError("the calibration has no measurement of '{}'; the programs that it was made with have no such op{}",
+                     kind,
+                     kind.find(" by ") == std::string::npos
+                         ? ""
+                         : "; `molen calibrate` with a configuration that chooses these kernels measures it");
   const Fit& fit = found->second;
   if (features.size() != fit.weights.size())
     throw UsageError("the calibration's fit of '{}' has {} weights where {} are needed: run `molen calibrate` again",

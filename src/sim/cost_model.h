@@ -17,15 +17,15 @@
 namespace molen::sim {
 
 struct Sample {
-  std::string kind;              // program::kind_of
+  std::string kind;              // fitted_kind
   std::vector<double> features;  // features_of
   double seconds = 0.0;          // with a core to itself (program::OpTime::cpu_s)
 };
 
+// Returns the kind under which the times of an op are fitted: that of the op, and "by NAME" where its kernels are not
+// those of the setting.
+std::string fitted_kind(const program::Program& program, const program::Step& step);
 // Returns the features of a step in the order above.
-// The kind under which the time of an op is fitted: that of the op, and its kernels where the text names others than
-// the setting.
-std::string sample_of(const program::Program& program, const program::Step& step);
 std::vector<double> features_of(const program::Program& program, const program::Step& step);
 
 struct Fit {

@@ -114,7 +114,7 @@ TEST(CostModel, TypicalSecondsAreTheMedianInAnyOrder) {
   EXPECT_EQ(CostModel::fit(samples).fits().at("op").typical_s, 3.0);
 }
 
-// An op whose text names other kernels than the setting is measured as a kind of its own.
+// An op whose kernels are not those of the setting is measured as a kind of its own, whoever chose them.
 TEST(CostModel, OtherKernelsAreAnotherKind) {
   program::Setting s;
   s.sequence = 16;
@@ -124,12 +124,20 @@ TEST(CostModel, OtherKernelsAreAnotherKind) {
       if (program::kind_of(step.op) == "forward attention") return step;
     throw Error("no attention");
   };
-  EXPECT_EQ(sample_of(p, attention()), "forward attention");
+  EXPECT_EQ(fitted_kind(p, attention()), "forward attention");
   attention().attributes.kernel = arch::Kernels("unfused");
-  EXPECT_EQ(sample_of(p, attention()), "forward attention by unfused");
-  p.setting.other_kernels = {{arch::Part::kAttention, arch::Kernels("unfused")}};
-  EXPECT_EQ(sample_of(p, attention()), "forward attention");
-  EXPECT_EQ(conditions_of(p.setting, "self").kernels, "fused, attention unfused");
+  EXPECT_EQ(fitted_kind(p, attention()), "forward attention by unfused");
+  const auto same = conditions_of(s, "self");
+  s.other_kernels = {{arch::Part::kAttention, arch::Kernels("unfused")}};
+  p = program::build(arch::preset("llama-tiny"), s);
+  EXPECT_EQ(fitted_kind(p, attention()), "forward attention by unfused");
+  EXPECT_EQ(conditions_of(s, "self"), same);
+  try {
+    CostModel::fit({{"forward attention", {1.0}, 2e-3}}).seconds("forward attention by unfused", {1.0});
+    ADD_FAILURE();
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("with a configuration that chooses these kernels"), std::string::npos);
+  }
 }
 
 // A recomputed kind without samples costs what its forward does; any other kind without samples is refused by name.

@@ -51,7 +51,7 @@ void RunDirectory::write_environment(const Json& environment) const {
   write_file_atomic(path_ / "environment.json", environment.dump(2) + "\n");
 }
 void RunDirectory::write_program(std::string_view text, int stage) const {
-  write_file_atomic(path_ / (stage == 0 ? "program.txt" : "program-stage-" + std::to_string(stage) + ".txt"), text);
+  write_file_atomic(path_ / program_name(stage), text);
 }
 void RunDirectory::write_trace(std::string_view json) const {
   write_file_atomic(path_ / "trace.json", json);
@@ -68,6 +68,10 @@ void record_event(const fs::path& run, const std::string& name, std::int64_t att
   LineWriter events(run / "events.jsonl");
   events.append(event_line(name, attempt, fields).dump());
   events.sync();
+}
+
+std::string program_name(int stage) {
+  return stage == 0 ? "program.txt" : "program-stage-" + std::to_string(stage) + ".txt";
 }
 
 }  // namespace molen::store

@@ -29,7 +29,6 @@ class RunDirectory {
 
   void write_config(std::string_view toml) const;
   void write_environment(const Json& environment) const;
-  // Writes program.txt; for the other stages of a pipeline program-stage-N.txt.
   void write_program(std::string_view text, int stage = 0) const;
   void write_trace(std::string_view json) const;
   void write_prediction(const Json& json) const;
@@ -46,6 +45,9 @@ class RunDirectory {
   RunIdentity identity_;
   LineWriter metrics_, events_, energy_;
 };
+
+// The name of the file with a stage's program: program.txt; for the other stages of a pipeline program-stage-N.txt.
+std::string program_name(int stage);
 
 // Records one event of an attempt that has not opened the directory yet. An event that cannot be written is lost: it is
 // reported elsewhere too.

@@ -17,12 +17,14 @@
 namespace molen::train {
 
 struct TrainOptions {
-  std::string resume = "auto";              // auto, never, or a step
-  std::vector<std::string> allow_change;    // keys that may differ from the checkpoint's run
-  std::optional<std::string> program_file;  // a step program in text form, used instead of the built one
-  bool dry_run = false;                     // build, verify, print what would run
-  bool verbose = false;                     // on a terminal, a full line every step
-  bool save_initial = false;                // also save step 0: the starting point for comparisons
+  std::string resume = "auto";            // auto, never, or a step
+  std::vector<std::string> allow_change;  // keys that may differ from the checkpoint's run
+  // A step program in text form, used instead of the built one, or a folder with those of all stages
+  // (store::program_name).
+  std::optional<std::string> program_file;
+  bool dry_run = false;                                        // build, verify, print what would run
+  bool verbose = false;                                        // on a terminal, a full line every step
+  bool save_initial = false;                                   // also save step 0: the starting point for comparisons
   arch::FlopsConvention mfu = arch::FlopsConvention::kCausal;  // how reported model FLOPs are counted
   std::optional<std::string> cluster;                          // a calibration: predict and compare at the end
 };
@@ -35,7 +37,7 @@ struct Job {
   program::Setting setting;
   std::optional<program::Schedule> schedule;  // of a pipeline, when a file gives it
   program::Program program;
-  // Returns the program of any stage.
+  // Returns the program of any stage: built, or read again.
   program::Program program_of(int stage) const;
   // Returns the program that validation runs on the training's weights.
   program::Program evaluation() const;

@@ -1,5 +1,6 @@
 """Rows of train, bench, report, runs, energy, doctor and config."""
 import json
+import re
 import subprocess
 import time
 
@@ -124,6 +125,25 @@ def program(case):
     assert ran.steps[0]["phase_s"]["recompute"] > 0 == plain.steps[0]["phase_s"]["recompute"]
     equal("losses", ran.column("loss"), plain.column("loss"))
     case.refused("train", "tiny.toml", "--program", "again.txt", says=["another layout, batch or precision"])
+    # Of a pipeline, the texts of all stages, here with messages on another stream.
+    staged = {"parallel.pipeline": 2}
+    built = case.train(staged, "--ranks", 2)
+    folder = work / "edited"
+    folder.mkdir()
+    names = ("program.txt", "program-stage-1.txt")
+    for name in names:
+        (folder / name).write_text(re.sub(r"stream=pp_comm", "stream=tp_comm", (built.path / name).read_text()))
+    ran = case.train(staged, "--ranks", 2, "--program", "edited")
+    equal("losses of the pipeline", ran.column("loss"), built.column("loss"))
+    for name in names:
+        text = (ran.path / name).read_text()
+        equal(f"streams of {name}", ("stream=tp_comm" in text, "stream=pp_comm" in text), (True, False))
+    case.refused("train", "tiny.toml", staged, "--ranks", 2, "--program", "edited/program.txt", says=["the program of one stage", "give a folder with program.txt and program-stage-1.txt"])
+    second = (folder / "program-stage-1.txt").read_text()
+    (folder / "program-stage-1.txt").write_text(re.sub(r"  %\d+ send [^\n]*\n", "", second, count=1))
+    case.refused("train", "tiny.toml", staged, "--ranks", 2, "--program", "edited", says=["program-stage-1.txt"])
+    (folder / "program-stage-1.txt").write_text((folder / "program.txt").read_text())
+    case.refused("train", "tiny.toml", staged, "--ranks", 2, "--program", "edited", says=["is of stage 0 of the pipeline, not of stage 1"])
 
 
 @row("train --mfu", "train --dry-run")

@@ -74,13 +74,25 @@ class Layers(Folder):
         self.put("src/base/b.cpp", "#include <ATen/ATen.h>\n")
         self.assertIn("ATen belongs to", self.layers("")[1])
 
-    def test_the_executor_reads_no_setting(self):
-        for line in ("int ranks = program.setting.ranks();", "int f(const program::Setting& s);", "int n = p->setting.zero;"):
-            self.put("src/exec/c.cpp", f"{line}\n")
-            code, said = self.layers("")
-            self.assertEqual(code, 1, line)
-            self.assertIn("src/exec/c.cpp:1: exec reads the setting", said)
-        self.put("src/exec/c.cpp", "int resetting = 1;  // a setting\n")
+    def test_who_reads_no_setting(self):
+        for folder in ("exec", "program/verify", "program/types", "program/values", "program/parts"):
+            file = f"src/{folder}/c.cpp"
+            for line in ("int ranks = program.setting.ranks();", "int f(const program::Setting& s);", "int n = p->setting.zero;"):
+                self.put(file, f"{line}\n")
+                code, said = self.layers("")
+                self.assertEqual(code, 1, line)
+                self.assertIn(f"{file}:1: {folder} reads the setting", said)
+            for header in ("program/values/of_setting.h", "program/build/build.h", "program/provenance/provenance.h"):
+                self.put(file, f'#include "{header}"\n')
+                self.assertIn(f"{file}:1: {folder} includes {header}, which knows the setting", self.layers("")[1])
+            self.put(file, "int resetting = 1;  // a setting\n")
+            self.assertEqual(self.layers("")[0], 0)
+        for folder, code in (("types", 1), ("verify", 1), ("values", 0)):
+            self.put(f"src/program/{folder}/c.cpp", '#include "program/values/signature.h"\n')
+            self.assertEqual(self.layers("")[0], code, folder)
+            self.put(f"src/program/{folder}/c.cpp", "")
+        for file in ("program/values/of_setting.cpp", "program/build/c.cpp", "program/verify/c_test.cpp"):
+            self.put(f"src/{file}", '#include "program/values/of_setting.h"\nint f(const Setting& s);\n')
         self.assertEqual(self.layers("")[0], 0)
 
 

@@ -12,6 +12,7 @@
 #include "program/parts/part.h"
 #include "program/types/check.h"
 #include "program/values/attributes.h"
+#include "program/values/of_setting.h"
 #include "program/values/optimizer.h"
 #include "program/values/value_memory.h"
 

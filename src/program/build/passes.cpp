@@ -14,6 +14,7 @@
 #include "program/ir/slots.h"
 #include "program/parts/part.h"
 #include "program/values/costs.h"
+#include "program/values/of_setting.h"
 
 namespace molen::program {
 
@@ -37,7 +38,7 @@ void set_gradient_access(Program& p, Body& body, bool first) {
       if (!is_backward(c->pass)) continue;
       // Chunks of the head, and pieces of the rows, share one gradient; a tied embedding adds to the head's gradient.
       const bool head = of_head(c->part);
-      const bool earlier_writer = ((head || by_chunks(p.setting, c->part)) && c->chunk > 0) ||
+      const bool earlier_writer = ((head || by_chunks(p.setting.rows(), c->part)) && c->chunk > 0) ||
                                   (p.arch.tied && declaration_of(c->part).reads_role(arch::Role::kEmbedding, true));
       if (step.find(Arg::kGrad))
         step.operand(Arg::kGrad).access = first && !earlier_writer ? Access::kWrite : Access::kUpdate;

@@ -5,6 +5,7 @@
 #include "program/build/build.h"
 #include "program/build/build_detail.h"
 #include "program/parts/part.h"
+#include "program/values/of_setting.h"
 
 namespace molen::program::pass {
 namespace {

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "program/build/build.h"
 #include "program/build/build_detail.h"
+#include "program/values/of_setting.h"
 
 namespace molen::program {
 

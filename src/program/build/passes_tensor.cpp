@@ -5,6 +5,7 @@
 #include "program/build/build_detail.h"
 #include "program/parts/operands.h"
 #include "program/parts/part.h"
+#include "program/values/of_setting.h"
 #include "program/values/value_memory.h"
 
 namespace molen::program::pass {
@@ -75,7 +76,7 @@ class Exchanger {
   // Returns the part once for each piece of its rows.
   std::vector<Step> pieces_of(const Step& step) {
     const auto& whole = std::get<Compute>(step.op);
-    if (!by_chunks(p_.setting, whole.part)) return {step};
+    if (!by_chunks(p_.setting.rows(), whole.part)) return {step};
     std::vector<Step> pieces;
     for (const std::int64_t chunk : row_chunks(p_.setting.rows())) {
       Compute piece = whole;
@@ -93,7 +94,7 @@ class Exchanger {
   // Returns the pieces of rows that a step takes or leaves: its own piece, or all pieces.
   std::vector<std::int64_t> chunks_of(const Step& step) const {
     const auto& c = std::get<Compute>(step.op);
-    return by_chunks(p_.setting, c.part) ? std::vector{c.chunk} : row_chunks(p_.setting.rows());
+    return by_chunks(p_.setting.rows(), c.part) ? std::vector{c.chunk} : row_chunks(p_.setting.rows());
   }
 
   static std::string suffix_of(const Program& p, const Step& step) {
@@ -129,7 +130,7 @@ class Exchanger {
         const auto* sum = std::get_if<ReduceScatter>(&(--step)->op);
         if (sum && sum->moves == e.moves && sum->layer == e.layer && sum->chunk == chunk) return step + 1;
         const auto* product = std::get_if<Compute>(&step->op);
-        if (product && !by_chunks(p_.setting, product->part)) break;
+        if (product && !by_chunks(p_.setting.rows(), product->part)) break;
       }
     return steps_.end();
   }

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/suggest.h"
 #include "program/parts/part.h"
+#include "program/values/of_setting.h"
 
 namespace molen::program {
 namespace {

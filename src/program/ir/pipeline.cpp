@@ -8,12 +8,13 @@
 #include "base/error.h"
 #include "program/ir/program.h"
 #include "program/values/costs.h"
+#include "program/values/of_setting.h"
 
 namespace molen::program {
 namespace {
 
 double flops_of(const arch::Architecture& local, const Setting& s, arch::Part part) {
-  return forward_flops(local, s, part).value;
+  return forward_flops(local, traits_of(s), part).value;
 }
 
 }  // namespace

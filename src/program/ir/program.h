@@ -142,8 +142,8 @@ struct Setting {
   DType master = DType::kF32;       // weights that the optimizer updates; differs from compute in bf16 and fp16
   DType reduce = DType::kF32;       // type of gradients in messages between data-parallel ranks
   std::string optimizer = "adamw";  // one of optimizers() (values/optimizer.h)
-  arch::Kernels kernels = arch::Kernels::kFused;      // of parts
-  std::map<arch::Part, arch::Kernels> other_kernels;  // of parts that do not run on these
+  arch::Kernels kernels = arch::Kernels::kFused;      // of all parts but those below
+  std::map<arch::Part, arch::Kernels> other_kernels;  // by part
   int threads = 1;                                    // per rank
   std::int64_t head_chunk = 256;                      // tokens of one chunk of the head (arch::head_chunk)
   bool operator==(const Setting&) const = default;

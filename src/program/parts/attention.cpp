@@ -74,14 +74,11 @@ arch::PartCost attention_of_context(const arch::Architecture& arch, Pass pass, c
 
 std::optional<std::string> wide_heads_refused(const KernelRequest& r) {
   if (!r.documents || r.cuda || r.head_dim <= arch::kOwnAttentionMaxHead) return std::nullopt;
-  return fmt::format(
-      "heads of {} are more than the {} of attention in tiles within documents; math.flash_attention = false has no "
-      "such "
-      "limit",
-      r.head_dim, arch::kOwnAttentionMaxHead);
+  return fmt::format("heads of {} are more than the {} of attention in tiles within documents", r.head_dim,
+                     arch::kOwnAttentionMaxHead);
 }
 
-// With the scores of a head as a matrix.
+// This implementation holds the scores of a head as a matrix.
 Implementation unfused() {
   return {.name = arch::Kernels("unfused"),
           .scratch = attention_unfused,
@@ -103,16 +100,16 @@ Operand in_step(const Compute& c, Value value, i64 step) {
 }
 
 // A sum that is wider than the result is not finished in place: the last step rounds it.
-std::vector<Operand> ring_forward(const Program& p, const Compute& c) {
+std::vector<Operand> ring_forward(const Traits& t, const Compute& c) {
   const i64 l = c.layer, i = c.chunk;
-  const bool last = i + 1 == p.setting.context_ranks();
+  const bool last = i + 1 == t.context_ranks();
   const Operand y = last ? Operand{Value::kAttention, l} : in_step(c, Value::kAttentionPart, i);
   const Operand lse = last ? Operand{Value::kLse, l} : in_step(c, Value::kLsePart, i);
   const Operand qkv = operand::reads(Arg::kQkv, {Value::kQkv, l});
   if (i == 0) return {qkv, operand::writes(Arg::kY, y), operand::writes(Arg::kLse, lse)};
   std::vector<Operand> operands{qkv, operand::reads(Arg::kKeys, in_step(c, Value::kKeys, i))};
   const Operand so_far = in_step(c, Value::kAttentionPart, i - 1);
-  if (last && wide_partial(p, Value::kAttentionPart))
+  if (last && wide_partial(t, Value::kAttentionPart))
     operands.insert(operands.end(), {operand::consumes(Arg::kYSoFar, so_far), operand::writes(Arg::kY, y)});
   else
     operands.push_back(operand::turns(Arg::kY, so_far, y));
@@ -135,12 +132,11 @@ std::vector<Operand> ring_backward(const Compute& c) {
   return operands;
 }
 
-std::vector<Operand> attention_step(const Program& p, const Compute& c) {
-  std::vector<Operand> operands = program::is_backward(c.pass) ? ring_backward(c) : ring_forward(p, c);
+std::vector<Operand> attention_step(const Program& p, const Traits& t, const Compute& c) {
+  std::vector<Operand> operands = program::is_backward(c.pass) ? ring_backward(c) : ring_forward(t, c);
   if (p.arch.position == arch::Position::kAlibi)
     operands.insert(operands.begin() + 1, operand::reads(Arg::kSlopes, {Value::kSlopes}));
-  if (p.setting.document_mask)
-    operands.insert(operands.begin() + 1, operand::reads(Arg::kDocuments, {Value::kDocuments}));
+  if (t.documents) operands.insert(operands.begin() + 1, operand::reads(Arg::kDocuments, {Value::kDocuments}));
   return operands;
 }
 

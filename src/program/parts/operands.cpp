@@ -1,20 +1,20 @@
 #include "program/parts/operands.h"
 
 #include "base/error.h"
-#include "program/ir/program.h"
+#include "program/ir/traits.h"
 #include "program/parts/part.h"
 #include "program/values/operands.h"
 
 namespace molen::program {
 
-bool holds(const Program& p, When when) {
+bool holds(const Program& p, const Traits& t, When when) {
   switch (when) {
     case When::kAlways:
       return true;
     case When::kNormWeights:
       return p.arch.norm != arch::Norm::kLayerPlain;
     case When::kDocuments:
-      return p.setting.document_mask;
+      return t.documents;
     case When::kRotates:
       return p.arch.position == arch::Position::kRope;
     case When::kStands:
@@ -24,36 +24,36 @@ bool holds(const Program& p, When when) {
     case When::kLeavesQk:
       return !p.arch.norms_qk();
     case When::kTurnsQkv:
-      return p.arch.norms_qk() || holds(p, When::kRotates);
+      return p.arch.norms_qk() || holds(p, t, When::kRotates);
     case When::kHandsQkv:
-      return !holds(p, When::kTurnsQkv);
+      return !holds(p, t, When::kTurnsQkv);
     case When::kAlibi:
       return p.arch.position == arch::Position::kAlibi;
     case When::kKeysGathered:
-      return p.setting.context() && !p.setting.ring();
+      return t.context() && !t.ring();
     case When::kKeysHere:
-      return !p.setting.context() || p.setting.ring();
+      return !t.context() || t.ring();
     case When::kShares:
       return p.arch.shares_experts();
     case When::kOnlyRouted:
       return !p.arch.shares_experts();
     case When::kExpertsApart:
-      return p.setting.shares_experts();
+      return t.shares_experts();
     case When::kExpertsHere:
-      return !p.setting.shares_experts();
+      return !t.shares_experts();
   }
   throw Error("no such condition");
 }
 
 namespace {
 
-Value exchanged_value(const Setting& s, const PartOperand& o) {
+Value exchanged_value(const Traits& t, const PartOperand& o) {
   switch (o.exchange) {
     case Exchange::kGathers:
     case Exchange::kGathered:
-      return s.sharded_rows() ? exchanged(o.value).rows : o.value;
+      return t.sharded_rows() ? exchanged(o.value).rows : o.value;
     case Exchange::kSums:
-      return s.tensor() ? exchanged(o.value).sum : o.value;
+      return t.tensor() ? exchanged(o.value).sum : o.value;
     case Exchange::kNone:
     case Exchange::kSideBySide:
       break;
@@ -61,19 +61,19 @@ Value exchanged_value(const Setting& s, const PartOperand& o) {
   return o.value;
 }
 
-void add_operand(const Program& p, const Compute& c, int unit, const PartOperand& declared,
+void add_operand(const Program& p, const Traits& t, const Compute& c, int unit, const PartOperand& declared,
                  std::vector<Operand>& operands) {
-  if (!holds(p, declared.when)) return;
-  Operand o{exchanged_value(p.setting, declared), of_unit(declared.value) ? unit : layer_of(p, c, declared)};
+  if (!holds(p, t, declared.when)) return;
+  Operand o{exchanged_value(t, declared), of_unit(declared.value) ? unit : layer_of(p, c, declared)};
   o.may_add = declared.may_add;
   if (declared.turned) {
     operands.push_back(operand::turns(declared.arg, {*declared.turned, o.layer}, o));
     return;
   }
-  if (declared.so_far && !p.setting.sharded_rows()) {
+  if (declared.so_far && !t.sharded_rows()) {
     PartOperand before{declared.arg, Access::kRead, declared.so_far->value, declared.so_far->after};
     const Operand so_far{before.value, layer_of(p, c, before)};
-    if (!p.setting.pipeline.halves) {
+    if (!t.halves) {
       operands.push_back(operand::turns(declared.arg, so_far, o));
       return;
     }
@@ -128,13 +128,13 @@ std::int64_t layer_of(const Program& p, const Compute& c, const PartOperand& o) 
   }
 }
 
-std::vector<Operand> operands_of(const Program& p, const Compute& c, int unit) {
+std::vector<Operand> operands_of(const Program& p, const Traits& t, const Compute& c, int unit) {
   const PartDeclaration& part = declaration_of(c.part);
-  if (part.ring_step && c.chunk >= 0) return part.ring_step(p, c);
+  if (part.ring_step && c.chunk >= 0) return part.ring_step(p, t, c);
   const std::vector<PartOperand>& declared = operands_declared(part, c.pass);
   std::vector<Operand> operands;
   operands.reserve(declared.size() + 1);
-  for (const PartOperand& o : declared) add_operand(p, c, unit, o, operands);
+  for (const PartOperand& o : declared) add_operand(p, t, c, unit, o, operands);
   return operands;
 }
 

@@ -15,6 +15,7 @@ namespace molen::program {
 struct Operand;
 struct PartDeclaration;
 struct Program;
+struct Traits;
 
 // How ranks that share a part exchange an operand. Each kind is an operation of the layout, which the builder inserts
 // (build/passes_tensor.cpp); a rank that shares nothing has the whole value.
@@ -46,7 +47,7 @@ enum class When {
   kExpertsHere,   // the rank holds all of them
 };
 
-bool holds(const Program& program, When when);
+bool holds(const Program& program, const Traits& traits, When when);
 
 struct PartOperand {
   Arg arg{};
@@ -88,8 +89,9 @@ const Exchanged& exchanged(Value kept);
 const std::vector<PartOperand>& operands_declared(const PartDeclaration& part, ComputePass pass);
 // Returns the layer that an operand of a step of a part belongs to: as in Operand, but for values of a unit.
 std::int64_t layer_of(const Program& program, const Compute& step, const PartOperand& operand);
-// Returns the operands of a step of a part in a program of this architecture and setting; `unit` holds its parameters.
-std::vector<Operand> operands_of(const Program& program, const Compute& step, int unit);
+// Returns the operands of a step of a part in a program of this architecture and these traits; `unit` holds its
+// parameters.
+std::vector<Operand> operands_of(const Program& program, const Traits& traits, const Compute& step, int unit);
 
 namespace parts {
 

@@ -77,7 +77,7 @@ struct PartDeclaration {
   // backward reads of what a forward has left is saved for it.
   std::vector<PartOperand> forward = {}, backward = {}, input = {}, weights = {};
   // The operands of one step where context ranks pass keys around a ring. Null: the part has no such steps.
-  std::vector<Operand> (*ring_step)(const Program& program, const Compute& step) = nullptr;
+  std::vector<Operand> (*ring_step)(const Program& program, const Traits& traits, const Compute& step) = nullptr;
 
   // The types over the mesh of its activations. Parameters, their gradients and the step's sums have rules of their
   // own.

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "program/build/recompute.h"
+#include "program/values/of_setting.h"
 
 namespace molen::program {
 namespace {

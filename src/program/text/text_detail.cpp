@@ -86,7 +86,8 @@ std::vector<std::int64_t> layers_from_text(const std::string& text, const std::s
   }
 }
 
-std::map<arch::Part, arch::Kernels> other_kernels_from_text(const std::string& text, const std::string& where) {
+std::map<arch::Part, arch::Kernels> other_kernels_from_text(const std::string& text, arch::Kernels usual,
+                                                            const std::string& where) {
   std::map<arch::Part, arch::Kernels> others;
   std::istringstream in(text + (text.empty() ? "," : ""));
   for (std::string word; std::getline(in, word, ',');) {
@@ -96,9 +97,12 @@ std::map<arch::Part, arch::Kernels> other_kernels_from_text(const std::string& t
     const auto& all = all_kernels();
     const auto kernels = std::find_if(
         all.begin(), all.end(), [&](arch::Kernels k) { return ":" + std::string(name_of(k)) == word.substr(colon); });
-    if (part == arch::kAllParts.end() || kernels == all.end() || !others.emplace(*part, *kernels).second)
-      throw UsageError("{}: setting other_kernels={} must be a list of parts and their kernels, such as {}", where,
-                       text, "attention:unfused");
+    if (part == arch::kAllParts.end() || kernels == all.end() || *kernels == usual ||
+        !declaration_of(*part).find_kernels(*kernels) || !others.emplace(*part, *kernels).second)
+      throw UsageError(
+          "{}: setting other_kernels={} must be a list of parts and kernels that they have, other than kernels={}, "
+          "such as {}",
+          where, text, "attention:unfused");
   }
   return others;
 }
@@ -190,7 +194,7 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
   s.master = dtype_from_name(text("master"));
   s.reduce = dtype_from_name(text("reduce"));
   s.kernels = named<arch::Kernels>(text("kernels"), arch::kAllKernels, where, "kernels");
-  if (values.count("other_kernels")) s.other_kernels = other_kernels_from_text(text("other_kernels"), where);
+  if (values.count("other_kernels")) s.other_kernels = other_kernels_from_text(text("other_kernels"), s.kernels, where);
   s.threads = static_cast<int>(integer("threads", 1, 1 << 16));
   s.head_chunk = integer("head_chunk", 1, std::int64_t{1} << 30);
   return s;

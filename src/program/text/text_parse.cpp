@@ -16,6 +16,7 @@
 #include "program/text/text_detail.h"
 #include "program/values/attributes.h"
 #include "program/values/costs.h"
+#include "program/values/of_setting.h"
 #include "program/values/optimizer.h"
 #include "program/values/signature.h"
 

@@ -329,8 +329,9 @@ TEST(Kernels, OfPartsAreInTheSetting) {
   const std::string text = print(build(tiny(), s));
   EXPECT_EQ(parse(text, "p").setting, s);
   const std::string given = "other_kernels=attention:unfused,down:reference";
-  for (const char* wrong : {"other_kernels=attention", "other_kernels=attention:fast",
-                            "other_kernels=down:reference,down:fused", "other_kernels=mlp:fused", "other_kernels="})
+  for (const char* wrong :
+       {"other_kernels=attention", "other_kernels=attention:fast", "other_kernels=down:reference,down:fused",
+        "other_kernels=mlp:fused", "other_kernels=", "other_kernels=down:unfused", "other_kernels=down:fused"})
     EXPECT_NE(program::refusal(rewrite(text, {given}, given, wrong)), "") << wrong;
 }
 

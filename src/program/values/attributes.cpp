@@ -8,60 +8,60 @@
 namespace molen::program {
 namespace {
 
-Attributes of_part(const Setting& s, const Compute& c) {
+Attributes of_part(const Traits& t, const Compute& c, const KernelChoice& choice) {
   Attributes a;
-  a.rows = s.rows();
-  a.compute = s.compute;
-  a.kernel = s.kernels_of(c.part);
-  a.threads = s.threads;
+  a.rows = t.rows;
+  a.compute = t.compute;
+  a.kernel = choice.kernel;
+  a.threads = choice.threads;
   // Losses are means over the positions of the batch.
-  if (is_backward(c.pass) && !declaration_of(c.part).sums.empty()) a.positions = s.positions();
-  if (of_head(c.part)) a.tile = s.head_chunk;
+  if (is_backward(c.pass) && !declaration_of(c.part).sums.empty()) a.positions = t.positions;
+  if (of_head(c.part)) a.tile = t.tile;
   return a;
 }
 
 // Rows of tensor ranks, of pipeline stages or of context ranks. Units are flat and have no rows.
-Attributes of_move(const Setting& s, Moves moves) {
+Attributes of_move(const Traits& t, Moves moves) {
   Attributes a;
-  if (moves != Moves::kUnit && moves != Moves::kHead) a.rows = s.rows();
+  if (moves != Moves::kUnit && moves != Moves::kHead) a.rows = t.rows;
   return a;
 }
 
-Attributes on_cores(const Setting& s) {
+Attributes on_cores(const KernelChoice& choice) {
   Attributes a;
-  a.threads = s.threads;
+  a.threads = choice.threads;
   return a;
 }
 
 }  // namespace
 
-Attributes attributes_of(const Setting& s, const Op& op) {
+Attributes attributes_of(const Traits& t, const Op& op, const KernelChoice& choice) {
   Attributes none;
   return std::visit(Match{
-                        [&](const Compute& c) { return of_part(s, c); },
+                        [&](const Compute& c) { return of_part(t, c, choice); },
                         [&](const LoadBatch&) {
-                          none.rows = {s.micro_batch, s.sequence};
+                          none.rows = {t.rows.sequences, t.rows.length * t.context_ranks()};
                           return none;
                         },
-                        [&](const SumSquares&) { return on_cores(s); },
-                        [&](const OptimizerStep&) { return on_cores(s); },
-                        [&](const CopyToHost&) { return on_cores(s); },
-                        [&](const CopyToDevice&) { return on_cores(s); },
+                        [&](const SumSquares&) { return on_cores(choice); },
+                        [&](const OptimizerStep&) { return on_cores(choice); },
+                        [&](const CopyToHost&) { return on_cores(choice); },
+                        [&](const CopyToDevice&) { return on_cores(choice); },
                         [&](const ClipScale&) {
-                          none.positions = s.positions();
+                          none.positions = t.positions;
                           return none;
                         },
                         [&](const Agree&) {
-                          none.scaled = s.scales_loss();
+                          none.scaled = t.scaled;
                           return none;
                         },
                         [&](const AllReduce&) { return none; },
-                        [&](const ReduceScatter& o) { return of_move(s, o.moves); },
-                        [&](const AllGather& o) { return of_move(s, o.moves); },
-                        [&](const AllToAll& o) { return of_move(s, o.moves); },
-                        [&](const Send& o) { return of_move(s, o.moves); },
-                        [&](const Receive& o) { return of_move(s, o.moves); },
-                        [&](const Shift& o) { return of_move(s, o.moves); },
+                        [&](const ReduceScatter& o) { return of_move(t, o.moves); },
+                        [&](const AllGather& o) { return of_move(t, o.moves); },
+                        [&](const AllToAll& o) { return of_move(t, o.moves); },
+                        [&](const Send& o) { return of_move(t, o.moves); },
+                        [&](const Receive& o) { return of_move(t, o.moves); },
+                        [&](const Shift& o) { return of_move(t, o.moves); },
                         [&](const ZeroFill&) { return none; },
                         [&](const Cast&) { return none; },
                         [&](const ReduceScalars&) { return none; },
@@ -69,20 +69,27 @@ Attributes attributes_of(const Setting& s, const Op& op) {
                     op);
 }
 
-std::optional<std::string> attributes_refused(const Program& p, const Step& step) {
-  const Attributes& has = step.attributes;
-  Attributes want = attributes_of(p.setting, step.op);
-  if (has.kernel && want.kernel) want.kernel = has.kernel;
-  if (!(has == want)) return fmt::format("has the attributes [{}] where it needs [{}]", text_of(has), text_of(want));
+std::optional<std::string> kernel_refused(const Program& p, const Step& step, bool cuda) {
   const auto* part = std::get_if<Compute>(&step.op);
-  if (!part) return std::nullopt;
+  const Attributes& has = step.attributes;
+  if (!part || !has.kernel || !has.compute) return std::nullopt;
   const KernelRequest request{.compute = *has.compute,
                               .head_dim = p.arch.head_dim,
                               .documents = step.find(Arg::kDocuments) != nullptr,
-                              .context_ranks = p.grid.sizes[mesh::Axis::kCp]};
+                              .context_ranks = p.grid.sizes[mesh::Axis::kCp],
+                              .cuda = cuda};
   if (const auto why = kernels_refused(*has.kernel, part->part, request))
     return fmt::format("kernel={} cannot compute it: {}", arch::name_of(*has.kernel), *why);
   return std::nullopt;
+}
+
+std::optional<std::string> attributes_refused(const Program& p, const Traits& traits, const KernelChoice& usual,
+                                              const Step& step) {
+  const Attributes& has = step.attributes;
+  const KernelChoice choice{has.kernel.value_or(usual.kernel), has.threads > 0 ? has.threads : usual.threads};
+  const Attributes want = attributes_of(traits, step.op, choice);
+  if (!(has == want)) return fmt::format("has the attributes [{}] where it needs [{}]", text_of(has), text_of(want));
+  return kernel_refused(p, step);
 }
 
 std::string text_of(const Attributes& a) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "program/parts/part.h"
-#include "program/values/signature.h"
+#include "program/values/of_op.h"
 
 namespace molen::program {
 
@@ -33,7 +33,7 @@ std::vector<std::size_t> contributions_in(const Program& p, const Body& body) {
   return made;
 }
 
-std::size_t expected_contributions(const Program& p, int unit) {
+std::size_t expected_contributions(const Program& p, const Traits& t, int unit) {
   std::size_t parts = 0;
   const auto add = [&](arch::Part part, std::int64_t layer, std::size_t n) {
     if (declaration_of(part).has_backward() && unit_of_part(p, part, layer) == unit) parts += n;
@@ -42,20 +42,20 @@ std::size_t expected_contributions(const Program& p, int unit) {
     for (const arch::Part part : arch::parts_before(p.arch)) add(part, -1, 1);
   if (p.has_head()) {
     for (const arch::Part part : arch::parts_after(p.arch)) add(part, -1, 1);
-    for (const arch::Part part : arch::parts_of_head(p.arch, p.setting.tensor()))
-      add(part, -1, static_cast<std::size_t>(p.setting.head_chunks()));
+    for (const arch::Part part : arch::parts_of_head(p.arch, t.tensor()))
+      add(part, -1, static_cast<std::size_t>(t.head_chunks()));
   }
   const Unit& u = p.units[static_cast<std::size_t>(unit)];
-  const std::size_t pieces = row_chunks(p.setting.rows()).size();
+  const std::size_t pieces = row_chunks(t.rows).size();
   for (std::int64_t l = u.first; l < u.end; ++l)
     for (const arch::Part part : arch::parts_of_layer(p.arch, l)) {
       const PartDeclaration& d = declaration_of(part);
       const Blocks block = d.standing == Standing::kAttentionBlock ? Blocks::kAttention : Blocks::kMlp;
-      const bool experts = p.setting.shares_experts() && std::ranges::any_of(d.roles, arch::of_expert);
+      const bool experts = t.shares_experts() && std::ranges::any_of(d.roles, arch::of_expert);
       if (u.has(l, block) && u.experts == experts && d.has_parameters(p.arch))
-        parts += by_chunks(p.setting, part) ? pieces : 1;
+        parts += by_chunks(t.rows, part) ? pieces : 1;
     }
-  return 2 * parts * static_cast<std::size_t>(p.setting.micro_batches());
+  return 2 * parts * static_cast<std::size_t>(t.micro_batches);
 }
 
 }  // namespace molen::program

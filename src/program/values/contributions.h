@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "program/ir/program.h"
+#include "program/ir/traits.h"
 
 namespace molen::program {
 
@@ -18,6 +18,6 @@ std::vector<int> halves_of(const Program& program, const Compute& op);
 std::vector<std::size_t> contributions_in(const Program& program, const Body& body);
 
 // Returns the number of halves that all ops of a step add to a unit's gradient.
-std::size_t expected_contributions(const Program& program, int unit);
+std::size_t expected_contributions(const Program& program, const Traits& traits, int unit);
 
 }  // namespace molen::program

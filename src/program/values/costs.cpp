@@ -6,9 +6,9 @@
 #include "base/match.h"
 #include "program/parts/part.h"
 #include "program/values/attributes.h"
+#include "program/values/of_op.h"
 #include "program/values/optimizer.h"
 #include "program/values/payload.h"
-#include "program/values/signature.h"
 #include "program/values/value_memory.h"
 
 namespace molen::program {
@@ -100,10 +100,13 @@ void cost_optimizer(const Program& p, const OptimizerStep& o, std::int64_t read,
   if (!optimizer.whole_matrices || o.stage == UpdateStage::kDirection || of < 0) return;
   const Unit& unit = p.units.at(static_cast<std::size_t>(of));
   const auto [first, last] = unit_range(p.grid, {}, unit, Range::kOwn);
+  const Use* states = step.find(optimizer.states.front().arg);
+  const std::int64_t width =
+      size_of(states ? p.buffers.at(static_cast<std::size_t>(states->buffer)).dtype : DType::kF32);
   for (const UnitEntry& entry : unit.entries) {
     if (entry.whole == 0 || entry.rows == 0) continue;
     const MatrixCost cost = optimizer.whole_matrices(entry.rows, entry.columns);
-    step.scratch = std::max(step.scratch, Bytes(cost.scratch * size_of(dtype_of(p, Value::kMoment1))));
+    step.scratch = std::max(step.scratch, Bytes(cost.scratch * width));
     if (first <= entry.offset && entry.offset < last) step.hardware_flops += cost.flops;
   }
 }
@@ -147,11 +150,11 @@ void set_costs(const Program& p, Step& step) {
              step.op);
 }
 
-Flops forward_flops(const arch::Architecture& local, const Setting& s, arch::Part part) {
-  PartOfRank of{part, arch::Pass::kForward, shape_of(attributes_of(s, Compute{part}), grid_of(s))};
-  if (of_head(part)) of.shape.chunk = s.tokens();
-  of.context_ranks = s.context_ranks();
-  of.ring = s.ring();
+Flops forward_flops(const arch::Architecture& local, const Traits& t, arch::Part part) {
+  PartOfRank of{part, arch::Pass::kForward, shape_of(attributes_of(t, Compute{part}), t.grid)};
+  if (of_head(part)) of.shape.chunk = t.tokens();
+  of.context_ranks = t.context_ranks();
+  of.ring = t.ring();
   return of.cost(local).flops;
 }
 

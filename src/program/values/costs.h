@@ -2,7 +2,7 @@
 // sizes and grid.
 #pragma once
 
-#include "program/ir/program.h"
+#include "program/ir/traits.h"
 
 namespace molen::program {
 
@@ -10,6 +10,6 @@ namespace molen::program {
 void set_costs(const Program& program, Step& step);
 
 // The forward FLOPs of a part on one rank, over all rows of a micro-batch and all steps of a ring.
-Flops forward_flops(const arch::Architecture& local, const Setting& setting, arch::Part part);
+Flops forward_flops(const arch::Architecture& local, const Traits& traits, arch::Part part);
 
 }  // namespace molen::program

@@ -1,10 +1,52 @@
-// Makes operands of signatures, by their access.
+// The operands of an op, as a rule states them: their arguments, their accesses, and the values of the model's
+// computation that they hold.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
-#include "program/values/signature.h"
+#include "program/ir/program.h"
 
+namespace molen::program {
+
+// `layer`: the layer that the value belongs to, or the index of the unit for a value of a unit (value.h: of_unit).
+struct Operand {
+  Value value{};
+  std::int64_t layer = -1;
+  Range range = Range::kAll;
+  std::int64_t step = 0;  // in a ring, or of a message
+  bool host = false;      // the copy of a kept value that is offloaded to the host
+  // The piece of its rows that an op uses (Rows::pieces); -1: all rows.
+  std::int64_t chunk = -1;
+  Arg arg{};
+  Access access{};
+  // Whether a step may add to the operand (kUpdate) instead of overwriting it, which is its access here (kWrite).
+  bool may_add = false;
+  // The value that an update finds, when it leaves another one in the buffer.
+  struct Before {
+    Value value{};
+    std::int64_t layer = -1, step = 0;
+    bool operator==(const Before&) const = default;
+  };
+  std::optional<Before> before = {};
+  // The operand in whose buffer this one lies. Operands that do not say so have buffers of their own, except for those
+  // that are only read.
+  std::optional<Arg> within = {};
+  // The operand as the op finds it: with the value before.
+  Operand as_found() const;
+  bool operator==(const Operand&) const = default;
+};
+
+// Operands by access, for messages: "reads x, param; writes y", or "nothing".
+std::string text_of(const std::vector<Operand>& operands);
+std::string text_of(const std::vector<Use>& operands);
+
+}  // namespace molen::program
+
+// Make operands, by their access.
 namespace molen::program::operand {
 
 inline Operand with(Arg arg, Access access, Operand o) {

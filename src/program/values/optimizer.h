@@ -1,6 +1,6 @@
 // The optimizers, declared: the states that each keeps beside the weights from step to step. Buffers, the memory plan,
 // offload, ZeRO's parts and checkpoints follow from the declaration. The kernels are in src/optim, a file for each
-// optimizer. Master weights are no state of an optimizer: they follow from the types (Setting::master).
+// optimizer. Master weights are no state of an optimizer: they follow from the types of weights.
 #pragma once
 
 #include <cstdint>

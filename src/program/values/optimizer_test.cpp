@@ -8,7 +8,7 @@
 
 #include "program/memory/memory.h"
 #include "program/test_edit.h"
-#include "program/values/value_memory.h"
+#include "program/values/of_setting.h"
 
 namespace molen::program {
 namespace {

@@ -12,23 +12,24 @@ std::int64_t width_of(const Program& p, const Use& use) {
 }
 
 // Returns the bytes of `whole`, or of the piece `chunk` of its rows.
-std::int64_t exchanged_bytes(const Program& p, std::int64_t chunk, const Use& whole, const mesh::PerAxis& at) {
+std::int64_t exchanged_bytes(const Program& p, const Rows& rows, std::int64_t chunk, const Use& whole,
+                             const mesh::PerAxis& at) {
   if (chunk < 0) return used_bytes(p, whole, at);
-  const auto [first, last] = chunk_rows(p.setting.rows(), chunk);
+  const auto [first, last] = chunk_rows(rows, chunk);
   return (last - first) * p.arch.hidden * width_of(p, whole);
 }
 
 // Bytes of a message between stages. When tensor ranks share the rows, it holds the rows that the rank keeps.
-std::int64_t message_bytes(const Program& p, const Use& value, const mesh::PerAxis& at) {
-  if (!p.setting.sharded_rows() || at == mesh::PerAxis{}) return used_bytes(p, value, at);
-  return kept_rows(p.setting.rows(), p.grid, at) * p.arch.hidden * width_of(p, value);
+std::int64_t message_bytes(const Program& p, const Rows& rows, const Use& value, const mesh::PerAxis& at) {
+  if (!rows.sharded || at == mesh::PerAxis{}) return used_bytes(p, value, at);
+  return kept_rows(rows, p.grid, at) * p.arch.hidden * width_of(p, value);
 }
 
 // Bytes of the rows of all slots of a micro-batch, which a rank sends to the experts and gets back.
 std::int64_t bytes_of_slots(const Program& p, const Step& step) {
   const Use* rows = step.find(Arg::kFrom);
   if (!rows || !p.arch.sparse()) return 0;
-  return p.setting.tokens() * p.arch.experts->per_token * p.arch.hidden * width_of(p, *rows);
+  return step.attributes.rows.count() * p.arch.experts->per_token * p.arch.hidden * width_of(p, *rows);
 }
 
 }  // namespace
@@ -41,7 +42,7 @@ std::int64_t used_elements(const Program& p, const Use& use, const mesh::PerAxis
   // The buffer has the size that the rank at 0 needs; a text may give it another size than the layout's. A unit with
   // entries that must not be divided may have its largest part on another rank.
   if (use.range == Range::kAll && at == mesh::PerAxis{} && !of.has_whole()) return buffer.elements;
-  const Range range = use.range == Range::kAll ? extent_of(p, buffer.role) : use.range;
+  const Range range = use.range == Range::kAll ? buffer.extent : use.range;
   const auto [first, last] = unit_range(p.grid, at, of, range);
   return elements_before(p, buffer.role, of, last) - elements_before(p, buffer.role, of, first);
 }
@@ -64,9 +65,9 @@ Bytes payload_of(const Program& p, const Step& step, const mesh::PerAxis& at) {
         if constexpr (std::is_same_v<O, AllReduce>)
           return used_bytes(p, *use, at);
         else if constexpr (std::is_same_v<O, ReduceScatter> || std::is_same_v<O, AllGather>)
-          return exchanged_bytes(p, o.chunk, *use, at);
+          return exchanged_bytes(p, step.attributes.rows, o.chunk, *use, at);
         else if constexpr (std::is_same_v<O, Send> || std::is_same_v<O, Receive>)
-          return message_bytes(p, *use, at);
+          return message_bytes(p, step.attributes.rows, *use, at);
         else if constexpr (std::is_same_v<O, Shift>)  // sent and received
           return 2 * used_bytes(p, *use, at);
         else if constexpr (std::is_same_v<O, ReduceScalars>)

@@ -16,14 +16,6 @@
 namespace molen::program {
 namespace {
 
-// `experts`: the unit of the layer's experts, where they have one.
-int unit_with(const Program& program, std::int64_t layer, Blocks block, bool experts = false) {
-  experts = experts && program.setting.shares_experts();
-  for (std::size_t u = 0; u < program.units.size(); ++u)
-    if (program.units[u].has(layer, block) && program.units[u].experts == experts) return static_cast<int>(u);
-  return -1;
-}
-
 using enum Arg;
 
 using namespace operand;
@@ -31,7 +23,7 @@ using namespace operand;
 // The first step of keys also leaves the rank's own keys side by side. A step of gradients adds the received gradients
 // to this rank's own for the same keys, which are used up, and passes the sum on. The last step brings the sum home,
 // into q|k|v beside the gradients of the queries.
-Signature shift(const Program& p, const Shift& o) {
+Signature shift(const Traits& t, const Shift& o) {
   const std::int64_t l = o.layer, i = o.step;
   const auto part = [l](Value v, std::int64_t step) { return Operand{v, l, Range::kAll, step}; };
   if (o.moves == Moves::kKeys) {
@@ -43,9 +35,9 @@ Signature shift(const Program& p, const Shift& o) {
   const Operand came = part(Value::kDKeysIn, i);
   Signature s{{consumes(kFrom, part(Value::kDKeys, i - 1)),
                i > 1 ? turns(kTo, part(Value::kDKeysIn, i - 1), came) : writes(kTo, came)}};
-  if (i < p.setting.context_ranks()) return s;
+  if (i < t.context_ranks()) return s;
   const Operand queries = part(Value::kDQuery, i - 1), whole{Value::kDQkv, l};
-  if (wide_partial(p, Value::kDQuery))
+  if (wide_partial(t, Value::kDQuery))
     s.operands.insert(s.operands.end(), {reads(kDQkvSoFar, queries), writes(kDQkv, whole)});
   else
     s.operands.push_back(turns(kDQkv, queries, whole));
@@ -53,22 +45,21 @@ Signature shift(const Program& p, const Shift& o) {
 }
 
 // Returns the part of a unit's gradient or parameters that this rank updates, in the buffers of the device.
-Operand owned(const Program& p, bool gradient, int unit) {
-  const Setting& s = p.setting;
-  if (gradient ? s.sharded_gradients() : s.sharded_parameters())
-    return {gradient ? Value::kGradShard : Value::kParamShard, unit, s.own_over_dp ? Range::kOwn : Range::kAll};
-  return {gradient ? Value::kGrad : Value::kParam, unit, s.owns_part() ? Range::kOwn : Range::kAll};
+Operand owned(const Traits& t, bool gradient, int unit) {
+  if (gradient ? t.sharded_gradients() : t.sharded_parameters())
+    return {gradient ? Value::kGradShard : Value::kParamShard, unit,
+            t.owns_part_of_shard() ? Range::kOwn : Range::kAll};
+  return {gradient ? Value::kGrad : Value::kParam, unit, t.owns_part() ? Range::kOwn : Range::kAll};
 }
 
 // Returns the message of a unit for the reduction over an axis or, when `summed`, this rank's part of the sums after
 // it. Steps 0 and 1 are message and sums over the ranks that share a unit, 2 and 3 over the replicas.
-Operand message(const Program& p, Axis over, bool summed, int unit) {
-  const Setting& s = p.setting;
+Operand message(const Traits& t, Axis over, bool summed, int unit) {
   const Axis of = without_experts(over);
   const bool replicas = of == Axis::kReplicate;
   Range range = replicas ? Range::kShard : Range::kAll;
   if (summed && of == Axis::kShard) range = Range::kShard;
-  if (summed && (replicas ? s.own_over_dp : of == Axis::kDp && s.owns_part())) range = Range::kOwn;
+  if (summed && (replicas ? t.owns_part_of_shard() : of == Axis::kDp && t.owns_part())) range = Range::kOwn;
   return {Value::kGradMessage, unit, range, (replicas ? 2 : 0) + (summed ? 1 : 0)};
 }
 
@@ -91,18 +82,17 @@ Signature gathered(const Operand& from, const Operand& to) {
   return s;
 }
 
-Signature cast(const Program& p, const Cast& o, int unit) {
-  const Setting& s = p.setting;
+Signature cast(const Traits& t, const Cast& o, int unit) {
   const bool replicas = o.over == Axis::kReplicate;
   if (!o.back) {
     const Operand sum{replicas ? Value::kGradShard : Value::kGrad, unit};
-    const bool leaves = s.sharded_gradients() && !replicas;  // the whole gradient of a micro-batch
-    return {{leaves ? consumes(kFrom, sum) : reads(kFrom, sum), writes(kTo, message(p, o.over, false, unit))}};
+    const bool leaves = t.sharded_gradients() && !replicas;  // the whole gradient of a micro-batch
+    return {{leaves ? consumes(kFrom, sum) : reads(kFrom, sum), writes(kTo, message(t, o.over, false, unit))}};
   }
   const bool shard = replicas || without_experts(o.over) == Axis::kShard,
-             own = replicas ? s.own_over_dp : !shard && s.owns_part();
+             own = replicas ? t.owns_part_of_shard() : !shard && t.owns_part();
   const Operand sum{shard ? Value::kGradShard : Value::kGrad, unit, own ? Range::kOwn : Range::kAll};
-  return {{consumes(kFrom, message(p, o.over, true, unit)), adds(kTo, sum)}};
+  return {{consumes(kFrom, message(t, o.over, true, unit)), adds(kTo, sum)}};
 }
 
 // Returns the signature on one piece of the rows; parameters, gradients and scalars have no pieces.
@@ -114,7 +104,7 @@ Signature piece_of(Signature s, std::int64_t chunk) {
 
 // The sums of the rows that this rank keeps. They join the residual gradient so far: that of the layer above joins the
 // middle's, and the middle's joins the input's. The first of them, behind the final norm, joins none.
-Signature scatter_rows(const Program& p, const ReduceScatter& o) {
+Signature scatter_rows(const Program& p, const Traits& t, const ReduceScatter& o) {
   const Exchanged e = exchanged(o.moves);
   Signature s{{consumes(kFrom, {e.sum, o.layer})}};
   const Operand kept{e.kept, o.layer};
@@ -123,7 +113,7 @@ Signature scatter_rows(const Program& p, const ReduceScatter& o) {
       o.moves == Moves::kDMid ? Operand{Value::kDResidual, o.layer + 1} : Operand{Value::kDMid, o.layer};
   if (!joins)
     s.operands.push_back(writes(kTo, kept));
-  else if (p.setting.pipeline.halves)
+  else if (t.halves)
     s.operands.insert(s.operands.end(), {reads(kSoFar, so_far), writes(kTo, kept)});
   else
     s.operands.push_back(turns(kTo, so_far, kept));
@@ -131,31 +121,30 @@ Signature scatter_rows(const Program& p, const ReduceScatter& o) {
 }
 
 // A reduce-scatter makes its sums in what it consumes.
-Signature reduce_scatter(const Program& p, const ReduceScatter& o, int unit) {
+Signature reduce_scatter(const Program& p, const Traits& t, const ReduceScatter& o, int unit) {
   if (o.moves == Moves::kDKeys)
     return {
         {consumes(kFrom, {Value::kDKeysAll, o.layer}), turns(kTo, {Value::kDQuery, o.layer}, {Value::kDQkv, o.layer})}};
-  if (o.moves != Moves::kUnit) return scatter_rows(p, o);
-  if (p.setting.narrow_over(o.axis)) return scattered(message(p, o.axis, false, unit), message(p, o.axis, true, unit));
-  if (!p.setting.sharded_gradients()) return scattered({Value::kGrad, unit}, {Value::kGrad, unit, Range::kOwn});
+  if (o.moves != Moves::kUnit) return scatter_rows(p, t, o);
+  if (t.narrow_over(o.axis)) return scattered(message(t, o.axis, false, unit), message(t, o.axis, true, unit));
+  if (!t.sharded_gradients()) return scattered({Value::kGrad, unit}, {Value::kGrad, unit, Range::kOwn});
   if (o.axis == Axis::kReplicate) return scattered({Value::kGradShard, unit}, {Value::kGradShard, unit, Range::kOwn});
   return scattered({Value::kGrad, unit}, {Value::kGradShard, unit});
 }
 
-Signature all_reduce(const Program& p, const AllReduce& o, int unit) {
+Signature all_reduce(const Traits& t, const AllReduce& o, int unit) {
   if (o.moves == Moves::kLoad) return {{updates(kTo, {Value::kLoad, o.layer})}};
   if (o.moves != Moves::kUnit) {
     const Exchanged e = exchanged(o.moves);
     return {{turns(kTo, {e.sum, o.layer}, {e.kept, o.layer})}};
   }
   if (o.axis == Axis::kTp) return {{updates(kTo, {Value::kGrad, unit, Range::kReplicated})}};
-  if (p.setting.narrow_over(o.axis))
-    return {{turns(kTo, message(p, o.axis, false, unit), message(p, o.axis, true, unit))}};
-  return {{updates(kTo, {p.setting.sharded_gradients() ? Value::kGradShard : Value::kGrad, unit})}};
+  if (t.narrow_over(o.axis)) return {{turns(kTo, message(t, o.axis, false, unit), message(t, o.axis, true, unit))}};
+  return {{updates(kTo, {t.sharded_gradients() ? Value::kGradShard : Value::kGrad, unit})}};
 }
 
 // Gathers parameters: from the updated part to the shard, and from shards to the whole.
-Signature all_gather(const Program& p, const AllGather& o, int unit) {
+Signature all_gather(const Traits& t, const AllGather& o, int unit) {
   if (o.moves == Moves::kHead) return moved({Value::kHeadSums, o.layer}, {Value::kHeadSumsAll, o.layer});
   if (o.moves == Moves::kKeys) return moved({Value::kQkv, o.layer}, {Value::kKeysAll, o.layer});
   if (o.moves == Moves::kOffsets) return moved({Value::kOffsets, o.layer}, {Value::kOffsetsAll, o.layer});
@@ -163,16 +152,15 @@ Signature all_gather(const Program& p, const AllGather& o, int unit) {
     const Exchanged e = exchanged(o.moves);
     return piece_of(moved({e.kept, o.layer}, {e.rows, o.layer}), o.chunk);
   }
-  const Setting& s = p.setting;
   if (o.axis == Axis::kTp) return moved({Value::kDirection, unit}, {Value::kDirectionAll, unit});
-  if (s.sharded_parameters()) {
+  if (t.sharded_parameters()) {
     if (o.axis == Axis::kReplicate)
       return gathered({Value::kParamShard, unit, Range::kOwn}, {Value::kParamShard, unit});
     return gathered({Value::kParamShard, unit}, {Value::kParam, unit});
   }
   if (o.axis == Axis::kReplicate)
     return gathered({Value::kParam, unit, Range::kOwn}, {Value::kParam, unit, Range::kShard});
-  return gathered({Value::kParam, unit, s.own_over_dp ? Range::kShard : Range::kOwn}, {Value::kParam, unit});
+  return gathered({Value::kParam, unit, t.owns_part_of_shard() ? Range::kShard : Range::kOwn}, {Value::kParam, unit});
 }
 
 // The rows that a rank has for its experts lie in the order of these experts, and the first exchange leaves where each
@@ -187,19 +175,18 @@ Signature all_to_all(const AllToAll& o) {
 }
 
 // The parameters that an update leaves in the compute type.
-Operand updated(const Program& p, int unit) {
-  const Setting& s = p.setting;
-  if (!s.offload.optimizer) return owned(p, false, unit);
-  if (s.offload.parameters) return {Value::kParamHost, unit};
-  return {s.master == s.compute ? Value::kMaster : Value::kParamHost, unit};
+Operand updated(const Traits& t, int unit) {
+  if (!t.offload.optimizer) return owned(t, false, unit);
+  if (t.offload.parameters) return {Value::kParamHost, unit};
+  return {t.master == t.compute ? Value::kMaster : Value::kParamHost, unit};
 }
 
 // A master weight is updated in the place of the parameter, which is a rounded copy of it.
-Signature optimizer(const Program& p, const OptimizerStep& o, int unit) {
+Signature optimizer(const Traits& t, const OptimizerStep& o, int unit) {
   const Optimizer& rule = optimizer_named(o.kind);
-  const Operand grad = p.setting.offload.optimizer ? Operand{Value::kGradHost, unit} : owned(p, true, unit);
-  const Operand param = updated(p, unit);
-  const bool master = p.setting.master != p.setting.compute;
+  const Operand grad = t.offload.optimizer ? Operand{Value::kGradHost, unit} : owned(t, true, unit);
+  const Operand param = updated(t, unit);
+  const bool master = t.master != t.compute;
   if (o.stage == UpdateStage::kDirection && rule.whole_parameters)
     return {{reads(kGrad, grad), reads(kScalars, {Value::kScalars}),
              master ? reads(kMaster, {Value::kMaster, unit}) : reads(kParam, param),
@@ -217,74 +204,23 @@ Signature optimizer(const Program& p, const OptimizerStep& o, int unit) {
   return s;
 }
 
-Signature copy_to_host(const Program& p, const CopyToHost& o, int unit) {
+Signature copy_to_host(const Traits& t, const CopyToHost& o, int unit) {
   if (o.moves != Moves::kUnit)
     return moved({kept_value(o.moves), o.layer}, {kept_value(o.moves), o.layer, Range::kAll, 0, true});
-  const Operand grad = owned(p, true, unit);
-  const bool leaves = p.setting.offload.gradients && grad.value == Value::kGrad;  // from where backward made it
+  const Operand grad = owned(t, true, unit);
+  const bool leaves = t.offload.gradients && grad.value == Value::kGrad;  // from where backward made it
   return {{leaves ? consumes(kFrom, grad) : reads(kFrom, grad), adds(kTo, {Value::kGradHost, unit})}};
 }
 
 // Copies a kept value, parameters for their use, or updated parameters.
-Signature copy_to_device(const Program& p, const CopyToDevice& o, int unit) {
+Signature copy_to_device(const Traits& t, const CopyToDevice& o, int unit) {
   if (o.moves != Moves::kUnit)
     return moved({kept_value(o.moves), o.layer, Range::kAll, 0, true}, {kept_value(o.moves), o.layer});
-  if (!p.setting.offload.parameters) return moved(updated(p, unit), owned(p, false, unit));
-  return moved({Value::kParamHost, unit}, {p.setting.sharded_parameters() ? Value::kParamShard : Value::kParam, unit});
+  if (!t.offload.parameters) return moved(updated(t, unit), owned(t, false, unit));
+  return moved({Value::kParamHost, unit}, {t.sharded_parameters() ? Value::kParamShard : Value::kParam, unit});
 }
 
 }  // namespace
-
-int unit_of_part(const Program& program, arch::Part part, std::int64_t layer) {
-  const PartDeclaration& d = declaration_of(part);
-  if (!d.has_parameters(program.arch)) return -1;
-  switch (d.standing) {
-    case Standing::kBefore:
-      return program.find_unit("embed");
-    case Standing::kAttentionBlock:
-      return unit_with(program, layer, Blocks::kAttention);
-    case Standing::kMlpBlock:
-      return unit_with(program, layer, Blocks::kMlp, std::ranges::any_of(d.roles, arch::of_expert));
-    case Standing::kAfter:
-      return program.find_unit("final");
-    case Standing::kHead:
-      return program.find_unit(program.arch.tied ? "embed" : "final");
-  }
-  throw Error("no such place in a model");
-}
-
-namespace {
-
-template <class O>
-std::string accesses_text(const std::vector<O>& operands) {
-  std::string text;
-  for (const Access access : kAllAccesses) {
-    std::vector<std::string_view> names;
-    for (const O& o : operands)
-      if (o.access == access) names.push_back(name_of(o.arg));
-    if (!names.empty())
-      text += fmt::format("{}{} {}", text.empty() ? "" : "; ", name_of(access), fmt::join(names, ", "));
-  }
-  return text.empty() ? "nothing" : text;
-}
-
-}  // namespace
-
-std::string text_of(const std::vector<Operand>& operands) {
-  return accesses_text(operands);
-}
-std::string text_of(const std::vector<Use>& operands) {
-  return accesses_text(operands);
-}
-
-Operand Operand::as_found() const {
-  if (!before) return *this;
-  Operand found = *this;
-  found.value = before->value;
-  found.layer = before->layer;
-  found.step = before->step;
-  return found;
-}
 
 const Operand& Signature::operand(Arg arg) const {
   const auto at = std::find_if(operands.begin(), operands.end(), [&](const Operand& o) { return o.arg == arg; });
@@ -292,32 +228,32 @@ const Operand& Signature::operand(Arg arg) const {
   return *at;
 }
 
-Signature signature(const Program& program, const Op& op, int unit) {
+Signature signature(const Program& program, const Traits& traits, const Op& op, int unit) {
   const Operand scalars{Value::kScalars};
   return std::visit(
       Match{
           [&](const Compute& c) {
-            Signature s{operands_of(program, c, unit_of_part(program, c.part, c.layer))};
-            return by_chunks(program.setting, c.part) ? piece_of(std::move(s), c.chunk) : s;
+            Signature s{operands_of(program, traits, c, unit_of_part(program, c.part, c.layer))};
+            return by_chunks(traits.rows, c.part) ? piece_of(std::move(s), c.chunk) : s;
           },
           [&](const LoadBatch&) {
             Signature s{{writes(kIds, {Value::kIds}), writes(kLabels, {Value::kLabels}), updates(kScalars, scalars)}};
-            if (program.setting.document_mask) s.operands.push_back(writes(kDocuments, {Value::kDocuments}));
+            if (traits.documents) s.operands.push_back(writes(kDocuments, {Value::kDocuments}));
             return s;
           },
           [&](const ZeroFill&) {
             return Signature{{writes(kTo, unit >= 0 ? Operand{Value::kGrad, unit} : scalars)}};
           },
           [&](const SumSquares&) {
-            const bool host = program.setting.offload.gradients;
-            return Signature{{reads(kGrad, host ? Operand{Value::kGradHost, unit} : owned(program, true, unit)),
+            const bool host = traits.offload.gradients;
+            return Signature{{reads(kGrad, host ? Operand{Value::kGradHost, unit} : owned(traits, true, unit)),
                               updates(kScalars, scalars)}};
           },
           [&](const ClipScale&) { return Signature{{updates(kScalars, scalars)}}; },
-          [&](const OptimizerStep& o) { return optimizer(program, o, unit); },
-          [&](const AllReduce& o) { return all_reduce(program, o, unit); },
-          [&](const ReduceScatter& o) { return reduce_scatter(program, o, unit); },
-          [&](const AllGather& o) { return all_gather(program, o, unit); },
+          [&](const OptimizerStep& o) { return optimizer(traits, o, unit); },
+          [&](const AllReduce& o) { return all_reduce(traits, o, unit); },
+          [&](const ReduceScatter& o) { return reduce_scatter(program, traits, o, unit); },
+          [&](const AllGather& o) { return all_gather(traits, o, unit); },
           [&](const AllToAll& o) { return all_to_all(o); },
           [&](const Send& o) {
             return Signature{{reads(kFrom, {exchanged(o.moves).kept, o.layer})}};
@@ -325,70 +261,14 @@ Signature signature(const Program& program, const Op& op, int unit) {
           [&](const Receive& o) {
             return Signature{{writes(kTo, {exchanged(o.moves).kept, o.layer})}};
           },
-          [&](const Shift& o) { return shift(program, o); },
-          [&](const CopyToHost& o) { return copy_to_host(program, o, unit); },
-          [&](const CopyToDevice& o) { return copy_to_device(program, o, unit); },
-          [&](const Cast& o) { return cast(program, o, unit); },
+          [&](const Shift& o) { return shift(traits, o); },
+          [&](const CopyToHost& o) { return copy_to_host(traits, o, unit); },
+          [&](const CopyToDevice& o) { return copy_to_device(traits, o, unit); },
+          [&](const Cast& o) { return cast(traits, o, unit); },
           [&](const ReduceScalars&) { return Signature{{updates(kScalars, scalars)}}; },
           [&](const Agree&) { return Signature{{reads(kScalars, scalars)}}; },
       },
       op);
-}
-
-RowsOfExperts rows_of_experts(Moves moves) {
-  switch (moves) {
-    case Moves::kExpertRows:
-      return {Value::kExpertRows, Value::kRankRows};
-    case Moves::kExpertOut:
-      return {Value::kExpertOut, Value::kRankOut};
-    case Moves::kDExpertOut:
-      return {Value::kDExpertOut, Value::kDRankOut};
-    case Moves::kDExpertRows:
-      return {Value::kDExpertRows, Value::kDRankRows};
-    default:
-      throw Error("expert ranks send each other no {}", name_of(moves));
-  }
-}
-
-bool shares_whole_matrices(const Program& program, int unit) {
-  const Unit& of = program.units.at(static_cast<std::size_t>(unit));
-  return program.grid.sizes[mesh::Axis::kTp] > 1 && std::ranges::any_of(of.entries, [](const UnitEntry& entry) {
-           return entry.rows > 0;  // a router's bias is whole, and no matrix
-         });
-}
-
-bool by_chunks(const Setting& setting, arch::Part part) {
-  return setting.chunked_rows() && has_halves(part);
-}
-
-Value kept_value(Moves moves) {
-  static const auto values = [] {
-    std::array<std::optional<Value>, kAllMoves.size()> all;
-    for (const Moves kept : kKeptForBackward) all.at(static_cast<std::size_t>(kept)) = value_named(name_of(kept));
-    return all;
-  }();
-  const auto value = values.at(static_cast<std::size_t>(moves));
-  if (!value) throw Error("no layer keeps {} for backward", name_of(moves));
-  return *value;
-}
-
-Stream stream_of(const Program& program, const Op& op) {
-  const Offload& offload = program.setting.offload;
-  // The casts of messages run beside the reductions: backward waits for neither.
-  if (const auto axis = axis_of(op)) return stream_of(*axis);
-  if (const auto* cast = std::get_if<Cast>(&op)) return stream_of(cast->over);
-  if (std::holds_alternative<CopyToHost>(op)) return Stream::kToHost;
-  if (std::holds_alternative<CopyToDevice>(op)) return Stream::kToDevice;
-  // These two run where their gradients are. The step's sums, a few bytes, stay where they are.
-  const bool host = (std::holds_alternative<OptimizerStep>(op) && offload.optimizer) ||
-                    (std::holds_alternative<SumSquares>(op) && offload.gradients);
-  return host ? Stream::kHost : Stream::kCompute;
-}
-
-int unit_of_step(const Program& program, const Step& step) {
-  for (const Use& use : step.operands)
-    if (const int unit = program.unit_of_buffer(use.buffer); unit >= 0) return unit;
-  return -1;
 }
 
 }  // namespace molen::program

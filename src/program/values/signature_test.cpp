@@ -1,5 +1,6 @@
 // Tests the operands of the steps of a ring, which the builder, the verifier and the executor use.
 #include "program/values/signature.h"
+#include "program/values/of_setting.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

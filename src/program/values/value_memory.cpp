@@ -16,21 +16,21 @@ bool chunk_apart(const Program& program, const Operand& o) {
   return !of_table && !of_norm;
 }
 
-bool wide_partial(const Program& program, Value value) {
+bool wide_partial(const Traits& traits, Value value) {
   const bool partial =
       value == Value::kAttentionPart || value == Value::kDQuery || value == Value::kDKeys || value == Value::kDKeysIn;
-  return partial && program.setting.ring() && size_of(program.setting.compute) < 4;
+  return partial && traits.ring() && size_of(traits.compute) < 4;
 }
 
-Range extent_of(const Program& program, Value value) {
-  const Range own = program.setting.owns_part() ? Range::kOwn : Range::kAll;
+Range extent_of(const Traits& traits, Value value) {
+  const Range own = traits.owns_part() ? Range::kOwn : Range::kAll;
   if (class_of(value) == ValueClass::kState) return own;
   switch (value) {
     case Value::kParamShard:
     case Value::kGradShard:
       return Range::kShard;
     case Value::kParamHost:
-      if (program.setting.offload.parameters) return program.setting.sharded_parameters() ? Range::kShard : Range::kAll;
+      if (traits.offload.parameters) return traits.sharded_parameters() ? Range::kShard : Range::kAll;
       [[fallthrough]];
     case Value::kGradHost:
     case Value::kDirection:
@@ -64,24 +64,23 @@ std::int64_t elements_before(const Program& program, Value value, const Unit& un
 namespace {
 
 // Returns the size that a letter of a shape stands for (value.h). `rows`: of the piece.
-std::int64_t size_of_letter(const Program& program, char letter, std::int64_t rows) {
+std::int64_t size_of_letter(const Program& program, const Traits& t, char letter, std::int64_t rows) {
   const arch::Architecture& a = program.local;
-  const Setting& s = program.setting;
   switch (letter) {
     case 'N':
-      return s.tokens();
+      return t.tokens();
     case 'S':
-      return s.local_sequence();
+      return t.rows.length;
     case 'R':
-      return kept_rows(s.rows(), program.grid, {});
+      return kept_rows(t.rows, t.grid, {});
     case 'P':
       return rows;
     case 'C':
-      return s.head_chunk_tokens(0);
+      return t.head_chunk_tokens(0);
     case 'T':
-      return s.tensor_ranks();
+      return t.ranks(mesh::Axis::kTp);
     case 'c':
-      return s.context_ranks();
+      return t.context_ranks();
     case 'd':
       return a.hidden;
     case 'D':
@@ -103,17 +102,17 @@ std::int64_t size_of_letter(const Program& program, char letter, std::int64_t ro
     case 'V':
       return a.vocabulary;
     case 'B':
-      return s.micro_batch;
+      return t.rows.sequences;
     case 'E':
       return a.experts->count;
     case 'O':
       return a.experts->count + 1;
     case 'o':
-      return a.experts->count / s.expert_ranks() + 1;
+      return a.experts->count / t.expert_ranks() + 1;
     case 'p':
-      return s.expert_ranks();
+      return t.expert_ranks();
     case 'G':
-      return most_rows_of_experts(*a.experts, s.tokens(), s.expert_ranks());
+      return most_rows_of_experts(*a.experts, t.tokens(), t.expert_ranks());
     case 't':
       return a.experts->per_token;
     case 'W':
@@ -133,67 +132,64 @@ std::int64_t size_of_letter(const Program& program, char letter, std::int64_t ro
 
 }  // namespace
 
-std::int64_t elements_of(const Program& program, const Operand& operand) {
+std::int64_t elements_of(const Program& program, const Traits& traits, const Operand& operand) {
   if (operand.value == Value::kScalars) return num_scalars(program.arch);
   if (of_unit(operand.value)) {
     const Unit& unit = program.units.at(static_cast<std::size_t>(operand.layer));
     std::int64_t most = 0;
-    for (const auto& [first, last] : unit_ranges(program.grid, unit, extent_of(program, operand.value)))
+    for (const auto& [first, last] : unit_ranges(program.grid, unit, extent_of(traits, operand.value)))
       most = std::max(most, elements_before(program, operand.value, unit, last) -
                                 elements_before(program, operand.value, unit, first));
     return most;
   }
   std::string_view shape = info_of(operand.value).shape;
   // It becomes q|k|v in place, unless it is wider.
-  if (operand.value == Value::kDQuery && wide_partial(program, operand.value)) shape = "Nq";
-  const auto [first_row, end_row] =
-      chunk_rows(program.setting.rows(), chunk_apart(program, operand) ? operand.chunk : -1);
+  if (operand.value == Value::kDQuery && wide_partial(traits, operand.value)) shape = "Nq";
+  const auto [first_row, end_row] = chunk_rows(traits.rows, chunk_apart(program, operand) ? operand.chunk : -1);
   std::int64_t elements = 1;
-  for (const char letter : shape) elements *= size_of_letter(program, letter, end_row - first_row);
+  for (const char letter : shape) elements *= size_of_letter(program, traits, letter, end_row - first_row);
   return elements;
 }
 
-DType dtype_of(const Program& program, Value value) {
-  const Setting& s = program.setting;
-  const DType accurate = s.compute == DType::kF64 ? DType::kF64 : DType::kF32;
-  if (wide_partial(program, value)) return accurate;
+DType dtype_of(const Traits& traits, Value value) {
+  const DType accurate = traits.compute == DType::kF64 ? DType::kF64 : DType::kF32;
+  if (wide_partial(traits, value)) return accurate;
   switch (info_of(value).type) {
     case ValueType::kCompute:
-      return s.compute;
+      return traits.compute;
     case ValueType::kAccurate:
       return accurate;
     case ValueType::kInteger:
       return DType::kI32;
     case ValueType::kMessage:
-      return s.reduce;
+      return traits.message;
     case ValueType::kMaster:
-      return s.master;
+      return traits.master;
     case ValueType::kDouble:
       return DType::kF64;
   }
   throw Error("value {} has no type", name_of(value));
 }
 
-Lifetime lifetime_of(const Program& program, Value value) {
-  const Setting& s = program.setting;
-  if (value == Value::kParam && s.parameters_come()) return Lifetime::kTransient;
-  if (value == Value::kParamShard && s.offload.parameters) return Lifetime::kTransient;
-  if (value == Value::kGrad && s.gradients_leave()) return Lifetime::kTransient;
-  if (value == Value::kGradShard && s.offload.gradients) return Lifetime::kTransient;
+Lifetime lifetime_of(const Traits& traits, Value value) {
+  if (value == Value::kParam && traits.parameters_come()) return Lifetime::kTransient;
+  if (value == Value::kParamShard && traits.offload.parameters) return Lifetime::kTransient;
+  if (value == Value::kGrad && traits.gradients_leave()) return Lifetime::kTransient;
+  if (value == Value::kGradShard && traits.offload.gradients) return Lifetime::kTransient;
   if (value == Value::kGradMessage || value == Value::kDirection || value == Value::kDirectionAll)
     return Lifetime::kTransient;
   const bool parameters = value == Value::kParam || value == Value::kParamShard || value == Value::kParamHost;
   const bool constant = class_of(value) == ValueClass::kConstant;
-  if ((parameters || constant) && s.purpose == Purpose::kEvaluate) return Lifetime::kExternal;
+  if ((parameters || constant) && !traits.trains()) return Lifetime::kExternal;
   if (constant) return Lifetime::kConstant;
   const bool persistent = of_unit(value) || value == Value::kScalars;
   return persistent ? Lifetime::kPersistent : Lifetime::kTransient;
 }
 
-Place place_of(const Program& program, const Operand& operand) {
+Place place_of(const Traits& traits, const Operand& operand) {
   if (operand.host || operand.value == Value::kGradHost || operand.value == Value::kParamHost) return Place::kHost;
   const bool state = class_of(operand.value) == ValueClass::kState;
-  return state && program.setting.offload.optimizer ? Place::kHost : Place::kDevice;
+  return state && traits.offload.optimizer ? Place::kHost : Place::kDevice;
 }
 
 }  // namespace molen::program

@@ -3,7 +3,8 @@
 
 #include <cstdint>
 
-#include "program/values/signature.h"
+#include "program/ir/traits.h"
+#include "program/values/operands.h"
 
 namespace molen::program {
 
@@ -13,18 +14,18 @@ namespace molen::program {
 bool chunk_apart(const Program& program, const Operand& operand);
 
 // The range of its unit that a buffer with this role holds.
-Range extent_of(const Program& program, Value value);
+Range extent_of(const Traits& traits, Value value);
 
 // Returns how many elements a buffer of this value has for the first `at` elements of a unit: `at`, or fewer of a state
 // that exists for some parameters only, or more of what several ranks hold parts of.
 std::int64_t elements_before(const Program& program, Value value, const Unit& unit, std::int64_t at);
 
 // Sizes of the largest rank.
-std::int64_t elements_of(const Program& program, const Operand& operand);
-DType dtype_of(const Program& program, Value value);
+std::int64_t elements_of(const Program& program, const Traits& traits, const Operand& operand);
+DType dtype_of(const Traits& traits, Value value);
 // Whether the value is a partial sum that is kept in a wider type than the compute type.
-bool wide_partial(const Program& program, Value value);
-Lifetime lifetime_of(const Program& program, Value value);
-Place place_of(const Program& program, const Operand& operand);
+bool wide_partial(const Traits& traits, Value value);
+Lifetime lifetime_of(const Traits& traits, Value value);
+Place place_of(const Traits& traits, const Operand& operand);
 
 }  // namespace molen::program

@@ -90,7 +90,7 @@ TEST(ExpertsMutants, AreRefusedEveryOne) {
     const Program broken = mutant_of(sound, m.step, m.edit);
     ASSERT_FALSE(broken == sound) << m.step;
     std::string all;
-    for (const Finding& f : verify(broken)) all += f.text + "\n";
+    for (const Finding& f : verify(without_setting(broken))) all += f.text + "\n";
     EXPECT_NE(all.find(m.says), std::string::npos) << m.step << ": " << (all.empty() ? "accepted" : all);
     fmt::print("{:<44} {}\n", m.step, all.substr(0, all.find('\n')));
   }

@@ -12,15 +12,15 @@
 
 #include "base/error.h"
 #include "base/match.h"
-#include "program/build/build.h"
-#include "program/build/build_detail.h"
 #include "program/ir/slots.h"
 #include "program/parts/part.h"
 #include "program/types/check.h"
 #include "program/values/attributes.h"
 #include "program/values/costs.h"
-#include "program/values/signature.h"
+#include "program/values/of_op.h"
 #include "program/values/value_memory.h"
+#include "program/verify/inferred.h"
+#include "program/verify/needs.h"
 #include "program/verify/races.h"
 #include "program/verify/verify_detail.h"
 #include "program/verify/verify_units.h"
@@ -53,11 +53,13 @@ class Verifier {
  public:
   explicit Verifier(const Program& p)
       : p_(p),
+        t_(inferred_traits(p)),
         ops_(expand(p)),
         slots_(p),
-        pieces_(row_chunks(p.setting.rows()).size()),
+        pieces_(row_chunks(t_.rows).size()),
         held_(slots_.places() * pieces_),
-        units_(p, [this](const Expanded* e, const std::string& what) {
+        needs_(p, t_),
+        units_(p, t_, [this](const Expanded* e, const std::string& what) {
           e ? report(*e, "{}", what) : report_all("{}", what);
         }) {}
 
@@ -112,7 +114,8 @@ class Verifier {
 
   void structure() {
     one_buffer_a_state();
-    if (p_.setting.purpose == Purpose::kTrain && p_.setting.holders() < 1) report_all("no ranks");
+    if (t_.trains() && t_.holders() < 1) report_all("no ranks");
+    batch();
     for (std::size_t b = 0; b < p_.bodies.size(); ++b)
       for (std::size_t k = 0; k < p_.bodies[b].steps.size(); ++k)
         for (const OpRef& ref : p_.bodies[b].steps[k].after) {
@@ -123,22 +126,49 @@ class Verifier {
         }
     attributes();
     if (!findings_.empty()) return;  // costs follow from attributes
+    std::vector<std::vector<std::string>> wrong;
+    for (const Body& body : p_.bodies) {
+      wrong.emplace_back();
+      for (const Step& step : body.steps) wrong.back().push_back(costs_and_stream(step));
+    }
     for (const Expanded& e : ops_) {
-      Step want = *e.step;
-      set_costs(p_, want);
-      if (e.step->scratch != want.scratch || e.step->model_flops != want.model_flops ||
-          e.step->hardware_flops != want.hardware_flops || e.step->moved != want.moved)
-        report(e, "its costs are not those of this op (scratch {} instead of {}, or its FLOPs or bytes)",
-               e.step->scratch.value, want.scratch.value);
-      if (const auto why = detail::stream_refused(p_, *e.step)) report(e, "{}", *why);
+      const std::string& why = wrong[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(e.op)];
+      if (!why.empty()) report(e, "{}", why);
       if (findings_.size() >= kMaxFindings) return;
     }
   }
 
+  // Returns what is wrong with them, or nothing.
+  std::string costs_and_stream(const Step& step) const {
+    Step want = step;
+    set_costs(p_, want);
+    if (step.scratch != want.scratch || step.model_flops != want.model_flops ||
+        step.hardware_flops != want.hardware_flops || step.moved != want.moved)
+      return fmt::format("its costs are not those of this op (scratch {} instead of {}, or its FLOPs or bytes)",
+                         step.scratch.value, want.scratch.value);
+    return detail::stream_refused(t_, step).value_or("");
+  }
+
+  // Checks that ops say how large micro-batches and the batch are.
+  void batch() {
+    if (t_.rows.count() < 1)
+      report_all("no op says how many rows a micro-batch has: a part does by rows=SEQUENCESxLENGTH");
+    if (!t_.trains() || t_.rows.count() < 1) return;
+    if (t_.positions < 1)
+      report_all("no op says how many positions the batch has: clip_scale does by positions=NUMBER");
+    else if (t_.positions % (t_.rows.length * t_.context_ranks()) != 0)
+      report_all("the batch has {} positions, which are no whole number of sequences of {}", t_.positions,
+                 t_.rows.length * t_.context_ranks());
+    if (t_.micro_batches > kMaxExpanded)
+      report_all("the batch has {} positions, which are more micro-batches of {}x{} than a program can have",
+                 t_.positions, t_.rows.sequences, t_.rows.length);
+  }
+
   void attributes() {
+    const KernelChoice usual = usual_choice(p_);
     for (const Body& body : p_.bodies)
       for (std::size_t k = 0; k < body.steps.size(); ++k) {
-        if (const auto why = attributes_refused(p_, body.steps[k]))
+        if (const auto why = attributes_refused(p_, t_, usual, body.steps[k]))
           report_all("body {}, op %{} ({}): {}", body.name, k, kind_of(body.steps[k].op), *why);
       }
   }
@@ -159,7 +189,7 @@ class Verifier {
   // Checks that the piece of the rows that an op works on fits the setting.
   bool piece_fits(const Expanded& e) {
     const auto fits = [&](bool in_pieces, std::int64_t chunk) {
-      const bool right = in_pieces ? chunk >= 0 && chunk < p_.setting.tensor_chunks : chunk < 0;
+      const bool right = in_pieces ? chunk >= 0 && chunk < t_.rows.pieces : chunk < 0;
       if (!right && in_pieces)
         report(e, "is of {} of the rows, which are in {} pieces", chunk < 0 ? "all" : fmt::format("piece {}", chunk),
                pieces_);
@@ -168,7 +198,7 @@ class Verifier {
       return right;
     };
     if (const auto* c = std::get_if<Compute>(&e.step->op))
-      return has_halves(c->part) ? fits(by_chunks(p_.setting, c->part), c->chunk) : true;
+      return has_halves(c->part) ? fits(by_chunks(t_.rows, c->part), c->chunk) : true;
     if (const auto* o = std::get_if<ReduceScatter>(&e.step->op)) return fits(in_pieces(o->moves), o->chunk);
     if (const auto* o = std::get_if<AllGather>(&e.step->op)) return fits(in_pieces(o->moves), o->chunk);
     return true;
@@ -176,53 +206,45 @@ class Verifier {
   bool in_pieces(Moves moves) const {
     const bool rows =
         moves == Moves::kResidual || moves == Moves::kMid || moves == Moves::kDResidual || moves == Moves::kDMid;
-    return rows && p_.setting.chunked_rows();
+    return rows && t_.rows.in_pieces();
   }
 
   // Checks types, sizes and values of an op's operands. Returns false when the op has other operands, which cannot be
   // checked further.
   bool operands(const Expanded& e) {
-    if (!detail::of_this_stage(p_, e.step->op)) {
+    if (!detail::of_this_stage(p_, t_, e.step->op)) {
       report(e, "is of no chunk of this stage");
       return false;
     }
     if (!piece_fits(e)) return false;
-    const Signature want = signature(p_, e.step->op, unit_of_step(p_, *e.step));
+    const NeedsOfStep& want = needs_.of(e);
+    if (!want.refused.empty()) {
+      report(e, "{}", want.refused);
+      return false;
+    }
     const std::vector<Use>& has = e.step->operands;
-    const auto same = [](const Use& use, const Operand& o) {
-      return use.arg == o.arg && (use.access == o.access || (o.may_add && use.access == Access::kUpdate));
-    };
-    if (!std::ranges::equal(has, want.operands, same)) {
-      report(e, "has the operands [{}] where it needs [{}]", text_of(has), text_of(want.operands));
-      return false;
-    }
-    const auto nameless = [](const Operand& o) { return of_unit(o.value) && o.layer < 0; };
-    if (std::any_of(want.operands.begin(), want.operands.end(), nameless)) {
-      report(e, "names no parameter unit");
-      return false;
-    }
-    aliases(e, want);
+    aliases(e, want.operands);
     std::vector<std::size_t> sound;
     for (std::size_t i = 0; i < has.size(); ++i)
       if (fits(e, has[i], want.operands[i])) sound.push_back(i);
     for (const std::size_t i : sound)
-      if (has[i].reads()) read(e, has[i], want.operands[i].as_found());
+      if (has[i].reads()) read(e, has[i], want.operands[i]);
     for (const std::size_t i : sound)
       if (has[i].access == Access::kConsume)
-        for (Held& piece : held(has[i].buffer, e.micro_batch, want.operands[i])) piece = {};
+        for (Held& piece : held(has[i].buffer, e.micro_batch, want.operands[i].operand)) piece = {};
     for (const std::size_t i : sound)
       if (has[i].writes()) write(e, has[i], want.operands[i]);
     return true;
   }
 
-  // Operands that an op changes have buffers of their own, unless the signature says in whose buffer they lie.
-  void aliases(const Expanded& e, const Signature& want) {
+  // Operands that an op changes have buffers of their own, unless the rule of the op says in whose buffer they lie.
+  void aliases(const Expanded& e, const std::vector<Need>& want) {
     const std::vector<Use>& has = e.step->operands;
     const auto name = [&](const Use& use) { return p_.buffers[static_cast<std::size_t>(use.buffer)].name; };
     for (std::size_t i = 0; i < has.size(); ++i)
       for (std::size_t k = 0; k < i; ++k) {
         const bool shared = has[i].buffer == has[k].buffer;
-        const bool lies_within = want.operands[i].within == has[k].arg || want.operands[k].within == has[i].arg;
+        const bool lies_within = want[i].operand.within == has[k].arg || want[k].operand.within == has[i].arg;
         if (lies_within && !shared) report(e, "must write {} in place", name(has[k]));
         if (lies_within || !shared || (!has[i].changes() && !has[k].changes())) continue;
         if (has[i].writes() && has[k].writes())
@@ -234,24 +256,23 @@ class Verifier {
 
   // Values of a micro-batch may outlive an instance in a pipeline.
   bool lives(Lifetime has, Lifetime wanted) const {
-    return has == wanted || (p_.setting.pipelined() && has == Lifetime::kMicroBatch && wanted == Lifetime::kTransient);
+    return has == wanted || (t_.pipelined() && has == Lifetime::kMicroBatch && wanted == Lifetime::kTransient);
   }
 
-  bool fits(const Expanded& e, const Use& use, const Operand& want) {
+  bool fits(const Expanded& e, const Use& use, const Need& need) {
     const Buffer& b = p_.buffers[static_cast<std::size_t>(use.buffer)];
-    if (b.place != place_of(p_, want)) {
+    const Operand& want = need.operand;
+    if (b.place != need.place) {
       report(e, "operand {} is in the memory of the {}", b.name, name_of(b.place));
       return false;
     }
-    if (b.dtype != dtype_of(p_, want.value) || b.elements != elements_of(p_, want) ||
-        !lives(b.lifetime, lifetime_of(p_, want.value))) {
+    if (b.dtype != need.dtype || b.elements != need.elements || !lives(b.lifetime, need.lifetime)) {
       report(e, "operand {} ({} x {}) cannot hold {} ({} x {})", b.name, b.elements, name_of(b.dtype),
-             name_of(want.value), elements_of(p_, want), name_of(dtype_of(p_, want.value)));
+             name_of(want.value), need.elements, name_of(need.dtype));
       return false;
     }
-    if (of_unit(want.value) && b.extent != extent_of(p_, want.value)) {
-      report(e, "operand {} holds {} of its unit where it needs {}", b.name, name_of(b.extent),
-             name_of(extent_of(p_, want.value)));
+    if (of_unit(want.value) && b.extent != need.extent) {
+      report(e, "operand {} holds {} of its unit where it needs {}", b.name, name_of(b.extent), name_of(need.extent));
       return false;
     }
     if (use.range != want.range) {
@@ -278,8 +299,9 @@ class Verifier {
     return true;
   }
 
-  void read(const Expanded& e, const Use& use, const Operand& want) {
-    if (lifetime_of(p_, want.value) != Lifetime::kTransient) return;
+  void read(const Expanded& e, const Use& use, const Need& need) {
+    const Operand want = need.operand.as_found();
+    if (lifetime_of(t_, want.value) != Lifetime::kTransient) return;
     unread_.erase(use.buffer);
     const Held needed = holding(want, e.micro_batch);
     const std::span<Held> now = held(use.buffer, e.micro_batch, want);
@@ -287,14 +309,14 @@ class Verifier {
     if (wrong != now.end()) {
       report(e, "reads {}, which holds {}, where it needs {}", p_.buffers[static_cast<std::size_t>(use.buffer)].name,
              wrong->text(), needed.text());
-    } else if (want.value == Value::kDNormed && chunks_in_[use.buffer] != p_.setting.head_chunks()) {
-      report(e, "reads the head's gradient with {} of {} chunks written", chunks_in_[use.buffer],
-             p_.setting.head_chunks());
+    } else if (want.value == Value::kDNormed && chunks_in_[use.buffer] != t_.head_chunks()) {
+      report(e, "reads the head's gradient with {} of {} chunks written", chunks_in_[use.buffer], t_.head_chunks());
     }
   }
 
-  void write(const Expanded& e, const Use& use, const Operand& want) {
-    if (lifetime_of(p_, want.value) != Lifetime::kTransient) return;
+  void write(const Expanded& e, const Use& use, const Need& need) {
+    const Operand& want = need.operand;
+    if (need.lifetime != Lifetime::kTransient) return;
     const std::span<Held> now = held(use.buffer, e.micro_batch, want);
     // Each chunk of the head writes its part of one buffer; another value in between starts the count anew.
     if (want.value == Value::kDNormed)
@@ -312,8 +334,8 @@ class Verifier {
   bool brought(const Operand& o) const {
     return o.value == Value::kParam || o.value == Value::kParamShard || o.value == Value::kKeysAll ||
            (o.value == Value::kKeys && o.step > 0) || o.value == Value::kRankRows || o.value == Value::kDRankOut ||
-           (p_.setting.shares_experts() && (o.value == Value::kExpertOut || o.value == Value::kDExpertRows)) ||
-           (o.value == Value::kDKeysIn && o.step < p_.setting.context_ranks());
+           (t_.shares_experts() && (o.value == Value::kExpertOut || o.value == Value::kDExpertRows)) ||
+           (o.value == Value::kDKeysIn && o.step < t_.context_ranks());
   }
 
   void report_unread() {
@@ -342,7 +364,7 @@ class Verifier {
               if (o.moves == Moves::kLoad)
                 sum_load(e, o.axis);
               else if (o.moves != Moves::kUnit)
-                exchange(e, o.axis, !p_.setting.sharded_rows());
+                exchange(e, o.axis, !t_.sharded_rows());
               else
                 units_.reduce(e, o.axis, false, false);
             },
@@ -350,7 +372,7 @@ class Verifier {
               if (o.moves == Moves::kDKeys)
                 exchange_keys(e, o.axis, false);
               else if (o.moves != Moves::kUnit)
-                exchange(e, o.axis, p_.setting.sharded_rows());
+                exchange(e, o.axis, t_.sharded_rows());
               else
                 units_.reduce(e, o.axis, true, e.step->updates(Arg::kTo));
             },
@@ -360,7 +382,7 @@ class Verifier {
               else if (o.moves == Moves::kOffsets)
                 exchange_experts(e, o.axis);
               else if (o.moves != Moves::kUnit)
-                exchange(e, o.axis, o.moves == Moves::kHead || p_.setting.sharded_rows());
+                exchange(e, o.axis, o.moves == Moves::kHead || t_.sharded_rows());
               else
                 units_.gather(e, o.axis);
             },
@@ -385,17 +407,18 @@ class Verifier {
 
   void contribution(const Expanded& e, const Compute& c) {
     const PartDeclaration& part = declaration_of(c.part);
-    const arch::Parts head = arch::parts_of_head(p_.arch, p_.setting.tensor());
+    const arch::Parts head = arch::parts_of_head(p_.arch, t_.tensor());
     if (part.standing == Standing::kHead && std::find(head.begin(), head.end(), c.part) == head.end())
-      report(e, "the vocabulary is {}", p_.setting.tensor() ? "cut over tensor ranks" : "whole on this rank");
+      report(e, "the vocabulary is {}", t_.tensor() ? "cut over tensor ranks" : "whole on this rank");
     if (part.makes_losses() && !chunks_.insert(c.chunk).second) report(e, "chunk {} of the head runs twice", c.chunk);
-    if (part.ring_step && (c.chunk >= 0) != p_.setting.ring())
-      report(e, "attention is made {}", p_.setting.ring() ? "step by step of a ring" : "at once");
+    if (part.ring_step && (c.chunk >= 0) != t_.ring())
+      report(e, "attention is made {}", t_.ring() ? "step by step of a ring" : "at once");
     if (detail::adds_losses(c) && !losses_.add(c, e.micro_batch))
       report(e, "runs a second time, and adds its losses again");
     if (!is_backward(c.pass)) return;
-    if ((c.pass != ComputePass::kBackward) && !p_.setting.pipeline.halves)
-      report(e, "is half of a backward, which this setting runs whole");
+    if ((c.pass != ComputePass::kBackward) && !t_.halves)
+      report(e,
+             "is half of a backward, and backwards run whole here: layers share the gradient of the residual stream");
     const std::tuple half{static_cast<int>(c.part), c.layer, c.chunk, e.micro_batch};
     if (c.pass == ComputePass::kInput && !inputs_.insert(half).second) report(e, "runs a second time");
     if (c.pass == ComputePass::kWeights && !inputs_.count(half)) report(e, "runs before the input's half");
@@ -408,9 +431,7 @@ class Verifier {
       report(e, "moves it a second time");
   }
 
-  std::size_t micro_batches() const {
-    return p_.setting.purpose == Purpose::kTrain ? static_cast<std::size_t>(p_.setting.micro_batches()) : 1;
-  }
+  std::size_t micro_batches() const { return t_.trains() ? static_cast<std::size_t>(t_.micro_batches) : 1; }
 
   void zero_fill(const Expanded& e) {
     const int u = unit_of_step(p_, *e.step);
@@ -424,31 +445,31 @@ class Verifier {
     }
   }
 
-  // Checks the exchange of a value between tensor ranks; signature() has checked which value it is.
+  // Checks the exchange of a value between tensor ranks; the operands say which value it is.
   void exchange(const Expanded& e, Axis axis, bool fits_layout) {
-    if (!p_.setting.tensor()) report(e, "there are no tensor ranks to exchange with");
+    if (!t_.tensor()) report(e, "there are no tensor ranks to exchange with");
     if (axis != Axis::kTp) report(e, "activations are exchanged over the axis tp");
     if (!fits_layout)
-      report(e, "the residual stream is {}", p_.setting.sharded_rows() ? "cut by rows" : "whole on every tensor rank");
+      report(e, "the residual stream is {}", t_.sharded_rows() ? "cut by rows" : "whole on every tensor rank");
   }
   void sum_load(const Expanded& e, Axis axis) {
-    if (!p_.setting.context()) report(e, "there are no context ranks that share a sequence");
+    if (!t_.context()) report(e, "there are no context ranks that share a sequence");
     if (axis != Axis::kCp) report(e, "the sums of a router are summed over the axis cp");
   }
   void exchange_experts(const Expanded& e, Axis axis) {
-    if (!p_.setting.shares_experts()) report(e, "there are no expert ranks to exchange with");
+    if (!t_.shares_experts()) report(e, "there are no expert ranks to exchange with");
     if (axis != Axis::kEp) report(e, "rows of experts are exchanged over the axis ep");
   }
   void exchange_keys(const Expanded& e, Axis axis, bool ring) {
-    if (!p_.setting.context()) report(e, "there are no context ranks to exchange with");
-    if (ring != p_.setting.ring())
+    if (!t_.context()) report(e, "there are no context ranks to exchange with");
+    if (ring != t_.ring())
       report(e, "context ranks {}", ring ? "gather keys and values" : "pass keys and values on in a ring");
     if (axis != Axis::kCp) report(e, "keys and values are exchanged over the axis cp");
   }
 
   // operands() has followed the value to the host and back.
   void copy_activations(const Expanded& e) {
-    if (!p_.setting.offload.activations) report(e, "activations stay on the device");
+    if (!t_.offload.activations) report(e, "activations stay on the device");
   }
 
   void count(const Expanded& e) {
@@ -472,7 +493,7 @@ class Verifier {
         continue;
       }
       auto& axes = summed_over_[static_cast<std::size_t>(i)];
-      const std::vector<Axis> wanted = detail::axes_of_sum(p_.setting, i);
+      const std::vector<Axis> wanted = detail::axes_of_sum(t_, i);
       if (std::find(axes.begin(), axes.end(), o.axis) != axes.end()) report(e, "reduces the sum {} a second time", i);
       if (std::find(wanted.begin(), wanted.end(), o.axis) == wanted.end())
         report(e, "the sum {} is reduced over {}", i, wanted.empty() ? "no axis" : name_of(wanted.front()));
@@ -483,7 +504,7 @@ class Verifier {
   void clip(const Expanded& e) {
     if (clipped_) report(e, "runs a second time");
     for (const Scalar i : sums_of(p_.arch))
-      if (summed_over_[static_cast<std::size_t>(i)].size() < detail::axes_of_sum(p_.setting, i).size())
+      if (summed_over_[static_cast<std::size_t>(i)].size() < detail::axes_of_sum(t_, i).size())
         report(e, "uses the sum {}, which is not reduced over the ranks", static_cast<int>(i));
     units_.clip(e);
     clipped_ = true;
@@ -491,18 +512,18 @@ class Verifier {
 
   void totals() {
     report_unread();
-    const bool reads = p_.embeds() || p_.has_head() || p_.setting.document_mask || p_.arch.sparse();
+    const bool reads = p_.embeds() || p_.has_head() || t_.documents || p_.arch.sparse();
     const std::size_t loads = reads ? micro_batches() : 0;
     if (loaded_.size() != loads)
       report_all("the program loads {} micro-batches where the batch needs {}", loaded_.size(), loads);
-    if (const std::size_t needed = detail::messages_needed(p_); messages_.size() != needed)
+    if (const std::size_t needed = detail::messages_needed(p_, t_); messages_.size() != needed)
       report_all("{} messages between stages where {} are needed", messages_.size(), needed);
-    if (p_.setting.purpose == Purpose::kEvaluate) {
-      if (p_.has_head() && static_cast<std::int64_t>(chunks_.size()) != p_.setting.head_chunks())
+    if (!t_.trains()) {
+      if (p_.has_head() && static_cast<std::int64_t>(chunks_.size()) != t_.head_chunks())
         report_all("the head leaves out chunks");
       return;
     }
-    for (const std::string& what : losses_.missing(p_)) report_all("{}", what);
+    for (const std::string& what : losses_.missing(p_, t_.micro_batches, kMaxFindings)) report_all("{}", what);
     units_.totals();
   }
 
@@ -520,10 +541,12 @@ class Verifier {
   }
 
   const Program& p_;
+  const Traits t_;
   std::vector<Expanded> ops_;
   Slots slots_;
   std::size_t pieces_;      // of rows; 1 when rows are whole
   std::vector<Held> held_;  // by place, and piece
+  Needs needs_;
   UnitLedger units_;
   std::set<std::tuple<int, int, std::int64_t, std::int64_t>> messages_;
   std::set<std::tuple<int, std::int64_t, std::int64_t, std::int64_t>>
@@ -549,14 +572,6 @@ std::vector<Finding> verify(const Program& program, std::optional<Bytes> device_
           {fmt::format("needs {} of memory where the device has {}", human(plan.peak), human(*device_memory))});
   }
   return findings;
-}
-
-void require_sound(const Program& program, std::string_view origin, std::optional<Bytes> device_memory) {
-  const auto findings = verify(program, device_memory);
-  if (findings.empty()) return;
-  std::string text = fmt::format("{}: the step program is refused:", origin);
-  for (const Finding& f : findings) text += "\n  " + f.text;
-  throw UsageError(text);
 }
 
 }  // namespace molen::program

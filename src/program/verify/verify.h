@@ -1,5 +1,7 @@
 // The verifier: follows the values through a program and refuses a program that would not compute one optimizer step of
-// its model. It runs before every training, on programs from any source.
+// its model. It runs before every training, on programs from any source. Its rules follow from the program alone: from
+// ops and their attributes, buffers, the grid of ranks, the stage's chunks and units, and the declarations of parts.
+// Whether the program is the one that was asked for is another check (provenance/provenance.h).
 #pragma once
 
 #include <optional>
@@ -22,15 +24,12 @@ struct Finding {
 //     (dp > 1), updated exactly once from the reduced, counted gradient, and gathered once (ZeRO-1)
 //   - ops that touch one buffer on two streams are ordered by `after`; `after` points backwards only
 //   - the types of operands over the mesh fit each op, and are those that the program states (types/check.h)
-//   - FLOPs, scratch and bytes are those of the costs pass; planned memory fits `device_memory`
+//   - FLOPs, scratch and bytes are those of the op (values/costs.h); planned memory fits `device_memory`
 std::vector<Finding> verify(const Program& program, std::optional<Bytes> device_memory = std::nullopt);
 
 // Checks the programs of all stages of a pipeline together, each of which `verify` accepts: their messages and the
 // collectives between them must match in value, micro-batch, bytes and order, when each op waits for its partner.
 // O(ops).
 std::vector<Finding> verify_world(const std::vector<Program>& stages);
-
-// Throws UsageError with all findings.
-void require_sound(const Program& program, std::string_view origin, std::optional<Bytes> device_memory = std::nullopt);
 
 }  // namespace molen::program

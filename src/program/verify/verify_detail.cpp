@@ -6,21 +6,21 @@
 #include <functional>
 
 #include "program/parts/part.h"
-#include "program/values/signature.h"
+#include "program/values/of_op.h"
+#include "program/verify/inferred.h"
 
 namespace molen::program::detail {
 
-bool of_this_stage(const Program& p, const Op& op) {
-  const Setting& s = p.setting;
+bool of_this_stage(const Program& p, const Traits& t, const Op& op) {
   const auto any = [&](const std::function<bool(const Chunk&)>& fits) {
     return std::any_of(p.chunks.begin(), p.chunks.end(), fits);
   };
-  const auto peer = [&](int global) { return stage_of(s.pipeline.placement, s.stages(), global); };
+  const auto peer = [&](int global) { return stage_of(t.placement, t.stages(), global); };
   const auto boundary = [&](const auto& o, bool sends) {
     const bool front = sends == (o.moves == Moves::kDResidual);
-    return s.pipelined() && any([&](const Chunk& c) {
+    return t.pipelined() && any([&](const Chunk& c) {
              return o.layer == (front ? c.first : c.end) && !(front ? c.embed : c.head) &&
-                    o.peer == peer(c.global_stage + (front ? -1 : 1)) && o.peer != s.pipeline.stage;
+                    o.peer == peer(c.global_stage + (front ? -1 : 1)) && o.peer != stage_shown(p);
            });
   };
   if (const auto* send = std::get_if<Send>(&op)) return boundary(*send, true);
@@ -31,36 +31,56 @@ bool of_this_stage(const Program& p, const Op& op) {
   return declaration_of(c->part).standing == Standing::kBefore ? p.embeds() : p.has_head();
 }
 
-std::size_t messages_needed(const Program& p) {
+std::size_t messages_needed(const Program& p, const Traits& t) {
   std::size_t each = 0;
-  const Setting& s = p.setting;
-  if (!s.pipelined()) return 0;
-  const bool train = s.purpose == Purpose::kTrain;
+  if (!t.pipelined()) return 0;
+  const int stages = t.stages() * static_cast<int>(p.chunks.size());
   for (const Chunk& c : p.chunks)
     for (const int to : {c.global_stage - 1, c.global_stage + 1}) {
-      const bool inside = to >= 0 && to < s.stages() * s.pipeline.chunks;
-      if (inside && stage_of(s.pipeline.placement, s.stages(), to) != s.pipeline.stage) each += train ? 2 : 1;
+      const bool inside = to >= 0 && to < stages;
+      if (inside && stage_of(t.placement, t.stages(), to) != stage_shown(p)) each += t.trains() ? 2 : 1;
     }
-  return each * (train ? static_cast<std::size_t>(s.micro_batches()) : 1);
+  return each * (t.trains() ? static_cast<std::size_t>(t.micro_batches) : 1);
 }
 
-std::vector<Axis> axes_of_sum(const Setting& s, std::int64_t scalar) {
+std::vector<Axis> axes_of_sum(const Traits& t, std::int64_t scalar) {
   std::vector<Axis> axes;
-  if (s.holders() > 1) {
+  if (t.holders() > 1) {
     if (scalar != kSumSquares)
       axes.push_back(Axis::kDp);
-    else if (s.owns_part())
-      axes.push_back(s.sharded_gradients() && s.replicas() > 1 && !s.own_over_dp ? Axis::kShard : Axis::kDp);
-    else if (s.shares_experts())
+    else if (t.owns_part())
+      axes.push_back(t.sharded_gradients() && t.replicas() > 1 && !t.owns_part_of_shard() ? Axis::kShard : Axis::kDp);
+    else if (t.shares_experts())
       axes.push_back(Axis::kEp);
   }
-  if (s.tensor() && scalar == kSumSquares) axes.push_back(Axis::kTp);
-  if (s.pipelined()) axes.push_back(Axis::kPp);
+  if (t.tensor() && scalar == kSumSquares) axes.push_back(Axis::kTp);
+  if (t.pipelined()) axes.push_back(Axis::kPp);
   return axes;
 }
 
-std::optional<std::string> stream_refused(const Program& p, const Step& step) {
-  const Stream usual = stream_of(p, step.op);
+std::vector<Axis> axes_of_gather(const Traits& t, const Unit& unit) {
+  if (!t.owns_part()) return {};
+  if (!t.sharded_gradients()) return {axis_for(unit, Axis::kDp)};
+  std::vector<Axis> axes;
+  if (t.owns_part_of_shard()) axes.push_back(Axis::kReplicate);
+  if (!t.sharded_parameters()) axes.push_back(axis_for(unit, Axis::kShard));
+  return axes;
+}
+
+bool has_gaps(const Program& p, const Unit& unit) {
+  std::int64_t used = 0;
+  for (const UnitEntry& entry : unit.entries) {
+    const arch::Parameter& parameter = p.parameters[static_cast<std::size_t>(entry.parameter)];
+    // The last of the tensor ranks that share a vocabulary may have fewer rows than the others.
+    const bool vocabulary = parameter.role == arch::Role::kEmbedding || parameter.role == arch::Role::kHead;
+    if (vocabulary && p.arch.vocabulary % p.grid.sizes[mesh::Axis::kTp] != 0) return true;
+    used += parameter.elements();
+  }
+  return used < unit.elements;
+}
+
+std::optional<std::string> stream_refused(const Traits& t, const Step& step) {
+  const Stream usual = stream_of(t.offload, step.op);
   if (step.stream == usual || (communicates(usual) && communicates(step.stream))) return std::nullopt;
   std::string streams(name_of(usual));
   if (communicates(usual))
@@ -74,15 +94,17 @@ bool adds_losses(const Compute& op) {
   return !is_backward(op.pass) && part.in_layer() && !part.sums.empty();
 }
 
-std::vector<std::string> LossesOfLayers::missing(const Program& p) const {
+std::vector<std::string> LossesOfLayers::missing(const Program& p, std::int64_t micro_batches, std::size_t most) const {
   std::vector<std::string> all;
   for (const Chunk& chunk : p.chunks)
     for (std::int64_t layer = chunk.first; layer < chunk.end; ++layer)
-      for (const arch::Part part : arch::parts_of_layer(p.arch, layer))
-        for (std::int64_t m = 0; m < p.setting.micro_batches(); ++m)
-          if (adds_losses({part, ComputePass::kForward, layer, -1}) && !ran_.contains({part, layer, m}))
+      for (const arch::Part part : arch::parts_of_layer(p.arch, layer)) {
+        if (!adds_losses({part, ComputePass::kForward, layer, -1})) continue;
+        for (std::int64_t m = 0; m < micro_batches && all.size() < most; ++m)
+          if (!ran_.contains({part, layer, m}))
             all.push_back(fmt::format("forward {}, layer {}, micro-batch {}: is left out, and with it a loss",
                                       arch::name_of(part), layer, m));
+      }
   return all;
 }
 

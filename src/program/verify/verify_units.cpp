@@ -2,20 +2,23 @@
 
 #include <algorithm>
 
-#include "program/build/build_detail.h"
 #include "program/parts/part.h"
 #include "program/values/contributions.h"
-#include "program/values/signature.h"
+#include "program/values/of_op.h"
+#include "program/values/optimizer.h"
+#include "program/verify/verify_detail.h"
 
 namespace molen::program {
 
-UnitLedger::UnitLedger(const Program& program, Report report)
-    : p_(program), report_(std::move(report)), units_(program.units.size()) {
+UnitLedger::UnitLedger(const Program& program, const Traits& traits, Report report)
+    : p_(program), t_(traits), report_(std::move(report)), units_(program.units.size()) {
   for (const Body& body : p_.bodies) made_in_.push_back(contributions_in(p_, body));
+  for (std::size_t u = 0; u < p_.units.size(); ++u)
+    expected_.push_back(program::expected_contributions(p_, t_, static_cast<int>(u)));
 }
 
 void UnitLedger::begin_instance() {
-  if (!p_.setting.gradients_leave()) return;
+  if (!t_.gradients_leave()) return;
   for (State& s : units_) {
     s.pending.clear();
     s.written.clear();
@@ -29,7 +32,7 @@ void UnitLedger::add(const Expanded& e, const Compute& c) {
   const int u = unit_of_part(p_, c.part, c.layer);
   if (u < 0) return;
   State& state = units_[static_cast<std::size_t>(u)];
-  if (state.reductions > 0 && !p_.setting.gradients_leave())
+  if (state.reductions > 0 && !t_.gradients_leave())
     report(e, "adds to gradient {} after it was reduced", p_.units[static_cast<std::size_t>(u)].name);
   // Parts write disjoint parameters of a unit. Only the head's chunks and a tied embedding write the same table.
   const bool table =
@@ -53,7 +56,7 @@ void UnitLedger::add(const Expanded& e, const Compute& c) {
 
 void UnitLedger::clear(const Expanded& e, int u, bool padding) {
   State& state = units_[static_cast<std::size_t>(u)];
-  if (padding && (!p_.setting.gradients_leave() || !detail::has_padding(p_, p_.units[static_cast<std::size_t>(u)])))
+  if (padding && (!t_.gradients_leave() || !detail::has_gaps(p_, p_.units[static_cast<std::size_t>(u)])))
     report(e, "there is no padding to clear");
   if (!padding && !state.pending.empty()) report(e, "clears a gradient that is already in use");
   state.zeroed = state.zeroed || !padding;
@@ -78,9 +81,9 @@ void UnitLedger::totals() {
       report_all("gradient {} is not summed over all ranks ({} reductions, {} of {} contributions, {} over replicas)",
                  name, s.reductions, s.delivered, expected_contributions(static_cast<int>(u)), s.replicated);
     if (s.updated != 1) report_all("unit {} is updated {} times", name, s.updated);
-    const bool comes = p_.setting.offload.optimizer && !p_.setting.offload.parameters;
+    const bool comes = t_.offload.optimizer && !t_.offload.parameters;
     if (s.came != (comes ? 1 : 0)) report_all("unit {} comes from the host {} times after its update", name, s.came);
-    if (const std::size_t axes = detail::gathered_over(p_, static_cast<int>(u)).size(); s.gathered.size() != axes)
+    if (const std::size_t axes = detail::axes_of_gather(t_, p_.units[u]).size(); s.gathered.size() != axes)
       report_all("unit {} is gathered over {} of {} axes after its update", name, s.gathered.size(), axes);
   }
 }
@@ -90,20 +93,20 @@ UnitLedger::State& UnitLedger::unit(const Expanded& e) {
 }
 
 std::size_t UnitLedger::expected_contributions(int u) const {
-  return program::expected_contributions(p_, u);
+  return expected_[static_cast<std::size_t>(u)];
 }
 
 std::size_t UnitLedger::needed_in(const Expanded& e, int u) const {
-  return p_.setting.gradients_leave() ? made_in_[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(u)]
-                                      : expected_contributions(u);
+  return t_.gradients_leave() ? made_in_[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(u)]
+                              : expected_contributions(u);
 }
 
 std::size_t UnitLedger::micro_batch_contributions(int u) const {
-  return expected_contributions(u) / static_cast<std::size_t>(p_.setting.micro_batches());
+  return expected_contributions(u) / static_cast<std::size_t>(std::max<std::int64_t>(1, t_.micro_batches));
 }
 
 int UnitLedger::reductions_needed(int u) const {
-  if (!p_.setting.gradients_leave()) return 1;
+  if (!t_.gradients_leave()) return 1;
   int n = 0;
   for (const Instance& i : p_.schedule)
     n += made_in_[static_cast<std::size_t>(i.body)][static_cast<std::size_t>(u)] > 0;
@@ -111,13 +114,12 @@ int UnitLedger::reductions_needed(int u) const {
 }
 
 void UnitLedger::join_ends(const Expanded& e, int u, State& state, bool scatter) {
-  const Setting& s = p_.setting;
   if (!p_.shared_by_ends(u)) report(e, "the other end of the pipeline has no such gradient");
   if (scatter) report(e, "both ends keep the sum");
-  if (s.sharded_gradients() ? state.delivered != expected_contributions(u)
-                            : state.pending.size() != expected_contributions(u))
+  if (t_.sharded_gradients() ? state.delivered != expected_contributions(u)
+                             : state.pending.size() != expected_contributions(u))
     report(e, "adds the ends' shares before they are complete");
-  if (state.reductions > 0 && !s.sharded_gradients()) report(e, "adds the ends' shares after the data-parallel sum");
+  if (state.reductions > 0 && !t_.sharded_gradients()) report(e, "adds the ends' shares after the data-parallel sum");
   if (++state.joined > 1) report(e, "adds the ends' shares a second time");
 }
 
@@ -136,7 +138,6 @@ void UnitLedger::exchange_gradient(const Expanded& e, int u, State& state) {
 }
 
 void UnitLedger::reduce(const Expanded& e, Axis axis, bool scatter, bool adds) {
-  const Setting& s = p_.setting;
   State& state = unit(e);
   const int u = unit_of_step(p_, *e.step);
   if (axis == Axis::kTp) {
@@ -149,16 +150,18 @@ void UnitLedger::reduce(const Expanded& e, Axis axis, bool scatter, bool adds) {
     return;
   }
   over_data_ranks(e, u, axis);
-  const bool wanted = axis == Axis::kReplicate ? s.own_over_dp : s.owns_part();
-  if (scatter != wanted) report(e, "this layout (ZeRO-{}) wants {}", s.zero, wanted ? "reduce_scatter" : "all_reduce");
-  if (s.narrow_over(axis)) return;
+  const bool wanted = axis == Axis::kReplicate ? t_.owns_part_of_shard() : t_.owns_part();
+  if (scatter != wanted)
+    report(e, "{} here, so the sum is made by {}", wanted ? "ranks own parts of it" : "every rank keeps all of it",
+           wanted ? "reduce_scatter" : "all_reduce");
+  if (t_.narrow_over(axis)) return;
   depart(e, axis, u, state);
   arrive(e, axis, state, adds);
 }
 
 void UnitLedger::cast(const Expanded& e, const Cast& o) {
   State& state = unit(e);
-  if (!p_.setting.narrow_over(o.over)) report(e, "gradients travel in the type in which they are kept");
+  if (!t_.narrow_over(o.over)) report(e, "gradients travel in the type in which they are kept");
   over_data_ranks(e, unit_of_step(p_, *e.step), o.over);
   if (!o.back) {
     depart(e, o.over, unit_of_step(p_, *e.step), state);
@@ -168,21 +171,19 @@ void UnitLedger::cast(const Expanded& e, const Cast& o) {
 }
 
 void UnitLedger::over_data_ranks(const Expanded& e, int u, Axis axis) {
-  const Setting& s = p_.setting;
-  if (s.holders() == 1) report(e, "there is nobody to reduce with");
-  const Axis want = axis_for(p_.units[static_cast<std::size_t>(u)], s.sharded_gradients() ? Axis::kShard : Axis::kDp);
+  if (t_.holders() == 1) report(e, "there is nobody to reduce with");
+  const Axis want = axis_for(p_.units[static_cast<std::size_t>(u)], t_.sharded_gradients() ? Axis::kShard : Axis::kDp);
   if (axis == Axis::kReplicate) {
-    if (!s.sharded_gradients() || s.replicas() == 1) report(e, "there are no replicas to sum over");
+    if (!t_.sharded_gradients() || t_.replicas() == 1) report(e, "there are no replicas to sum over");
   } else if (axis != want) {
     report(e, "gradients are reduced over the axis {}", name_of(want));
   }
 }
 
 void UnitLedger::depart(const Expanded& e, Axis axis, int u, State& state) {
-  const Setting& s = p_.setting;
   if (state.on_the_way) report(e, "another message of it has not come back");
   if (axis == Axis::kReplicate) {
-    if (s.offload.gradients ? state.replicated >= state.reductions : state.delivered != expected_contributions(u))
+    if (t_.offload.gradients ? state.replicated >= state.reductions : state.delivered != expected_contributions(u))
       report(e, "sums a shard over the replicas with {} of {} contributions in it", state.delivered,
              expected_contributions(u));
     if (p_.shared_by_ends(u) && state.joined == 0)
@@ -190,21 +191,20 @@ void UnitLedger::depart(const Expanded& e, Axis axis, int u, State& state) {
     state.on_the_way = true;
     return;
   }
-  if (s.pipelined() && p_.shared_by_ends(u) && !s.sharded_gradients() && state.joined == 0)
+  if (t_.pipelined() && p_.shared_by_ends(u) && !t_.sharded_gradients() && state.joined == 0)
     report(e, "reduces before the other end of the pipeline has added its share");
   complete(e, u, state);
   leave(state);
 }
 
 void UnitLedger::arrive(const Expanded& e, Axis axis, State& state, bool adds) {
-  const Setting& s = p_.setting;
   if (!std::exchange(state.on_the_way, false)) report(e, "nothing of it is on the way");
   if (axis == Axis::kReplicate) {
     if (adds) report(e, "there is nothing to add to");
     ++state.replicated;
     return;
   }
-  if (adds != (s.sharded_gradients() && !s.offload.gradients && state.delivered > 0))
+  if (adds != (t_.sharded_gradients() && !t_.offload.gradients && state.delivered > 0))
     report(e, "{}", adds ? "adds to what the last step left" : "overwrites what earlier micro-batches left");
   state.delivered += std::exchange(state.in_message, 0);
 }
@@ -212,14 +212,13 @@ void UnitLedger::arrive(const Expanded& e, Axis axis, State& state, bool adds) {
 // Copies the gradient for the host's update: of each micro-batch, as soon as it is summed over the ranks, or of all at
 // once.
 void UnitLedger::copy_gradient(const Expanded& e, bool adds) {
-  const Setting& s = p_.setting;
   State& state = unit(e);
   const int u = unit_of_step(p_, *e.step);
-  if (!s.offload.optimizer) report(e, "no gradient belongs on the host");
-  if (adds != (s.offload.gradients && state.copied > 0))
+  if (!t_.offload.optimizer) report(e, "no gradient belongs on the host");
+  if (adds != (t_.offload.gradients && state.copied > 0))
     report(e, "{}", adds ? "adds to what the last step left" : "overwrites what is there already");
   ++state.copied;
-  if (!s.offload.gradients) {
+  if (!t_.offload.gradients) {
     if (state.copied > 1) report(e, "copies it a second time");
     if (!reduced_on_device(u) || state.contributions.size() != expected_contributions(u))
       report(e, "copies a gradient that is not reduced");
@@ -227,14 +226,14 @@ void UnitLedger::copy_gradient(const Expanded& e, bool adds) {
     return;
   }
   const std::size_t needed = needed_in(e, u);
-  if (s.holders() == 1) {  // no ranks to reduce with: the gradient leaves from where it was made
+  if (t_.holders() == 1) {  // no ranks to reduce with: the gradient leaves from where it was made
     complete(e, u, state);
     leave(state);
     arrive(e, Axis::kDp, state, false);
   }
   if (needed == 0) report(e, "copies a gradient that no op of this instance has made");
   if (state.delivered != state.on_host + needed ||
-      (s.sharded_gradients() && s.replicas() > 1 && state.replicated != state.reductions))
+      (t_.sharded_gradients() && t_.replicas() > 1 && state.replicated != state.reductions))
     report(e, "copies what is not summed over all ranks, or has been copied before");
   state.on_host = state.delivered;
 }
@@ -243,10 +242,10 @@ void UnitLedger::complete(const Expanded& e, int u, const State& state) {
   const std::size_t needed = needed_in(e, u);
   if (state.pending.size() != needed) report(e, "takes along {} of {} contributions", state.pending.size(), needed);
   if (must_exchange(u) && !state.in_sum) report(e, "what tensor ranks hold alike is not summed over them yet");
-  if (!p_.setting.gradients_leave()) return;
+  if (!t_.gradients_leave()) return;
   if (!state.zeroed && needed != micro_batch_contributions(u))
     report(e, "takes along gradients of parameters that no op of this instance has written");
-  if (!state.padded && detail::has_padding(p_, p_.units[static_cast<std::size_t>(u)]))
+  if (!state.padded && detail::has_gaps(p_, p_.units[static_cast<std::size_t>(u)]))
     report(e, "takes along padding that holds anything");
 }
 
@@ -260,13 +259,12 @@ void UnitLedger::leave(State& state) {
 
 // Copies parameters for their use, or after the host has updated them.
 void UnitLedger::copy_parameters(const Expanded& e) {
-  const Setting& s = p_.setting;
   State& state = unit(e);
-  if (s.offload.parameters) {
+  if (t_.offload.parameters) {
     if (state.updated > 0) report(e, "brings parameters that no op of this step reads any more");
     return;
   }
-  if (!s.offload.optimizer) report(e, "no parameters are on the host");
+  if (!t_.offload.optimizer) report(e, "no parameters are on the host");
   if (state.updated != 1) report(e, "brings parameters that are not updated yet");
   if (!e.step->unless) report(e, "unless=non_finite is missing");
   if (++state.came > 1) report(e, "brings them a second time");
@@ -274,19 +272,18 @@ void UnitLedger::copy_parameters(const Expanded& e) {
 
 bool UnitLedger::reduced(int u) const {
   const State& state = units_[static_cast<std::size_t>(u)];
-  return reduced_on_device(u) && (!p_.setting.offload.gradients || state.on_host == expected_contributions(u));
+  return reduced_on_device(u) && (!t_.offload.gradients || state.on_host == expected_contributions(u));
 }
 
 bool UnitLedger::reduced_on_device(int u) const {
-  const Setting& s = p_.setting;
   const State& state = units_[static_cast<std::size_t>(u)];
   const int sums = must_exchange(u) ? reductions_needed(u) : 0;
   if (state.exchanged != sums || (sums > 0 && !state.in_sum)) return false;
   if (state.joined != (p_.shared_by_ends(u) ? 1 : 0)) return false;
-  if (s.holders() == 1 && !s.offload.gradients) return true;
+  if (t_.holders() == 1 && !t_.offload.gradients) return true;
   if (state.delivered != expected_contributions(u)) return false;
   const int sums_over_replicas =
-      s.sharded_gradients() && s.replicas() > 1 ? s.offload.gradients ? state.reductions : 1 : 0;
+      t_.sharded_gradients() && t_.replicas() > 1 ? t_.offload.gradients ? state.reductions : 1 : 0;
   return state.reductions == reductions_needed(u) && state.replicated == sums_over_replicas;
 }
 
@@ -303,14 +300,14 @@ void UnitLedger::update(const Expanded& e) {
   State& s = unit(e);
   if (!e.step->unless) report(e, "would update from a non-finite gradient: unless=non_finite is missing");
   const auto& [kind, stage] = std::get<OptimizerStep>(e.step->op);
-  if (kind != p_.setting.optimizer) report(e, "updates by {} where the setting says {}", kind, p_.setting.optimizer);
+  if (kind != p_.optimizer->name) report(e, "updates by {} where the states are those of {}", kind, p_.optimizer->name);
   const int u = unit_of_step(p_, *e.step);
   if (shares_whole_matrices(p_, u) != (stage != UpdateStage::kWhole))
     report(e, "{}",
            stage == UpdateStage::kWhole ? "updates matrices of which tensor ranks hold parts, in one stage"
                                         : "updates in stages what is whole on this rank");
   if (s.contributions.size() != expected_contributions(u) ||
-      (p_.setting.offload.optimizer && s.on_host != expected_contributions(u)))
+      (t_.offload.optimizer && s.on_host != expected_contributions(u)))
     report(e, "updates from an incomplete gradient");
   if (stage == UpdateStage::kDirection) {
     if (++s.directed > 1) report(e, "moves the momentum a second time");
@@ -320,24 +317,23 @@ void UnitLedger::update(const Expanded& e) {
 }
 
 void UnitLedger::gather(const Expanded& e, Axis axis) {
-  const Setting& s = p_.setting;
   State& state = unit(e);
   if (axis == Axis::kTp) {  // directions; the values that ops read and write say when
     if (!e.step->unless) report(e, "unless=non_finite is missing");
     return;
   }
   const int u = unit_of_step(p_, *e.step);
-  if (s.sharded_parameters() &&
+  if (t_.sharded_parameters() &&
       axis == axis_for(p_.units[static_cast<std::size_t>(u)], Axis::kShard)) {  // for use, not for keeping
     if (state.updated > 0) report(e, "gathers parameters that no op of this step reads any more");
     return;
   }
-  const std::vector<Axis> axes = detail::gathered_over(p_, u);
+  const std::vector<Axis> axes = detail::axes_of_gather(t_, p_.units[static_cast<std::size_t>(u)]);
   if (state.gathered.size() >= axes.size())
     report(e, "parameters are whole by then; there is nothing to gather");
   else if (axes[state.gathered.size()] != axis)
     report(e, "parameters come together over {}", name_of(axes[state.gathered.size()]));
-  if (state.updated != 1 || (s.offload.optimizer && state.came != 1))
+  if (state.updated != 1 || (t_.offload.optimizer && state.came != 1))
     report(e, "gathers parameters that are not updated yet");
   if (!e.step->unless) report(e, "unless=non_finite is missing");
   state.gathered.push_back(axis);

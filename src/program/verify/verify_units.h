@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "program/ir/program.h"
+#include "program/ir/traits.h"
 
 namespace molen::program {
 
@@ -19,7 +19,7 @@ class UnitLedger {
  public:
   // Report takes findings, of an op or of the step as a whole.
   using Report = std::function<void(const Expanded*, const std::string&)>;
-  UnitLedger(const Program& program, Report report);
+  UnitLedger(const Program& program, const Traits& traits, Report report);
 
   // Forgets gradients that leave in every micro-batch: they are gone from where they were made.
   void begin_instance();
@@ -101,9 +101,11 @@ class UnitLedger {
   bool reduced_on_device(int u) const;
 
   const Program& p_;
+  const Traits& t_;
   Report report_;
   std::vector<State> units_;
   std::vector<std::vector<std::size_t>> made_in_;  // contributions, by body and unit
+  std::vector<std::size_t> expected_;              // contributions of a step, by unit
 };
 
 }  // namespace molen::program

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/match.h"
+#include "program/verify/inferred.h"
 #include "program/verify/verify.h"
 
 namespace molen::program {
@@ -16,7 +17,7 @@ struct Meeting {
 };
 
 std::vector<int> stages_of(const Program& p, const Op& op) {
-  const int mine = p.setting.pipeline.stage, last = p.setting.stages() - 1;
+  const int mine = stage_shown(p), last = p.grid.sizes[mesh::Axis::kPp] - 1;
   const auto over = [&](Axis axis) {
     std::vector<int> stages;
     if (axis == Axis::kEnds) stages = {0, last};
@@ -111,17 +112,21 @@ class World {
 
 std::vector<Finding> verify_world(const std::vector<Program>& stages) {
   std::vector<Finding> findings;
+  const auto ranks = [](const Program& p) { return p.grid.sizes[mesh::Axis::kPp]; };
   for (std::size_t s = 0; s < stages.size(); ++s)
-    if (stages[s].setting.stages() != static_cast<int>(stages.size()) ||
-        stages[s].setting.pipeline.stage != static_cast<int>(s))
-      findings.push_back({fmt::format("program {} of {} is of stage {} of {}", s, stages.size(),
-                                      stages[s].setting.pipeline.stage, stages[s].setting.stages())});
-  for (const Program& p : stages) {
-    Setting same = p.setting;
-    same.pipeline.stage = stages.front().setting.pipeline.stage;
-    if (!(p.arch == stages.front().arch) || !(same == stages.front().setting))
-      findings.push_back({fmt::format("stage {} is of another model or layout", p.setting.pipeline.stage)});
-  }
+    if (ranks(stages[s]) != static_cast<int>(stages.size()) || stage_shown(stages[s]) != static_cast<int>(s))
+      findings.push_back({fmt::format("program {} of {} is of stage {} of {}", s, stages.size(), stage_shown(stages[s]),
+                                      ranks(stages[s]))});
+  const auto layout = [](const Program& p) {
+    Traits shared = inferred_traits(p);
+    shared.tile = 0;                     // of the stage with the head alone
+    shared.offload.activations = false;  // the last layer's stay on the device
+    return shared;
+  };
+  const Traits first = stages.empty() ? Traits{} : layout(stages.front());
+  for (const Program& p : stages)
+    if (!(p.arch == stages.front().arch) || !(layout(p) == first))
+      findings.push_back({fmt::format("stage {} is of another model or layout", stage_shown(p))});
   if (!findings.empty()) return findings;
   return World(stages).run();
 }

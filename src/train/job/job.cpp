@@ -15,9 +15,10 @@
 #include "plan/complete.h"
 #include "plan/nearest.h"
 #include "program/build/build.h"
+#include "program/provenance/provenance.h"
 #include "program/text/text.h"
-#include "program/verify/verify.h"
 #include "store/history.h"
+#include "store/run_directory.h"
 #include "train/trainer.h"
 
 namespace molen::train {
@@ -120,14 +121,42 @@ void refuse_changes(const config::Config& c, const config::Config& before, const
       path, text, flags);
 }
 
-program::Program make_program(const Job& job) {
-  if (!job.options.program_file) return job.program_of(job.setting.pipeline.stage);
-  if (job.setting.pipelined()) throw UsageError("--program: a file holds one stage of a pipeline");
-  const std::string& file = *job.options.program_file;
+// The file that has the program of a stage: the one that is given or, in a folder, such as that of a run, the stage's.
+fs::path program_file(const Job& job, int stage) {
+  const fs::path given = *job.options.program_file;
+  if (fs::is_directory(given)) return given / store::program_name(stage);
+  if (job.setting.pipelined())
+    throw UsageError(
+        "--program {}: a file has the program of one stage, and the pipeline has {}; give a folder with {}",
+        given.string(), job.setting.stages(),
+        job.setting.stages() == 2
+            ? "program.txt and program-stage-1.txt"
+            : fmt::format("program.txt and program-stage-1.txt to program-stage-{}.txt", job.setting.stages() - 1));
+  return given;
+}
+
+// A program text does not say on which device it runs.
+void require_kernels_on_device(const Job& job, const program::Program& p, const std::string& file) {
+  if (!job.machine.cuda) return;
+  for (const program::Body& body : p.bodies)
+    for (const program::Step& step : body.steps)
+      if (const auto why = program::kernel_refused(p, step, true))
+        throw UsageError("{}: {}: {}", file, program::kind_of(step.op), *why);
+}
+
+program::Program read_program(const Job& job, const program::Setting& setting) {
+  const std::string file = program_file(job, setting.pipeline.stage).string();
   program::Program p = program::parse(read_file(file, program::kMaxTextBytes), file);
   if (!(p.arch == job.arch)) throw UsageError("{}: the program's architecture is not the configuration's", file);
-  if (!(p.setting == job.setting))
-    throw UsageError("{}: the program was built for another layout, batch or precision than the configuration's", file);
+  program::Setting same = p.setting;
+  same.pipeline.stage = setting.pipeline.stage;
+  if (!(same == setting))
+    throw UsageError(
+        "{}: the program was built for another layout, batch, precision or kernels than the configuration's", file);
+  if (!(p.setting == setting))
+    throw UsageError("{}: the program is of stage {} of the pipeline, not of stage {}", file, p.setting.pipeline.stage,
+                     setting.pipeline.stage);
+  require_kernels_on_device(job, p, file);
   return p;
 }
 
@@ -149,7 +178,7 @@ void require_stages(const Job& job, comm::Communicator& world) {
     if (world.rank() != 0) return;
     std::vector<program::Program> stages;
     for (int stage = 0; stage < job.setting.stages(); ++stage) stages.push_back(job.program_of(stage));
-    if (const auto findings = program::verify_world(stages); !findings.empty())
+    if (const auto findings = program::check_world(stages); !findings.empty())
       throw UsageError("the pipeline's programs are refused: {}", findings.front().text);
   });
 }
@@ -159,6 +188,7 @@ void require_stages(const Job& job, comm::Communicator& world) {
 program::Program Job::program_of(int stage) const {
   program::Setting s = setting;
   s.pipeline.stage = stage;
+  if (options.program_file) return read_program(*this, s);
   return program::build(arch, s, schedule ? &*schedule : nullptr);
 }
 
@@ -239,8 +269,9 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
   if (before) refuse_changes(config, *before, options.allow_change, resume);
   job.config = std::move(config);
   if (job.setting.pipelined()) job.schedule = plan::read_schedule(job.config);
-  job.program = make_program(job);
-  program::require_sound(job.program, options.program_file.value_or("the built program"));
+  const int stage = job.setting.pipeline.stage;
+  job.program = job.program_of(stage);
+  program::require_sound(job.program, options.program_file ? program_file(job, stage).string() : "the built program");
   launch::require_memory({need_of(job), "the step program", 1,
                           [&](const plan::MemoryRoom& room) {
                             return plan::nearest_text(job.arch, job.setting, machine.local_ranks, room);

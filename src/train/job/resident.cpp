@@ -55,6 +55,8 @@ void run_products(const Job& job) {
   if (by_shape)
     for (const auto& [n, k] : layer)
       for (const std::int64_t rows : heights) shapes.push_back({std::min<std::int64_t>(rows, 4096), n, k});
+  if (!aten && !job.setting.other_kernels.empty())  // scores of attention
+    shapes.push_back({job.setting.local_sequence(), job.setting.local_sequence(), a.head_dim});
   for (auto [m, n, k] : shapes) {
     n = std::min<std::int64_t>(n, 16384), k = std::min<std::int64_t>(k, by_shape ? 16384 : 1024);
     const std::int64_t x_bytes = math::Scratch::aligned(m * k * size_of(type)),

@@ -1,0 +1,34 @@
+// What an op shows of itself: its unit, its stream, and the values that it moves.
+#pragma once
+
+#include <cstdint>
+
+#include "program/ir/program.h"
+
+namespace molen::program {
+
+// Returns the unit whose parameters a part reads, or -1 when it reads none.
+int unit_of_part(const Program& program, arch::Part part, std::int64_t layer);
+
+// Whether an op of this part runs once for each piece of its rows: true for the products around which tensor ranks
+// exchange rows.
+bool by_chunks(const Rows& rows, arch::Part part);
+// Whether tensor ranks share matrices of a unit that the optimizer updates whole (UpdateStage).
+bool shares_whole_matrices(const Program& program, int unit);
+// The stream that an op runs on.
+Stream stream_of(const Offload& offload, const Op& op);
+
+// The values between which an exchange of expert ranks moves rows: in the order of experts on the rank of their tokens,
+// and on the rank of their experts. Throws Error for what these ranks do not send each other.
+struct RowsOfExperts {
+  Value here{}, there{};
+};
+RowsOfExperts rows_of_experts(Moves moves);
+
+// Returns the kept value (kKeptForBackward) that a copy moves.
+Value kept_value(Moves moves);
+
+// Returns the unit of a step's operands, from the first of its buffers that belongs to a unit; -1 if none does.
+int unit_of_step(const Program& program, const Step& step);
+
+}  // namespace molen::program

@@ -1,0 +1,45 @@
+// What each step of a program needs of its operands. A step needs the same in each instance of its body, so it is found
+// once.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "program/ir/traits.h"
+#include "program/values/operands.h"
+
+namespace molen::program {
+
+struct Need {
+  Operand operand;
+  // Of the buffer that holds it.
+  DType dtype{};
+  std::int64_t elements = 0;
+  Lifetime lifetime{};
+  Place place{};
+  Range extent = Range::kAll;
+};
+
+struct NeedsOfStep {
+  std::vector<Need> operands;  // in the order of the step's own
+  std::string refused;         // why the step's operands are not those; `operands` is then empty
+};
+
+class Needs {
+ public:
+  Needs(const Program& program, const Traits& traits);
+  const NeedsOfStep& of(const Expanded& e);
+
+ private:
+  struct OfStep {
+    bool known = false;
+    NeedsOfStep needs;
+  };
+  NeedsOfStep find(const Step& step) const;
+
+  const Program& p_;
+  const Traits& t_;
+  std::vector<std::vector<OfStep>> steps_;  // by body and op
+};
+
+}  // namespace molen::program

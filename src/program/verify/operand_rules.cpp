@@ -1,0 +1,270 @@
+#include "program/verify/operand_rules.h"
+
+#include <string>
+#include <utility>
+
+#include "program/parts/operands.h"
+#include "program/parts/part.h"
+#include "program/values/of_op.h"
+#include "program/values/optimizer.h"
+#include "program/values/value_memory.h"
+
+namespace molen::program {
+namespace {
+
+using enum Arg;
+using Operands = std::vector<Operand>;
+using namespace operand;
+
+// How much of a unit: all of it; the part of sharded gradients and parameters; the part whose optimizer state a rank
+// keeps.
+enum class Share { kWhole, kShard, kOwn };
+
+// The buffers and ranges that hold the shares of a unit. A share without a buffer of its own is a range of the buffer
+// of the larger one, and has no range where it is all of that buffer.
+class SharesOfUnit {
+ public:
+  SharesOfUnit(const Traits& t, int unit) : t_(t), unit_(unit) {}
+
+  Operand gradient(Share share) const {
+    if (t_.sharded_gradients() && share != Share::kWhole) return in_shard(Value::kGradShard, share);
+    return {Value::kGrad, unit_, share == Share::kWhole ? Range::kAll : own()};
+  }
+  Operand parameters(Share share) const {
+    if (t_.sharded_parameters() && share != Share::kWhole) return in_shard(Value::kParamShard, share);
+    const bool part = share == Share::kShard && t_.owns_part_of_shard();  // larger than what the rank owns
+    return {Value::kParam, unit_, share == Share::kWhole ? Range::kAll : part ? Range::kShard : own()};
+  }
+  // `step` tells apart the messages to the ranks of a shard and to the replicas, and terms from sums.
+  Operand message(Share share, std::int64_t step) const {
+    const bool part = t_.sharded_gradients() && !(share == Share::kOwn && t_.owns_part_of_shard());
+    return {Value::kGradMessage, unit_, share == Share::kWhole ? Range::kAll : part ? Range::kShard : own(), step};
+  }
+
+ private:
+  Range own() const { return t_.owns_part() ? Range::kOwn : Range::kAll; }
+  Operand in_shard(Value value, Share share) const {
+    return {value, unit_, share == Share::kOwn && t_.owns_part_of_shard() ? Range::kOwn : Range::kAll};
+  }
+
+  const Traits& t_;
+  int unit_;
+};
+
+// The shares between which a reduction of gradients goes, and back again a gathering of parameters.
+struct Way {
+  Share larger{}, smaller{};
+};
+Way way_over(Axis axis) {
+  switch (without_experts(axis)) {
+    case Axis::kShard:
+      return {Share::kWhole, Share::kShard};
+    case Axis::kReplicate:
+      return {Share::kShard, Share::kOwn};
+    default:
+      return {Share::kWhole, Share::kOwn};
+  }
+}
+
+// The value of the residual stream that follows another one's place. Its gradient is a term of the other's gradient.
+Operand place_after(Value gradient, std::int64_t layer) {
+  return gradient == Value::kDMid ? Operand{Value::kDResidual, layer + 1} : Operand{Value::kDMid, layer};
+}
+
+Operands on_piece(Operands operands, std::int64_t chunk) {
+  for (Operand& o : operands)
+    if (!of_unit(o.value) && o.value != Value::kScalars) o.chunk = chunk;
+  return operands;
+}
+
+// A part of a buffer is made or spread within it; from another buffer, sums may be added to earlier ones.
+Operands between(Operand from, Operand to, bool sums) {
+  if (from.value == to.value)
+    to.within = kFrom;
+  else
+    to.may_add = sums;
+  return {sums ? consumes(kFrom, std::move(from)) : reads(kFrom, std::move(from)), writes(kTo, std::move(to))};
+}
+
+class OperandRules {
+ public:
+  OperandRules(const Program& p, const Traits& t, int unit) : p_(p), t_(t), unit_(unit), shares_(t, unit) {}
+
+  Operands operator()(const Compute& c) const {
+    Operands declared = operands_of(p_, t_, c, unit_of_part(p_, c.part, c.layer));
+    return by_chunks(t_.rows, c.part) ? on_piece(std::move(declared), c.chunk) : declared;
+  }
+  Operands operator()(const LoadBatch&) const {
+    Operands batch{writes(kIds, {Value::kIds}), writes(kLabels, {Value::kLabels}),
+                   updates(kScalars, {Value::kScalars})};
+    if (t_.documents) batch.push_back(writes(kDocuments, {Value::kDocuments}));
+    return batch;
+  }
+  Operands operator()(const ZeroFill&) const {
+    return {writes(kTo, unit_ < 0 ? Operand{Value::kScalars} : shares_.gradient(Share::kWhole))};
+  }
+  // Squares are summed where all micro-batches are.
+  Operands operator()(const SumSquares&) const {
+    return {reads(kGrad, t_.offload.gradients ? host(Value::kGradHost) : shares_.gradient(Share::kOwn)),
+            updates(kScalars, {Value::kScalars})};
+  }
+  Operands operator()(const ClipScale&) const { return {updates(kScalars, {Value::kScalars})}; }
+  Operands operator()(const ReduceScalars&) const { return {updates(kScalars, {Value::kScalars})}; }
+  Operands operator()(const Agree&) const { return {reads(kScalars, {Value::kScalars})}; }
+
+  Operands operator()(const AllReduce& o) const {
+    if (o.moves == Moves::kLoad) return {updates(kTo, {Value::kLoad, o.layer})};
+    if (o.moves != Moves::kUnit)
+      return {turns(kTo, {exchanged(o.moves).sum, o.layer}, {exchanged(o.moves).kept, o.layer})};
+    if (o.axis == Axis::kTp) return {updates(kTo, {Value::kGrad, unit_, Range::kReplicated})};
+    // What is summed stays where it is: the whole gradient, or the shard that has one.
+    const bool replicas = o.axis == Axis::kReplicate;
+    if (t_.narrow_over(o.axis)) {
+      const Share share = replicas ? Share::kShard : Share::kWhole;
+      return {turns(kTo, shares_.message(share, replicas ? 2 : 0), shares_.message(share, replicas ? 3 : 1))};
+    }
+    return {updates(kTo, shares_.gradient(t_.sharded_gradients() ? Share::kShard : Share::kWhole))};
+  }
+  Operands operator()(const ReduceScatter& o) const {
+    if (o.moves == Moves::kDKeys)
+      return {consumes(kFrom, {Value::kDKeysAll, o.layer}),
+              turns(kTo, {Value::kDQuery, o.layer}, {Value::kDQkv, o.layer})};
+    if (o.moves != Moves::kUnit) return on_piece(sums_of_rows(o), o.chunk);
+    const Way way = way_over(o.axis);
+    const std::int64_t step = o.axis == Axis::kReplicate ? 2 : 0;
+    if (t_.narrow_over(o.axis))
+      return between(shares_.message(way.larger, step), shares_.message(way.smaller, step + 1), true);
+    return between(shares_.gradient(way.larger), shares_.gradient(way.smaller), true);
+  }
+  Operands operator()(const AllGather& o) const {
+    if (o.moves == Moves::kHead) return copied({Value::kHeadSums, o.layer}, {Value::kHeadSumsAll, o.layer});
+    if (o.moves == Moves::kKeys) return copied({Value::kQkv, o.layer}, {Value::kKeysAll, o.layer});
+    if (o.moves == Moves::kOffsets) return copied({Value::kOffsets, o.layer}, {Value::kOffsetsAll, o.layer});
+    if (o.moves != Moves::kUnit)
+      return on_piece(copied({exchanged(o.moves).kept, o.layer}, {exchanged(o.moves).rows, o.layer}), o.chunk);
+    if (o.axis == Axis::kTp) return copied({Value::kDirection, unit_}, {Value::kDirectionAll, unit_});
+    const Way way = way_over(o.axis);
+    return between(shares_.parameters(way.smaller), shares_.parameters(way.larger), false);
+  }
+  // The rows that a rank has for its experts lie in the order of these experts. The first exchange leaves where each
+  // expert begins.
+  Operands operator()(const AllToAll& o) const {
+    auto [from, to] = rows_of_experts(o.moves);
+    if (o.home()) std::swap(from, to);
+    Operands operands{reads(kFrom, {from, o.layer}), reads(kOffsets, {Value::kOffsetsAll, o.layer}),
+                      writes(kTo, {to, o.layer})};
+    if (o.moves == Moves::kExpertRows) operands.push_back(writes(kExpertOffsets, {Value::kExpertOffsets, o.layer}));
+    return operands;
+  }
+  Operands operator()(const Send& o) const { return {reads(kFrom, {exchanged(o.moves).kept, o.layer})}; }
+  Operands operator()(const Receive& o) const { return {writes(kTo, {exchanged(o.moves).kept, o.layer})}; }
+  Operands operator()(const Shift& o) const { return o.moves == Moves::kKeys ? keys_on(o) : gradients_on(o); }
+
+  Operands operator()(const Cast& o) const {
+    const Way way = way_over(o.over);
+    const std::int64_t step = o.over == Axis::kReplicate ? 2 : 0;
+    if (o.back)
+      return {consumes(kFrom, shares_.message(way.smaller, step + 1)), adds(kTo, shares_.gradient(way.smaller))};
+    // A whole gradient leaves for its sharded sums, and is used up.
+    const bool leaves = t_.sharded_gradients() && way.larger == Share::kWhole;
+    const Operand from = shares_.gradient(way.larger), to = shares_.message(way.larger, step);
+    return {leaves ? consumes(kFrom, from) : reads(kFrom, from), writes(kTo, to)};
+  }
+  Operands operator()(const CopyToHost& o) const {
+    if (o.moves != Moves::kUnit) return copied({kept_value(o.moves), o.layer}, on_host(o.moves, o.layer));
+    // Without other ranks, the gradient of a micro-batch leaves from where it was made.
+    const Operand from = shares_.gradient(Share::kOwn);
+    const bool leaves = t_.offload.gradients && !t_.sharded_gradients();
+    return {leaves ? consumes(kFrom, from) : reads(kFrom, from), adds(kTo, host(Value::kGradHost))};
+  }
+  Operands operator()(const CopyToDevice& o) const {
+    if (o.moves != Moves::kUnit) return copied(on_host(o.moves, o.layer), {kept_value(o.moves), o.layer});
+    if (t_.offload.parameters)
+      return copied(host(Value::kParamHost),
+                    shares_.parameters(t_.sharded_parameters() ? Share::kShard : Share::kWhole));
+    return copied(updated_parameters(), shares_.parameters(Share::kOwn));
+  }
+  Operands operator()(const OptimizerStep& o) const {
+    const Optimizer& rule = optimizer_named(o.kind);
+    const bool master = t_.master != t_.compute;
+    Operands operands{reads(kGrad, t_.offload.optimizer ? host(Value::kGradHost) : shares_.gradient(Share::kOwn)),
+                      reads(kScalars, {Value::kScalars})};
+    const auto add = [&](Operand operand) { operands.push_back(std::move(operand)); };
+    if (o.stage == UpdateStage::kDirection) {
+      if (!rule.whole_parameters)
+        add(updates(rule.states.front().arg, {rule.states.front().value, unit_}));
+      else
+        add(master ? reads(kMaster, {Value::kMaster, unit_}) : reads(kParam, updated_parameters()));
+      add(writes(kDirection, {Value::kDirection, unit_}));
+      return operands;
+    }
+    add(master ? writes(kParam, updated_parameters()) : updates(kParam, updated_parameters()));
+    if (o.stage == UpdateStage::kApply) add(reads(kDirection, {Value::kDirectionAll, unit_}));
+    for (const OptimizerState& state : rule.states) add(updates(state.arg, {state.value, unit_}));
+    if (master) add(updates(kMaster, {Value::kMaster, unit_}));
+    return operands;
+  }
+
+ private:
+  static Operands copied(const Operand& from, const Operand& to) { return {reads(kFrom, from), writes(kTo, to)}; }
+  static Operand on_host(Moves kept, std::int64_t layer) { return {kept_value(kept), layer, Range::kAll, 0, true}; }
+  Operand host(Value value) const { return {value, unit_}; }
+
+  // An update on the host leaves the parameters there: in the copy that the device reads, or, where there is none, in
+  // the master weights if these have the same type.
+  Operand updated_parameters() const {
+    if (!t_.offload.optimizer) return shares_.parameters(Share::kOwn);
+    return host(t_.offload.parameters || t_.master != t_.compute ? Value::kParamHost : Value::kMaster);
+  }
+
+  // The sums of the rows that the rank keeps. A gradient joins that of the place after it in the residual stream, in
+  // its buffer, or beside it where the second half of a backward still reads it.
+  Operands sums_of_rows(const ReduceScatter& o) const {
+    const Exchanged& e = exchanged(o.moves);
+    const Operand from{e.sum, o.layer}, to{e.kept, o.layer};
+    const bool gradient = e.kept == Value::kDMid || e.kept == Value::kDResidual;
+    if (!gradient || (e.kept == Value::kDResidual && o.layer == p_.arch.layers))
+      return {consumes(kFrom, from), writes(kTo, to)};
+    const Operand so_far = place_after(e.kept, o.layer);
+    if (t_.halves) return {consumes(kFrom, from), reads(kSoFar, so_far), writes(kTo, to)};
+    return {consumes(kFrom, from), turns(kTo, so_far, to)};
+  }
+
+  static Operand hop(Value value, std::int64_t layer, std::int64_t step) { return {value, layer, Range::kAll, step}; }
+
+  // The rank's own keys, side by side, are step 0 of the way.
+  static Operands keys_on(const Shift& o) {
+    const Operand to = hop(Value::kKeys, o.layer, o.step);
+    if (o.step > 1) return copied(hop(Value::kKeys, o.layer, o.step - 1), to);
+    return {reads(kFrom, {Value::kQkv, o.layer}), writes(kOwn, hop(Value::kKeys, o.layer, 0)), writes(kTo, to)};
+  }
+  // Gradients of keys go on with the share of this rank, which is used up. After as many hops as there are ranks they
+  // are home, where they join the gradient of the queries.
+  Operands gradients_on(const Shift& o) const {
+    const Operand came = hop(Value::kDKeysIn, o.layer, o.step), before = hop(Value::kDKeysIn, o.layer, o.step - 1);
+    Operands operands{consumes(kFrom, hop(Value::kDKeys, o.layer, o.step - 1)),
+                      o.step == 1 ? writes(kTo, came) : turns(kTo, before, came)};
+    if (o.step < t_.context_ranks()) return operands;
+    const Operand queries = hop(Value::kDQuery, o.layer, o.step - 1), all{Value::kDQkv, o.layer};
+    if (!wide_partial(t_, Value::kDQuery)) {
+      operands.push_back(turns(kDQkv, queries, all));
+    } else {
+      operands.push_back(reads(kDQkvSoFar, queries));
+      operands.push_back(writes(kDQkv, all));
+    }
+    return operands;
+  }
+
+  const Program& p_;
+  const Traits& t_;
+  int unit_;
+  SharesOfUnit shares_;
+};
+
+}  // namespace
+
+std::vector<Operand> operands_needed(const Program& program, const Traits& traits, const Op& op, int unit) {
+  return std::visit(OperandRules(program, traits, unit), op);
+}
+
+}  // namespace molen::program
