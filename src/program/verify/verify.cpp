@@ -153,6 +153,9 @@ class Verifier {
   void batch() {
     if (t_.rows.count() < 1)
       report_all("no op says how many rows a micro-batch has: a part does by rows=SEQUENCESxLENGTH");
+    constexpr std::int64_t kMostRows = std::int64_t{1} << 40;
+    if (t_.rows.count() > kMostRows)
+      report_all("a micro-batch has {}x{} rows, which are more than {}", t_.rows.sequences, t_.rows.length, kMostRows);
     if (!t_.trains() || t_.rows.count() < 1) return;
     if (t_.positions < 1)
       report_all("no op says how many positions the batch has: clip_scale does by positions=NUMBER");
