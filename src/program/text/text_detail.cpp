@@ -102,7 +102,7 @@ std::map<arch::Part, arch::Kernels> other_kernels_from_text(const std::string& t
       throw UsageError(
           "{}: setting other_kernels={} must be a list of parts and kernels that they have, other than kernels={}, "
           "such as {}",
-          where, text, "attention:unfused");
+          where, text, name_of(usual), "attention:unfused");
   }
   return others;
 }

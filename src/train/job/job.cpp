@@ -17,6 +17,7 @@
 #include "program/build/build.h"
 #include "program/provenance/provenance.h"
 #include "program/text/text.h"
+#include "program/values/attributes.h"
 #include "store/history.h"
 #include "store/run_directory.h"
 #include "train/trainer.h"
