@@ -124,7 +124,7 @@ def program(case):
     ran = case.train({"parallel.recompute": "full"}, "--program", "again.txt")
     assert ran.steps[0]["phase_s"]["recompute"] > 0 == plain.steps[0]["phase_s"]["recompute"]
     equal("losses", ran.column("loss"), plain.column("loss"))
-    case.refused("train", "tiny.toml", "--program", "again.txt", says=["another layout, batch or precision"])
+    case.refused("train", "tiny.toml", "--program", "again.txt", says=["another layout, batch, precision or kernels"])
     # Of a pipeline, the texts of all stages, here with messages on another stream.
     staged = {"parallel.pipeline": 2}
     built = case.train(staged, "--ranks", 2)
