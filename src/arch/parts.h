@@ -226,7 +226,7 @@ constexpr std::string_view name_of(Kernels kernels) {
 inline constexpr Kernels Kernels::kReference{"reference"};
 inline constexpr Kernels Kernels::kFused{"fused"};
 inline constexpr Kernels Kernels::kAten{"aten"};
-// Those that every part has, so that a model can be asked to run on them.
+// The names of the implementations that every part has. A setting asks for one of them for the whole model.
 inline constexpr std::array kAllKernels{Kernels::kReference, Kernels::kFused, Kernels::kAten};
 
 // The sizes of one op of a part.

@@ -104,7 +104,7 @@ class Differences {
 std::optional<std::string> op_differs(const Program& p, const Step& step) {
   if (const auto* update = std::get_if<OptimizerStep>(&step.op); update && update->kind != p.setting.optimizer)
     return fmt::format("updates by {} where the setting says {}", update->kind, p.setting.optimizer);
-  return attributes_refused(p, step);
+  return attributes_not_asked_for(p, step);
 }
 
 }  // namespace

@@ -79,8 +79,8 @@ TEST(Alone, AProgramOfAnotherSettingIsRefusedByItsProvenanceAlone) {
       Program p = built[i];
       p.setting = all[k].setting;
       const auto found = differs_from_setting(p);
-      // What of a setting no op shows: how far parameters are brought ahead, what is computed again, the layers of a
-      // unit, and the order of a pipeline.
+      // No op shows these choices: how many units ahead parameters are gathered, what is computed again, the layers of
+      // a unit, and the order of a pipeline.
       Setting alike = p.setting;
       alike.prefetch = all[i].setting.prefetch, alike.recompute = all[i].setting.recompute;
       alike.unit_layers = all[i].setting.unit_layers, alike.pipeline.schedule = all[i].setting.pipeline.schedule;
@@ -95,7 +95,7 @@ TEST(Alone, AProgramOfAnotherSettingIsRefusedByItsProvenanceAlone) {
 }
 
 // Every deletion, every exchange of neighbours and every other buffer of an operand, with the setting and without it.
-// What the rules of the program alone accept, the setting does not refuse either.
+// An edit that the verifier accepts without the setting is accepted beside the setting too.
 TEST(Alone, EditsAreRefusedWithoutTheSetting) {
   const std::size_t stride = 2 * long_stride() + 1;
   std::size_t turn = 0, refused = 0, accepted = 0;

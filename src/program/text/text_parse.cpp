@@ -482,7 +482,8 @@ class Parser {
         set_arguments(program_.bodies[b].steps[k]);
       }
     for (const auto& [b, k] : uncosted_)
-      if (Step& step = program_.bodies[b].steps[k]; !attributes_refused(program_, step)) set_costs(program_, step);
+      if (Step& step = program_.bodies[b].steps[k]; !attributes_not_asked_for(program_, step))
+        set_costs(program_, step);
     for (const PendingRef& ref : pending_) {
       number_ = ref.line;
       const auto dot = ref.text.find(".%");

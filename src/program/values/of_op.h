@@ -1,4 +1,4 @@
-// What an op shows of itself: its unit, its stream, and the values that it moves.
+// Properties that follow from an op alone: its unit, its stream, and the values that it moves.
 #pragma once
 
 #include <cstdint>

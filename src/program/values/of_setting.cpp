@@ -25,7 +25,7 @@ Traits traits_of(const Setting& s) {
   return t;
 }
 
-std::optional<std::string> attributes_refused(const Program& p, const Step& step) {
+std::optional<std::string> attributes_not_asked_for(const Program& p, const Step& step) {
   const Attributes& has = step.attributes;
   Attributes want = attributes_of(p.setting, step.op);
   if (has.kernel && want.kernel) want.kernel = has.kernel;

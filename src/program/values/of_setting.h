@@ -1,4 +1,4 @@
-// What ops and values need in a program that is made for a setting: the functions of signature.h, value_memory.h,
+// Operands, sizes and attributes in a program that is made for a setting: the functions of signature.h, value_memory.h,
 // attributes.h and the others, with the traits that the program's setting asks for. The builder uses them. The verifier
 // does not: it finds the traits in the program (verify/inferred.h).
 #pragma once
@@ -49,8 +49,8 @@ inline Lifetime lifetime_of(const Program& program, Value value) {
 inline Place place_of(const Program& program, const Operand& operand) {
   return place_of(traits_of(program.setting), operand);
 }
-// Returns why a step cannot have its attributes; nothing when it can. They must be those that the setting asks for, but
-// the kernel may be any that can compute the part.
-std::optional<std::string> attributes_refused(const Program& program, const Step& step);
+// Returns how the attributes of a step differ from those that the setting asks for; nothing when they do not. The
+// kernel may be any that can compute the part.
+std::optional<std::string> attributes_not_asked_for(const Program& program, const Step& step);
 
 }  // namespace molen::program

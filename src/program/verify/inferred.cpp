@@ -10,7 +10,7 @@
 namespace molen::program {
 namespace {
 
-// What ops or buffers say of one trait.
+// Collects the values of one trait that ops or buffers show, to see whether they agree.
 template <class T>
 class Votes {
  public:
@@ -85,7 +85,7 @@ bool most_hold(const Program& p, Value role, const Has& has) {
   return votes.most(false);
 }
 
-// What is in the host's memory: states, or what leaves the device while it is not used.
+// Finds which values lie in the host's memory: states, and values that leave the device while they are not used.
 void infer_offload(const Program& p, Traits& t) {
   Votes<bool> states;
   for (const Buffer& b : p.buffers) {

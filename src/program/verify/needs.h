@@ -1,5 +1,5 @@
-// What each step of a program needs of its operands. A step needs the same in each instance of its body, so it is found
-// once.
+// The needs of each step of a program: which operands it must have, and what each must hold. They are the same in each
+// instance of a body, so they are found once.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace molen::program {
 
 struct Need {
   Operand operand;
-  // Of the buffer that holds it.
+  // The buffer that holds the operand must have these.
   DType dtype{};
   std::int64_t elements = 0;
   Lifetime lifetime{};

@@ -16,7 +16,7 @@ using enum Arg;
 using Operands = std::vector<Operand>;
 using namespace operand;
 
-// How much of a unit: all of it; the part of sharded gradients and parameters; the part whose optimizer state a rank
+// A share of a unit: all of it; the part of sharded gradients and parameters; or the part whose optimizer state a rank
 // keeps.
 enum class Share { kWhole, kShard, kOwn };
 
@@ -117,7 +117,7 @@ class OperandRules {
     if (o.moves != Moves::kUnit)
       return {turns(kTo, {exchanged(o.moves).sum, o.layer}, {exchanged(o.moves).kept, o.layer})};
     if (o.axis == Axis::kTp) return {updates(kTo, {Value::kGrad, unit_, Range::kReplicated})};
-    // What is summed stays where it is: the whole gradient, or the shard that has one.
+    // The sum is made in place: of the whole gradient, or of the shard where gradients are sharded.
     const bool replicas = o.axis == Axis::kReplicate;
     if (t_.narrow_over(o.axis)) {
       const Share share = replicas ? Share::kShard : Share::kWhole;
