@@ -13,6 +13,7 @@
 
 #include "apps/cli.h"
 #include "base/clock.h"
+#include "base/console.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "plan/layouts.h"
@@ -74,6 +75,23 @@ program::Setting base_setting(config::Config& c, const arch::Architecture& a, in
   program::Setting setting = plan::resolve_setting(c, a, {});
   setting.tensor_chunks = chunks;
   return setting;
+}
+
+// Leaves out layouts whose attention is in tiles or not at all, where math.flash_attention is false, and says so.
+void leave_out_tiles(const config::Config& c, const arch::Architecture& a, bool cuda,
+                     std::vector<plan::Layout>& layouts) {
+  if (c.math.flash_attention) return;
+  std::string reason;
+  const std::size_t left_out = std::erase_if(layouts, [&](const plan::Layout& l) {
+    program::Setting s = l.setting;
+    s.compute = DType::kF32;
+    s.kernels = cuda ? arch::Kernels::kAten : arch::Kernels::kFused;
+    const auto why = plan::leave_tiles(s, a, cuda);
+    if (why) reason = *why;
+    return why.has_value();
+  });
+  if (layouts.empty()) throw UsageError("{}: no layout is left: {}", c.where("math.flash_attention"), reason);
+  if (left_out > 0) say(fmt::format("{} layouts are left out: {}", left_out, reason));
 }
 
 // Verifies the configuration's own layout stage by stage, and plans the memory of each stage's ranks.
@@ -202,11 +220,10 @@ int run_static(const VerifyArguments& o) {
   Json rows = Json::array();
   const plan::Machine machine = planned_machine(o.config, c);
   auto layouts = plan::within_nodes(plan::layouts_of(a, base, machine.ranks, o.wanted()), machine.local_ranks);
+  leave_out_tiles(c, a, false, layouts);
   if (o.pairs()) layouts = plan::covering_pairs(layouts);
-  for (plan::Layout& l : layouts)
-    if (!c.math.flash_attention)
-      if (const auto why = plan::leave_tiles(l.setting, a, false))
-        throw UsageError("{}: {}: {}", c.where("math.flash_attention"), l.name, *why);
+  if (!c.math.flash_attention)
+    for (plan::Layout& l : layouts) MOLEN_CHECK(!plan::leave_tiles(l.setting, a, false), "{} was not left out", l.name);
   const std::size_t width = widest_name(layouts);
   const auto progress = make_progress("verify");
   if (o.format != "json")
@@ -309,6 +326,7 @@ std::pair<program::Setting, std::vector<plan::Layout>> wanted_layouts(const Veri
   }
   const auto base = base_setting(c, a, machine.local_ranks);
   auto layouts = plan::layouts_of(a, base, machine.ranks, o.wanted());
+  leave_out_tiles(c, a, machine.cuda, layouts);
   if (o.pairs()) layouts = plan::covering_pairs(layouts);
   return {base, std::move(layouts)};
 }

@@ -209,8 +209,7 @@ TEST(Setting, AttentionWithoutTiles) {
   }
   EXPECT_TRUE(of("fp64").other_kernels.empty());
   EXPECT_TRUE(of("fp32", {"math.kernels=reference"}).other_kernels.empty());
-  EXPECT_EQ(of("fp32", {"parallel.context=2"}, 2).kernels_of(arch::Part::kAttention), Kernels::kReference);
-  EXPECT_NOTED(of("bf16", {"parallel.context=2"}, 2), UsageError);
+  for (const char* compute : {"fp32", "bf16"}) EXPECT_NOTED(of(compute, {"parallel.context=2"}, 2), UsageError);
 }
 
 // A request that is not built is refused and never runs as something else.
@@ -436,8 +435,7 @@ TEST(Setting, RefusalsSayWhatWouldDo) {
   EXPECT_EQ(refused({"energy.slowdown=\"5 %\""}), "--set energy.slowdown: only 0 is built yet");
   EXPECT_EQ(refused({"energy.power_budget=\"300 W\""}), "--set energy.power_budget: only no budget is built yet");
   EXPECT_EQ(refused({"math.flash_attention=false", "precision.compute=fp32"}, true),
-            "--set math.flash_attention: unfused attention computes on the host's cores, not on cuda; the reference "
-            "kernels compute in the host's memory, not on cuda");
+            "--set math.flash_attention: unfused attention computes on the host's cores, not on cuda");
   EXPECT_EQ(refused({"train.deterministic=false"}), "--set train.deterministic: only true is built yet");
   EXPECT_EQ(refused({"precision.compute=fp32", "precision.reduce=fp64"}),
             "--set precision.reduce: only fp32, bf16, fp16 with this compute precision is built yet");

@@ -164,7 +164,7 @@ Result<std::map<arch::Part, arch::Kernels>> without_flash(arch::Kernels kernels,
     if (!of || !of->flash) continue;
     std::string reasons;
     for (const Implementation& k : d.kernels) {
-      if (k.flash || others.count(part) > 0) continue;
+      if (k.flash || k.name == arch::Kernels::kReference || others.count(part) > 0) continue;
       const auto why = k.refuses(request);
       if (why)
         reasons += fmt::format("{}{}", reasons.empty() ? "" : "; ", *why);

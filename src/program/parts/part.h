@@ -130,8 +130,8 @@ arch::PartCost part_cost(const arch::Architecture& arch, arch::Part part, arch::
 std::optional<std::string> kernels_refused(arch::Kernels kernels, arch::Part part, const KernelRequest& request);
 // Returns whether the kernels of an op of a part call operators of ATen.
 bool calls_aten(const Step& step);
-// Returns the kernels of attention that hold the matrix of scores, where `kernels` compute it in tiles: the first that
-// can; empty where they do not. On failure, the reason.
+// Returns, for parts that `kernels` compute in tiles, the first kernels that do not and can compute the request. The
+// reference stands in for none of them: it is slow, and math.kernels asks for it. On failure, the reason.
 Result<std::map<arch::Part, arch::Kernels>> without_flash(arch::Kernels kernels, const KernelRequest& request);
 // Returns the implementations that any part has, each name once.
 const std::vector<arch::Kernels>& all_kernels();
