@@ -1,5 +1,5 @@
-// Reduced test sizes: under a sanitizer, which makes a test about fifteen times as slow, and outside of the nightly
-// run.
+// Reduced test sizes, used under a sanitizer (which makes a test about fifteen times as slow) and outside of the
+// nightly run.
 #pragma once
 
 #include <cstddef>
