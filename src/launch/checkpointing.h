@@ -20,7 +20,7 @@ struct SavedBox {
   std::int64_t unit_end = 0;
 };
 
-// What a checkpoint stores of all parameters: their weights, or one state of the optimizer.
+// A family of tensors in a checkpoint, with one tensor for each parameter: the weights, or one state of the optimizer.
 struct SavedFamily {
   std::string prefix;                              // of the tensor's name, before the name of the parameter
   std::string storage;                             // exec::Executor::state

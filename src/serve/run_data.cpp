@@ -39,7 +39,7 @@ void take_start(const Json& event, std::map<std::int64_t, Validation>& validatio
   validations.erase(validations.upper_bound(static_cast<std::int64_t>(step)), validations.end());
 }
 
-// Of a long file this many bytes are read at the start and at the end, which are some ten thousand events each. No
+// The number of bytes of a long file that are read at its start and at its end. Each holds some ten thousand events. No
 // sensible run has more, and a page with more would help nobody.
 constexpr std::int64_t kEventBytes = std::int64_t{4} << 20;
 

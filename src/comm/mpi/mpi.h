@@ -12,8 +12,8 @@ namespace molen::comm {
 
 bool mpi_available();
 
-// What a launcher's environment says: the ranks of the job and of this host. `size` is 0 when no launcher started this
-// process as a rank.
+// The ranks of the job and of this host, according to the environment variables of a launcher. `size` is 0 when no
+// launcher started this process as a rank.
 struct LaunchEnvironment {
   int rank = 0, size = 0, local_rank = 0, local_size = 1;
   std::string source;  // "Open MPI", "PMI", "Slurm"
