@@ -11,8 +11,9 @@
 namespace molen {
 namespace {
 
-// Files of a control group by version: Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst. The
-// kernel kills nothing beyond memory.high, but an arena that cannot be swapped makes no progress there.
+// The files of a control group, by version (Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).
+// memory.high counts as a limit although the kernel kills no process beyond it: it slows the process down, and one
+// whose memory cannot be swapped makes no progress there.
 struct Names {
   std::vector<const char*> limits;
   const char* usage;
@@ -54,8 +55,8 @@ std::int64_t caches_in(const fs::path& group, const std::vector<std::string>& ro
   return sum;
 }
 
-// Lowers `least` to the memory that the group leaves; a group without limits, such as the outermost, has none of the
-// files.
+// Lowers `least` to the memory that the group leaves. A group without limits, such as the outermost one, has none of
+// these files.
 void within_group(const fs::path& group, const Names& names, AvailableMemory& least) {
   std::optional<std::int64_t> used;
   for (const char* name : names.limits) {
@@ -72,7 +73,7 @@ void within_group(const fs::path& group, const Names& names, AvailableMemory& le
   }
 }
 
-// "\040" in mountinfo is a space; other characters that would end a word are octal escapes too.
+// Replaces octal escapes: mountinfo writes a space as "\040", and likewise other characters that would end a word.
 std::string unescaped(const std::string& text) {
   std::string plain;
   const auto octal = [](char c) { return c >= '0' && c <= '7'; };
@@ -145,7 +146,8 @@ AvailableMemory available_memory(const fs::path& root) {
   const std::string groups = read_file(self);
   for (const Mount& mount : mounts_in(read_file(mountinfo))) {
     const fs::path within = group_in(groups, mount.version2).lexically_relative(mount.root);
-    // Empty when the process is in no group of the version; otherwise the mounted group may not be around the process.
+    // `within` is empty when the process is in no group of this version, and begins with ".." when the mounted group is
+    // not around the process.
     if (within.empty() || *within.begin() == "..") continue;
     const Names& names = mount.version2 ? kVersion2 : kVersion1;
     fs::path here = below(root, mount.at);

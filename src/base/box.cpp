@@ -10,8 +10,8 @@
 namespace molen {
 namespace {
 
-// Checks that boxes tile a part of an array, one dimension after the other. Along the first dimension the array falls
-// into slabs that each meet the same boxes; these must tile each slab in the remaining dimensions.
+// Checks that boxes tile a part of an array, one dimension after the other. The ends of the boxes cut the first
+// dimension into slabs. The boxes that meet a slab must tile it in the remaining dimensions.
 class Tiling {
  public:
   Tiling(const std::vector<std::int64_t>& shape, std::span<const Box* const> boxes) : shape_(shape) {
@@ -112,7 +112,7 @@ Box whole_box(const std::vector<std::int64_t>& shape) {
 }
 
 std::optional<Box> intersection(const Box& a, const Box& b) {
-  // Most pairs that callers try are apart; the answer for them copies nothing.
+  // Most pairs that callers try share no element; for them this returns before it copies anything.
   for (std::size_t d = 0; d < a.sizes.size(); ++d)
     if (std::max(a.offsets[d], b.offsets[d]) >= std::min(a.offsets[d] + a.sizes[d], b.offsets[d] + b.sizes[d]))
       return std::nullopt;

@@ -20,7 +20,7 @@ std::int64_t elements_of(std::span<const std::int64_t> shape);
 // Returns the box of the whole array.
 Box whole_box(const std::vector<std::int64_t>& shape);
 
-// Returns nullopt when the boxes share no element.
+// Returns the elements that both boxes hold, as a box; nullopt when there are none.
 std::optional<Box> intersection(const Box& a, const Box& b);
 
 // Returns elements [first, first + count) of `box`, counted in row-major order of the box, as boxes of the same array:
@@ -39,7 +39,7 @@ std::string tiling_problem(const std::vector<std::int64_t>& shape, std::span<con
 void copy_box(const Box& part, const Box& from, const void* source, const Box& to, void* destination,
               std::int64_t size);
 
-// "[0+4, 8+16]": offset and size of each dimension.
+// Returns a text such as "[0+4, 8+16]": offset and size of each dimension.
 std::string text_of(const Box& box);
 
 }  // namespace molen

@@ -18,18 +18,18 @@ inline Seconds now() {
   return Seconds(static_cast<double>(now_ns()) * 1e-9);
 }
 
-// CPU time of the calling thread; it stops while the thread sleeps or another thread has its core.
+// Returns the CPU time of the calling thread in ns. It stops while the thread sleeps or another thread has its core.
 inline std::int64_t thread_cpu_ns() {
   timespec t{};
   ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
   return static_cast<std::int64_t>(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
 }
 
-// Seconds since 1970-01-01 UTC.
+// Returns the seconds since 1970-01-01 UTC.
 inline double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
-// "2026-11-21T04:02:00Z".
+// Returns a text such as "2026-11-21T04:02:00Z". `wall` is in seconds since 1970.
 std::string utc_timestamp(double wall);
 
 }  // namespace molen

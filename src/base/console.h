@@ -1,4 +1,4 @@
-// Messages to the user that no log or record carries.
+// Messages to the user that are in no log and no record.
 #pragma once
 
 #include <string_view>

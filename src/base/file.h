@@ -18,10 +18,11 @@ std::string read_file(const fs::path& path, std::int64_t limit = std::int64_t{1}
 // Writes beside the target, flushes to disk, renames: readers see the old or the new file, never a part. Throws IoError
 // (disk full, no permission) and leaves the old file untouched.
 void write_file_atomic(const fs::path& path, std::string_view content);
-// The same for readers, but without a flush: after a power cut the file may be the old one, the new one or empty.
+// Does the same without the flush. Readers still see the old or the new file, but after a power cut the file may also
+// be empty.
 void write_file_unsynced(const fs::path& path, std::string_view content);
 
-// Lower-case hexadecimal SHA-256.
+// Returns the SHA-256 in lower-case hexadecimal.
 std::string sha256_hex(std::string_view data);
 std::string sha256_file(const fs::path& path);
 

@@ -325,7 +325,7 @@ TemporaryDirectory::~TemporaryDirectory() {
   if (target_.empty()) return;
   try {
     remove_tree(path_);
-  } catch (const Error&) {  // a directory under its own temporary name is left
+  } catch (const Error&) {  // the directory stays under its temporary name
   }
 }
 

@@ -29,7 +29,7 @@ struct FileStatus {
   std::uint64_t device = 0, inode = 0;
 };
 
-// Each method makes the system call of its name once: a transfer may be short or interrupted. It returns the call's
+// Each method makes the system call of its name once, so a transfer may be short or interrupted. It returns the call's
 // result (0 or a count), or -errno. Threads may share it.
 class FileSystem {
  public:
@@ -110,7 +110,7 @@ class File {
   void close();  // the destructor closes too, but ignores errors
   // Syncs, closes and atomically gives the file its final name. The caller must still sync the directory.
   void publish();
-  // Same as publish, but without a sync: for files that a power cut may lose.
+  // Does the same without the sync, for files that a power cut may lose.
   void publish_unsynced();
 
  private:
@@ -138,7 +138,7 @@ class TemporaryDirectory {
   fs::path path_, target_;
 };
 
-// Renames, removals, directories. All throw IoError unless said otherwise.
+// Rename, remove and list. All throw IoError unless said otherwise.
 void rename_path(const fs::path& from, const fs::path& to);
 void make_directories(const fs::path& path);  // creates all missing ones
 void remove_file(const fs::path& path);       // no error when it does not exist

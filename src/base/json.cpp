@@ -15,7 +15,7 @@ namespace {
 class Builder : public nlohmann::json_sax<Json> {
  public:
   using Element = std::function<void(std::size_t, const Json&)>;
-  // With `element`: the elements of the root's member `list` are passed to it and not kept.
+  // If `element` is not null, passes it the elements of the root's member `list` and does not keep them.
   Builder(std::string_view origin, int max_depth, std::string_view list = {}, const Element* element = nullptr)
       : origin_(origin), max_depth_(max_depth), list_(list), element_(element) {}
   Json take() { return std::move(root_); }

@@ -12,8 +12,9 @@ namespace molen {
 // Keys keep their order, so that a document reads as it was written.
 using Json = nlohmann::ordered_json;
 
-// Throws UsageError with `origin` (a file name, say), the byte position and the reason. Refuses duplicate keys (two
-// readers may disagree on them), more than `max_depth` levels, invalid UTF-8, and trailing text after the document.
+// Parses a whole document. Throws UsageError with `origin` (a file name, say), the byte position and the reason.
+// Refuses duplicate keys (two readers may disagree on them), more than `max_depth` levels, invalid UTF-8, and trailing
+// text after the document.
 Json parse_json(std::string_view text, std::string_view origin, int max_depth = 64);
 Json read_json(const std::filesystem::path& path, std::int64_t limit = std::int64_t{1} << 30);
 

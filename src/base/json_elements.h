@@ -8,8 +8,8 @@
 
 namespace molen {
 
-// Same as parse_json, but passes the objects and arrays in the root's member `list` to `element` one at a time and then
-// drops them; the returned document lacks them.
+// Parses like parse_json, with one difference: each object or array in the root's member `list` is passed to `element`
+// and then dropped. The returned document lacks them.
 Json parse_json_elements(std::string_view text, std::string_view origin, std::string_view list,
                          const std::function<void(std::size_t index, const Json& element)>& element);
 

@@ -1,5 +1,5 @@
-// A run of neighbouring positions of a sequence. When ranks share a sequence (arch/context_parallel.h), a rank's rows
-// are the rows of its runs, one run after another.
+// A run of neighbouring positions of a sequence. When several ranks share a sequence (arch/context_parallel.h), each
+// holds some runs; its rows are the positions of these runs, one run after another.
 #pragma once
 
 #include <cstdint>

@@ -32,7 +32,7 @@ class [[nodiscard]] Result {
     MOLEN_CHECK(ok(), "value of a failed result: {}", reason());
     return std::get<0>(std::move(state_));
   }
-  // Empty when there is a value.
+  // Returns the reason why there is no value; empty when there is one.
   std::string reason() const { return ok() ? std::string() : std::get<1>(state_).reason; }
 
  private:

@@ -55,8 +55,8 @@ double normal_at(std::uint64_t key, std::uint64_t index) {
 std::uint64_t permute_at(std::uint64_t key, std::uint64_t index, std::uint64_t n) {
   MOLEN_CHECK(index < n, "permutation index {} of {}", index, n);
   if (n == 1) return 0;
-  // Two half-blocks of equal width, whose product is at least n and less than four times n: under four walks on
-  // average.
+  // The network permutes 2^(2 half) values, at least n and less than 4 n. So the loop takes fewer than four rounds on
+  // average until the index is below n.
   const int half = (std::bit_width(n - 1) + 1) / 2;
   const std::uint64_t mask = (std::uint64_t{1} << half) - 1;
   do {

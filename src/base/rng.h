@@ -10,18 +10,19 @@ namespace molen {
 
 using Philox4 = std::array<std::uint32_t, 4>;
 
-// One block of four 32-bit values. `counter` is spread over the two low words, `stream` over the two high ones.
+// Returns one block of four 32-bit values. `counter` is spread over the two low words, `stream` over the two high ones.
 Philox4 philox(std::uint64_t key, std::uint64_t counter, std::uint64_t stream = 0);
 
-// Key of a named stream: depends on seed and every byte of the name.
+// Returns the key of a named stream. It depends on the seed and on every byte of the name.
 std::uint64_t stream_key(std::uint64_t seed, std::string_view name);
 
-// Uniform in [0, 1) with 53 bits; standard normal by Box-Muller. Both are functions of (key, index) alone.
+// Return a uniform value in [0, 1) with 53 bits, and a standard normal value (by Box-Muller). Both are functions of
+// (key, index) alone.
 double uniform_at(std::uint64_t key, std::uint64_t index);
 double normal_at(std::uint64_t key, std::uint64_t index);
 
-// Position `index` of a pseudo-random permutation of [0, n), without a table (a cycle-walking Feistel network).
-// Throws if index >= n.
+// Returns the value at `index` of a pseudo-random permutation of [0, n), without a table (a cycle-walking Feistel
+// network). Throws if index >= n.
 std::uint64_t permute_at(std::uint64_t key, std::uint64_t index, std::uint64_t n);
 
 }  // namespace molen

@@ -19,8 +19,8 @@ int edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::string nearest(std::string_view name, std::span<const std::string> valid) {
-  // Names that people type are short and few; files may hold longer ones, and a comparison takes the product of the
-  // lengths.
+  // Names that people type are short, and there are few valid ones. Files may hold longer names, and the time of a
+  // comparison is the product of the lengths.
   constexpr std::size_t kLongest = 256, kMost = 1 << 14;
   if (name.size() > kLongest || valid.size() > kMost) return "";
   const int limit = std::max(2, static_cast<int>(name.size()) / 3);

@@ -8,7 +8,7 @@
 
 namespace molen {
 
-// "NAME.part-" and 64 random bits that nobody can guess.
+// Returns "NAME.part-" and 64 random bits that nobody can guess.
 std::string temporary_name(std::string_view name);
 bool is_temporary_name(std::string_view name);
 // Removes temporary files in the folder, not below it. Call only when no process writes there. Throws IoError.

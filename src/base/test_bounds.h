@@ -1,5 +1,5 @@
-// Limits on the resources that hostile input may take: 256 MiB, and the time of a fixed amount of work, which is 1.6 s
-// on a processor of 2023. For tests.
+// For tests: limits on the resources that hostile input may take. They are 256 MiB, and the time of a fixed amount of
+// work (1.6 s on a processor of 2023).
 #pragma once
 
 #include <fmt/format.h>
@@ -28,7 +28,8 @@ struct Cost {
   std::string refusal;     // the error's text; empty if there was no error
 };
 
-// CPU time of this process and of the programs that it ran to their end; the load of other processes does not count.
+// Returns the CPU time of this process and of the programs that it ran to their end. The load of other processes does
+// not count.
 inline double cpu_seconds() {
   double sum = 0;
   for (const int who : {RUSAGE_SELF, RUSAGE_CHILDREN}) {
@@ -40,8 +41,8 @@ inline double cpu_seconds() {
   return sum;
 }
 
-// A fixed amount of work of the kind that parsers do: it splits, copies and looks up short strings. A machine's CPU
-// seconds depend on its make and on its neighbours; how many times this work an attack takes depends on neither.
+// Does a fixed amount of work of the kind that parsers do: it splits, copies and looks up short strings. CPU seconds
+// depend on the processor and on other load. The ratio of an attack's time to this work's time depends on neither.
 inline std::size_t work_unit() {
   std::map<std::string, std::size_t> counts;
   std::size_t sum = 0;
@@ -52,14 +53,15 @@ inline std::size_t work_unit() {
   return sum;
 }
 
-// The CPU time that `work_unit` takes now: 8 ms on the processor of the first line.
+// Returns the CPU time that `work_unit` takes now: 8 ms on a processor of 2023.
 inline double unit_seconds() {
   const double start_s = cpu_seconds();
   return work_unit() > 0 ? cpu_seconds() - start_s : 0;
 }
 inline constexpr double kMostUnits = 200;
 
-// Runs `attack` in a child process: free memory of other tests hides nothing, and an endless attack can be ended.
+// Runs `attack` in a child process. There it cannot reuse memory that other tests freed, which would hide its use, and
+// it can be killed when it does not end.
 inline Cost cost_of(const std::function<void()>& attack) {
   struct Measured {
     double cpu_s, unit_s;
@@ -106,7 +108,7 @@ inline Cost cost_of(const std::function<void()>& attack) {
 
 // Checks that an attack ends within its limits, whether it is refused or not. Returns the text of its refusal.
 inline std::string bounded(const std::string& name, const std::function<void()>& attack) {
-  constexpr int kMore = kSanitized ? 8 : 1;  // shadow memory
+  constexpr int kMore = kSanitized ? 8 : 1;  // a sanitizer's shadow memory counts too
   const Cost cost = cost_of(attack);
   EXPECT_TRUE(cost.ended) << name << ": took all the time and memory there was";
   EXPECT_LT(cost.cpu_s, kMostUnits * cost.unit_s) << name;

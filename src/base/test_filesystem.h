@@ -20,7 +20,7 @@
 
 namespace molen {
 
-// The real file system without waiting for the disk: for the preparation of a test.
+// The real file system without waiting for the disk. For the preparation of a test.
 class UnsyncedFileSystem : public FileSystem {
  public:
   int sync(int) override { return 0; }

@@ -1,5 +1,5 @@
-// Reduced test sizes: under a sanitizer, which makes a test about fifteen times as slow, and outside of the nightly
-// run.
+// Reduced test sizes, used under a sanitizer (which makes a test about fifteen times as slow) and outside of the
+// nightly run.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ inline constexpr bool kSanitized = false;
 
 // For a test of thousands of similar cases: every case in a release build, every eleventh under a sanitizer.
 inline constexpr std::size_t kStride = kSanitized ? 11 : 1;
-// Whether the longest tests run all cases, as `tools/nightly.sh exhaustive` asks of them.
+// Returns whether the longest tests run all cases, as in `tools/nightly.sh exhaustive`.
 inline bool exhaustive() {
   static const bool set = std::getenv("MOLEN_EXHAUSTIVE") != nullptr;
   return set;

@@ -45,13 +45,13 @@ constexpr Joules operator*(Watts p, Seconds t) {
   return Joules(p.value * t.value);
 }
 
-// "1.50 GiB", "312 B"; "2.31 s", "12.3 ms"; "1.2 k", "450 B" (10^9).
+// Return texts such as "1.50 GiB", "312 B"; "2.31 s", "12.3 ms"; "1.2 k", "450 B" (B is 10^9 here).
 std::string human(Bytes bytes);
 std::string human(Seconds seconds);
 std::string human_count(double count);
-// "12.3 GFLOP".
+// Returns a text such as "12.3 GFLOP".
 std::string human(Flops flops);
-// "1 rank", "2 ranks"; a noun that ends in ch has "es".
+// Returns "1 rank", "2 ranks"; a noun that ends in ch gets "es".
 std::string counted(std::int64_t count, std::string_view noun);
 
 }  // namespace molen

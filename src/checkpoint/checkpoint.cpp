@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kKeptBlocks = 16;
 
-// Opens a file that belongs to a checkpoint: if it is missing, the checkpoint is damaged. A file that may not be opened
+// Opens a file that belongs to a checkpoint. If it is missing, the checkpoint is damaged; if it may not be opened, that
 // proves nothing.
 File open_member(const fs::path& path) {
   try {
@@ -48,7 +48,7 @@ auto damaged_where_refused(F&& parse) {
   }
 }
 
-// Finds the parts of `wanted` (of those numbered in `touching`) in the block's elements of its slice.
+// Finds the parts of the wanted boxes that lie in the block. Only the boxes numbered in `touching` can have any.
 void find_parts(Checkpoint::Block& block, std::span<const Box> wanted, std::span<const std::size_t> touching) {
   std::int64_t begin = 0;  // of the box in the entry
   for (const Box& box : block.slice->boxes) {

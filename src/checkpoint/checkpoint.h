@@ -1,4 +1,5 @@
-// Layout-free checkpoints: they store tensors by global names and boxes of elements, and know nothing of ranks.
+// Layout-free checkpoints: they store tensors by global names and boxes of elements, so any layout of ranks can read
+// them.
 //
 //   step-%09d/
 //     rank-%05d.safetensors   the boxes that one rank gave
@@ -9,8 +10,8 @@
 // docs/formats/checkpoint.md has the format. Protocol: all ranks write and flush their files under
 // "step-%09d.partial-<token>". Once all ranks agree, rank 0 checks that the slices tile each tensor exactly once,
 // writes index and state, and renames the directory. A directory under its final name is complete. Weights have their
-// parameter names (arch/parameters.h), so that an export finds them; all else (optimizer moments, ...) has names of the
-// caller's choice.
+// parameter names (arch/parameters.h), so that an export finds them. The caller chooses the names of all other tensors
+// (optimizer moments, ...).
 #pragma once
 
 #include <cstdint>
@@ -40,14 +41,14 @@ struct Span {
   DType dtype = DType::kF32;
   std::vector<std::int64_t> shape;  // of the whole tensor
   Box box;
-  // The box's elements on the host, in row-major order; null: use `read`, which fills `count` elements from position
-  // `first` of the box with data that is elsewhere (a device, another file)
+  // The box's elements on the host, in row-major order. If null, `read` is called: it fills `count` elements from
+  // position `first` of the box, for data that is elsewhere (a device, another file).
   const void* data = nullptr;
   std::function<void(std::int64_t first, std::int64_t count, void* destination)> read;
 };
 
-// Returns true on every rank if `ok` was true on every rank; no rank returns before all have called. For a single rank:
-// the identity.
+// Returns, on every rank, whether `ok` was true on every rank; no rank returns before all have called. For a single
+// rank it returns `ok`.
 using Agree = std::function<bool(bool ok)>;
 
 struct SaveOptions {
@@ -59,16 +60,16 @@ struct SaveOptions {
   Json state;                                      // rank 0: the caller's own, returned by Checkpoint::state()
   std::map<std::string, std::string> attachments;  // rank 0: file name -> content
   int keep = 0;                                    // newest complete checkpoints left after this save; 0: all
-  // For rank 0, when the directory has a lease (store/lease.h): its fencing token, which separates the files of two
-  // owners, and a function that throws if the lease is lost. It is called before a save begins, before it is published,
-  // and before each removal.
+  // For rank 0, when the directory has a lease (store/lease.h): the lease's fencing token, which separates the files of
+  // two owners, and a function that throws if the lease is lost. The function is called before a save begins, before it
+  // is published, and before each removal.
   std::int64_t token = 0;
   std::function<void()> still_owner{};
 };
 
-// Collective over the ranks. Returns the checkpoint's path. Throws Error on every rank if any rank fails (disk full,
-// ...): then no new final name exists and older checkpoints are untouched. An existing checkpoint of the same step is
-// replaced atomically.
+// Saves a checkpoint and returns its path. Collective over the ranks. Throws Error on every rank if any rank fails
+// (disk full, ...); then there is no new checkpoint, and older ones are untouched. An existing checkpoint of the same
+// step is replaced atomically.
 fs::path save(const std::vector<Span>& spans, const SaveOptions& options);
 
 // A complete checkpoint on disk. Every byte returned was compared with its hash. Threads may share it.
@@ -83,10 +84,10 @@ class Checkpoint {
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
 
-  // Returns the same object to all callers of this process while one of them holds it. State and index, which grow with
-  // tensors and ranks, are thus read and parsed once, also when ranks are threads.
+  // Returns the same object to all callers of this process while one of them holds it. So state and index, which grow
+  // with tensors and ranks, are read and parsed once even when ranks are threads.
   static std::shared_ptr<const Checkpoint> open(const fs::path& path);
-  // Returns whether this path still holds the checkpoint that was read: it was neither moved nor replaced.
+  // Returns whether the path still holds the checkpoint that was read, which was neither moved nor replaced.
   bool is_current() const;
 
   const fs::path& path() const { return path_; }
@@ -95,8 +96,9 @@ class Checkpoint {
   const Index& tensors() const { return tensors_; }
   const StoredTensor& tensor(const std::string& name) const;  // throws UsageError with the nearest name
 
-  // Where a block of a tensor holds wanted elements: those of `part`, a part of wanted[i], in a box `held` whose
-  // elements follow each other in the block from element `first` on.
+  // The wanted elements of one box in a block: `part` is the box of those elements, a part of wanted[i] (i is the
+  // member `wanted`). They lie in the box `held`, whose elements follow each other in the block from element `first`
+  // on.
   struct Part {
     std::size_t wanted = 0;
     Box part, held;
@@ -107,15 +109,15 @@ class Checkpoint {
     const Slice* slice = nullptr;
     std::int64_t number = 0, first = 0, count = 0;
     std::vector<Part> parts;
-    bool whole = false;  // all of its elements are wanted (of wanted boxes that do not overlap)
+    bool whole = false;  // all its elements are wanted (if the wanted boxes do not overlap)
   };
   // Returns the blocks of a tensor that hold wanted elements, in the order of its slices. Reads nothing: all ranks
   // compute the same blocks.
   std::vector<Block> blocks(const std::string& name, std::span<const Box> wanted) const;
-  // Reads one of them and compares it with its hash.
+  // Reads one of these blocks and compares it with its hash.
   std::vector<char> content(const std::string& name, const Block& block) const;
 
-  // Receives a part of wanted[i]: the elements of `part`, at `data` as a part of the box `held` (copy_box).
+  // Receives `part`, a part of wanted[i]. `data` holds the elements of the box `held`, in which `part` lies (copy_box).
   using Take = std::function<void(std::size_t i, const Box& part, const Box& held, const void* data)>;
   // Reads and hashes each file block that holds wanted elements once.
   void read(const std::string& name, std::span<const Box> wanted, const Take& take) const;
@@ -158,7 +160,8 @@ std::vector<Listed> list(const fs::path& directory, std::vector<std::string>* sk
 // Returns the newest complete checkpoint; `skipped` names the damaged ones that were passed over. Throws IoError and
 // VersionError when it cannot be known which checkpoint is the newest usable one.
 std::optional<fs::path> latest(const fs::path& directory, std::vector<std::string>* skipped = nullptr);
-// `path`: a checkpoint, a directory of them (its newest), or a run directory. Throws UsageError if there is none.
+// Returns the checkpoint that `path` names: the path itself, or the newest in a directory of checkpoints or in a run
+// directory. Throws UsageError if there is none.
 fs::path resolve(const fs::path& path, std::vector<std::string>* skipped = nullptr);
 
 struct Verified {

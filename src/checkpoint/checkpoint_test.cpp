@@ -151,7 +151,7 @@ TEST(Checkpoint, SpansSeveralHashBlocks) {
   const TestFolder folder;
   const std::int64_t count = 2 * kBlockBytes / 4 + 5001;
   const auto values = ramp(count);
-  // One slice comes from memory, the other through the reading callback, cut off every block border.
+  // One slice comes from memory, the other through the callback `read`; they meet at no border of a block.
   Span second = part("w", values, 4001, count - 4001);
   second.data = nullptr;
   second.read = [&](std::int64_t offset, std::int64_t n, void* out) {
@@ -278,7 +278,7 @@ TEST(Checkpoint, NamesFileAndTensorOfEveryDamage) {
             std::string::npos);
 }
 
-// The rank's file is whole and of another tensor: of another length, type or name.
+// The rank's file is whole, but its tensor has another length, type or name.
 TEST(Checkpoint, RefusesAFileThatHoldsAnotherTensor) {
   const auto values = ramp(1000);
   const std::vector<double> wide(values.begin(), values.end());
@@ -362,7 +362,7 @@ TEST(Checkpoint, PrunesTheOldestAndCountsOnlyGoodOnes) {
   EXPECT_FALSE(fs::exists(folder / "step-000000002.removing"));
 }
 
-// State and index grow with tensors and ranks: ranks that are threads of one process share one reading of them.
+// Ranks that are threads of one process read and parse state and index, which grow with tensors and ranks, only once.
 TEST(Checkpoint, IsReadOnceByAllThatHoldIt) {
   const GoldenMessages golden;
   const TestFolder folder;
@@ -402,7 +402,7 @@ TEST(Checkpoint, KnowsWhetherItStillStandsUnderItsName) {
   EXPECT_FALSE(second.is_current());
 }
 
-// Checkpoints that a history leaves behind, including those set aside as damaged, and never earlier ones.
+// Renames the checkpoints that a history leaves behind, including those set aside as damaged, and never earlier ones.
 TEST(Checkpoint, AbandonsWhatLiesBeyondAStepByName) {
   const TestFolder folder;
   const auto values = ramp(6);
@@ -506,7 +506,7 @@ TEST(Checkpoint, RefusesAnIndexThatPointsElsewhere) {
   EXPECT_NE(with("\"format_version\":2", "\"format_version\":3"), "");
 }
 
-// Files that the code of commit 0f58bcb wrote (tests/golden/checkpoint/make_version_1.cpp), in flat slices.
+// The files have flat slices. The code of commit 0f58bcb wrote them (tests/golden/checkpoint/make_version_1.cpp).
 TEST(Checkpoint, ReadsFormatVersion1BitForBit) {
   const fs::path directory = "tests/golden/checkpoint/version-1";
   ASSERT_EQ(latest(directory), directory / "step-000000042");

@@ -26,7 +26,7 @@ std::uint16_t to_bf16(float value) {
 
 float from_fp16(std::uint16_t half) {
   const std::uint32_t magnitude = half & 0x7FFFu, sign = (half & 0x8000u) << 16;
-  // Shifted into place, the exponent is too small by 127 - 15; the multiplication corrects it, for subnormals too.
+  // After the shift, the exponent is too small by 127 - 15. The multiplication corrects it, for subnormal numbers too.
   const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
   const std::uint32_t finite = std::bit_cast<std::uint32_t>(scaled);
   const std::uint32_t special = (magnitude << 13) | 0x7F800000u;
@@ -38,7 +38,8 @@ std::uint16_t to_fp16(float value) {
   const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
   const std::uint32_t rebased = magnitude - 0x38000000u;  // exponent bias 127 -> 15
   const std::uint32_t normal = (rebased + 0xFFFu + ((rebased >> 13) & 1u)) >> 13;
-  // Below 2^-14 the spacing is 2^-24, the spacing of floats just above one half, so the addition itself rounds.
+  // Below 2^-14 the spacing of fp16 is 2^-24, which is the spacing of floats just above one half. So the addition
+  // itself rounds.
   const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
   const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(shifted) - 0x3F000000u;
   std::uint32_t result = magnitude < 0x38800000u ? subnormal : normal;

@@ -1,5 +1,5 @@
-// A digest of tensors that depends on their contents alone: not on the order in which parts are added, nor on their
-// cut.
+// A digest of tensors that depends on their contents alone, and not on how they are cut into parts or in which order
+// the parts are added.
 //
 // Each element contributes mix(key(name, dtype, shape), position, bits). The digest is the sum of these modulo 2^64, in
 // two lanes. A sum commutes, so each rank digests its own elements and the results are added. It detects errors, not

@@ -18,8 +18,8 @@ std::vector<DirectoryEntry> entries_of(const fs::path& directory) {
   }
 }
 
-// Makes a rename durable before the removal, so that an interrupted removal leaves nothing that looks like a
-// checkpoint.
+// Renames the checkpoint durably before it removes the files, so that an interrupted removal leaves nothing that looks
+// like a checkpoint.
 void remove_checkpoint(const fs::path& checkpoint) {
   const fs::path aside = checkpoint.string() + std::string(kRemoving);
   remove_tree(aside);
@@ -70,7 +70,7 @@ void recover(const fs::path& directory) {
   for (const DirectoryEntry& entry : entries_of(directory)) {
     const fs::path path = directory / entry.name;
     if (is_unfinished(entry.name)) {
-      // The rename decides: an owner that lost its lease no longer finds its directory.
+      // The rename comes first: after it, an owner that lost its lease no longer finds its directory.
       fs::path gone = path;
       gone += kRemoving;
       remove_tree(gone);
@@ -124,7 +124,8 @@ void prune(const fs::path& directory, const fs::path& saved, int keep, const std
       remove_tree(directory / entry.name);
     }
   if (keep <= 0) return;
-  // The checkpoint just saved is complete and counts; later ones do not belong to the owner that saves now.
+  // The checkpoint just saved is complete and counts. Later ones are not counted: they do not belong to the owner that
+  // saves now.
   std::vector<fs::path> complete;
   for (const Step& step : steps_in(directory))
     if (step.step < step_of(saved.filename().string()).value_or(0) && is_whole(step.path))

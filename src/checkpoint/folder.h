@@ -36,12 +36,13 @@ void recover(const fs::path& directory);
 // Renames a damaged checkpoint so that nobody uses it again; returns its new path.
 fs::path set_aside(const fs::path& checkpoint);
 
-// Renames checkpoints beyond step `beyond`, and damaged ones that were set aside there, so that their names tell which
-// history left them behind. It starts with the newest, so that an interrupted move leaves no hole. Returns the steps of
-// those that had their final name.
+// Renames the checkpoints beyond step `beyond`, including those that were set aside as damaged, so that their names
+// tell which history left them behind. It starts with the newest, so that an interrupted move leaves no hole. Returns
+// the steps of those that were complete checkpoints.
 std::vector<std::int64_t> abandon(const fs::path& directory, std::int64_t beyond, std::int64_t history);
 
-// Keeps the newest `keep` complete checkpoints up to `saved`, and finishes removals. `before_each` may throw.
+// Removes all complete checkpoints up to `saved` except the newest `keep`, and finishes interrupted removals.
+// `before_each` may throw.
 void prune(const fs::path& directory, const fs::path& saved, int keep, const std::function<void()>& before_each);
 
 // Renames `from` to `to`; an existing `to` is kept under another name until the new one is durable.

@@ -86,9 +86,9 @@ void require_full_attention(const JsonFields& f) {
           "only \"full_attention\" is implemented");
 }
 
-// Norms of queries and keys over each head.
+// Reads the keys of models that have norms of queries and keys over each head.
 Architecture parse_qwen3_sizes(const JsonFields& f) {
-  // Their defaults are those of one model of the family, and would be taken for the sizes of any other.
+  // These keys are required, because their defaults in transformers are the sizes of one model of the family.
   for (const char* key : {"head_dim", "num_key_value_heads", "max_position_embeddings"})
     require(f.find(key), f, key, "is missing");
   Architecture a = parse_llama_sizes(f);
@@ -106,7 +106,8 @@ Architecture parse_qwen3(const JsonFields& f) {
   return parse_qwen3_sizes(f);
 }
 
-// Releases of transformers write the number of experts under one of two keys, whatever the type of the model.
+// Reads the number of experts, for which releases of transformers write one of two keys, whatever the type of the
+// model.
 std::int64_t parse_expert_count(const JsonFields& f) {
   const Json *one = f.find("num_experts"), *other = f.find("num_local_experts");
   require(!one || !other || *one == *other, f, "num_experts", "differs from num_local_experts");
@@ -114,7 +115,7 @@ std::int64_t parse_expert_count(const JsonFields& f) {
 }
 
 // The keys of experts that differ between the types of sparse models. `count` is the key that an export writes.
-// Without `norm_topk` the type has no such key: it always divides the weights of a token's experts by their sum.
+// `norm_topk` is false for a type without that key: it always divides the weights of a token's experts by their sum.
 // `balance` is the default of the factor of the balance loss.
 struct ExpertKeys {
   const char *count, *width;
@@ -125,8 +126,9 @@ constexpr ExpertKeys kMixtralKeys{"num_local_experts", "intermediate_size", fals
     kOlmoeKeys{"num_experts", "intermediate_size", true, 0.01},
     kQwen3MoeKeys{"num_experts", "moe_intermediate_size", true, 0.001};
 
-// transformers leaves 1/k out of the balance loss, so its factor is for a loss that is larger by experts per token. It
-// has no factor of a z-loss. Counts and widths have defaults there that are those of one model, so they are required.
+// The balance loss of transformers is larger than ours by the number of experts per token, so its factor is smaller.
+// transformers has no factor of a z-loss. Counts and widths are required, because their defaults there are those of one
+// model.
 arch::Experts parse_experts(const JsonFields& f, const ExpertKeys& keys) {
   arch::Experts e;
   e.count = parse_expert_count(f);
@@ -184,8 +186,8 @@ Architecture parse_qwen3_moe(const JsonFields& f) {
   return a;
 }
 
-// dots.llm1 (arXiv 2506.05767): attention as in Qwen3, experts as in DeepSeek-V3. config.json says neither at what rate
-// the biases of routers move, which is DeepSeek-V3's here, nor a balance loss.
+// dots.llm1 (arXiv 2506.05767) has attention as in Qwen3 and experts as in DeepSeek-V3. Its config.json has no rate at
+// which the biases of routers move, so we take DeepSeek-V3's, and no balance loss.
 Architecture parse_dots1(const JsonFields& f) {
   check_class(f, "Dots1ForCausalLM");
   for (const char* key : {"num_key_value_heads", "max_position_embeddings"}) require(f.find(key), f, key, "is missing");
@@ -244,7 +246,8 @@ Architecture parse_gpt2(const JsonFields& f) {
 
 TokenIds parse_tokens(const JsonFields& f, std::int64_t vocabulary) {
   TokenIds ids;
-  // Some published files hold ids beyond the table (-1, or a default for another size): these ids name no token.
+  // Some published files hold ids beyond the table (-1, or a default for another size). They name no token and are left
+  // out.
   const auto valid = [&](const Json& value) {
     return value.is_number_unsigned() && value.get<std::uint64_t>() < static_cast<std::uint64_t>(vocabulary);
   };
@@ -268,7 +271,8 @@ const std::set<std::string_view>& known_keys() {
       "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers",
       "n_routed_experts", "n_shared_experts", "first_k_dense_replace", "routed_scaling_factor", "n_group", "topk_group",
       "router_aux_loss_coef", "router_jitter_noise", "clip_qkv", "bos_token_id", "eos_token_id", "pad_token_id",
-      // without effect on the result: rounding, dropout (pre-training uses none), caching, records of the file's writer
+      // keys without effect on the result: rounding, dropout (pre-training uses none), caching, records of the file's
+      // writer
       "max_window_layers", "output_router_logits", "torch_dtype", "dtype", "use_cache", "transformers_version",
       "pretraining_tp", "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "reorder_and_upcast_attn",
       "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
@@ -424,11 +428,11 @@ Json gpt2_config(const Architecture& a) {
           {"use_cache", true}};
 }
 
-// Whether it is a Llama but for norms of queries and keys, and experts.
+// Returns whether the architecture is a Llama apart from norms of queries and keys, and from experts.
 bool is_like_llama(const Architecture& a) {
   return a.norm == arch::Norm::kRms && a.position == arch::Position::kRope && a.gated() && !a.biases;
 }
-// Experts of the kind that Mixtral, OLMoE and Qwen3-MoE have.
+// Returns whether the experts are of the kind that Mixtral, OLMoE and Qwen3-MoE have.
 bool only_routed(const Architecture& a) {
   return a.sparse() && !a.shares_experts() && a.experts->scores == arch::RouterScores::kSoftmax &&
          a.experts->scale == 1.0 && !a.biases_router();
@@ -546,7 +550,7 @@ Json hf_config(const Architecture& a, const TokenIds& tokens, DType dtype) {
         kind_of_experts(a));
   }
   Json json = form->config(a);
-  // Always written: the defaults of missing fields are ids of other models.
+  // These are always written, because transformers replaces missing ones by ids of other models.
   json["bos_token_id"] = id_json(tokens.bos);
   json["eos_token_id"] = ids_json(tokens.eos);
   json["pad_token_id"] = id_json(tokens.pad);

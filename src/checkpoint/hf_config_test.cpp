@@ -34,7 +34,7 @@ Json qwen3() {
                {"sliding_window", nullptr},
                {"max_window_layers", 3}});
   for (const char* only_of_llama : {"mlp_bias", "pretraining_tp"}) json.erase(only_of_llama);
-  // These come last in every file.
+  // Checks the keys that come last in every file.
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id", "torch_dtype", "transformers_version"}) {
     const Json value = json[key];
     json.erase(key);
@@ -117,7 +117,7 @@ TEST(HfConfig, RefusesAQwen3InTheseWords) {
   EXPECT_EQ(with(qwen3(), "layer_types", {"full_attention", "full_attention", "full_attention"}), "accepted");
   EXPECT_EQ(with(qwen3(), "layer_types", {"full_attention", "sliding_attention", "full_attention"}), layers);
   EXPECT_EQ(with(qwen3(), "layer_types", "full_attention"), layers);
-  // Defaults of transformers for these are the sizes of one model.
+  // These keys are required: the defaults of transformers are the sizes of one model.
   for (const char* key : {"head_dim", "num_key_value_heads", "max_position_embeddings"}) {
     Json json = qwen3();
     json.erase(key);
@@ -166,7 +166,7 @@ Json qwen3_moe() {
   return json;
 }
 
-// The balance loss of transformers is the larger by experts per token.
+// The balance loss of transformers is larger than ours by the number of experts per token.
 TEST(HfConfig, EveryKeyOfSparseModels) {
   Architecture like = parse_hf_config(llama(), "config.json").arch;
   like.experts = arch::Experts{.count = 8, .per_token = 2, .ffn = 40, .balance_loss = 0.5};
@@ -185,7 +185,8 @@ TEST(HfConfig, EveryKeyOfSparseModels) {
   check(olmoe());
 }
 
-// Releases of transformers differ in the key, and types in the default of the balance loss.
+// Releases of transformers differ in the key of the number of experts, and types of models in the default of the
+// balance loss.
 TEST(HfConfig, NamesAndDefaultsOfSparseModels) {
   for (Json json : {mixtral(), olmoe(), qwen3_moe()}) {
     const Architecture one = parse_hf_config(json, "config.json").arch;
@@ -266,7 +267,7 @@ TEST(HfConfig, EveryKeyOfADots1) {
                                               key));
   EXPECT_EQ(with(json, "n_shared_experts", 0), "config.json: 'n_shared_experts': must be positive");
   EXPECT_EQ(with(json, "attention_bias", true), "config.json: 'attention_bias': biases in a dots1 are not implemented");
-  // Without layer_types, the window is that of the layers from max_window_layers on.
+  // Without layer_types, the layers from max_window_layers on have the window.
   Json window = json;
   window.erase("layer_types");
   window["sliding_window"] = 8;
@@ -274,7 +275,7 @@ TEST(HfConfig, EveryKeyOfADots1) {
   EXPECT_EQ(parse_hf_config(window, "config.json").arch, like);
   EXPECT_EQ(with(window, "max_window_layers", like.layers - 1),
             "config.json: 'sliding_window': attention over a window is not implemented");
-  // No form has only some of it.
+  // transformers has no model with only some of these properties.
   for (const auto& change : std::initializer_list<void (*)(Architecture&)>{
            [](Architecture& a) { a.experts->scores = arch::RouterScores::kSoftmax; },
            [](Architecture& a) { a.experts->bias_rate = 0.0; }, [](Architecture& a) { a.experts->shared = 0; },
@@ -402,7 +403,7 @@ TEST(HfConfig, SpecialTokensAreOfTheTable) {
   const auto tokens = [](const char* key, const Json& value) {
     Json json = llama();
     json[key] = value;
-    return parse_hf_config(Json::parse(json.dump()), "config.json").tokens;  // as a file has it
+    return parse_hf_config(Json::parse(json.dump()), "config.json").tokens;  // as it is read from a file
   };
   EXPECT_EQ(tokens("bos_token_id", 96).bos, 96);
   EXPECT_EQ(tokens("pad_token_id", 0).pad, 0);

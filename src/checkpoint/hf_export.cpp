@@ -1,4 +1,4 @@
-// Writes a Hugging Face directory: under a temporary name beside its target, renamed when complete.
+// Writes a Hugging Face directory under a temporary name beside its target, and renames it when it is complete.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -25,15 +25,15 @@ class Exporter {
     }
   }
 
-  // Biases of routers are fp32 in the checkpoints of DeepSeek-V3, and are no narrower here: a step moves them by less
-  // than 16 bits tell apart.
+  // Biases of routers are at least fp32, as in the checkpoints of DeepSeek-V3: a step moves them by less than 16 bits
+  // resolve.
   DType dtype_of(const HfTensor& tensor) const {
     const DType stored = source_.dtype(tensor.parts.front()), dtype = options_.dtype ? *options_.dtype : stored;
     if (!is_floating(dtype)) throw UsageError("weights of type {} cannot be exported", name_of(dtype));
     return size_of(dtype) < 4 && biases_.contains(tensor.parts.front()) ? DType::kF32 : dtype;
   }
 
-  // Tensors in their order; a new file begins whenever the next tensor would exceed the limit.
+  // Returns the tensors of each file, in order. A new file begins whenever the next tensor would exceed the limit.
   std::vector<std::vector<const HfTensor*>> shards() const {
     std::vector<std::vector<const HfTensor*>> result(1);
     std::int64_t filled = 0;

@@ -71,7 +71,7 @@ Gpt2Name gpt2_name(Role role) {
   throw Error("no GPT-2 name for this parameter");
 }
 
-// Parameters with one name are stacked in the order of the list, which is q, k, v.
+// Parameters that share a name in GPT-2 are stacked in the order of the list, which is q, k, v.
 std::vector<HfTensor> gpt2_tensors(const std::vector<Parameter>& parameters) {
   std::vector<HfTensor> tensors;
   std::map<std::string, std::size_t> by_name;
@@ -94,7 +94,7 @@ std::vector<HfTensor> gpt2_tensors(const std::vector<Parameter>& parameters) {
   return tensors;
 }
 
-// Our names are those of Qwen3-MoE and OLMoE.
+// Returns Mixtral's name. Our own names are those of Qwen3-MoE and OLMoE.
 std::string mixtral_name(const Parameter& p) {
   const std::string block = fmt::format("model.layers.{}.block_sparse_moe.", p.layer);
   switch (p.role) {

@@ -1,4 +1,5 @@
-// Opens a Hugging Face directory: nothing in it is used before it was compared with what config.json implies.
+// Opens a Hugging Face directory. Names, shapes and types are compared with what config.json implies before anything is
+// used.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -176,8 +177,8 @@ void HfModel::check_complete() {
   std::sort(places_.begin(), places_.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
 }
 
-// A tied model may still store its head. transformers replaces it by the embedding table; a different head would be
-// lost.
+// A tied model may still store its head, which transformers replaces by the embedding table. A head that differs from
+// the table would be lost, so it is refused.
 void HfModel::check_tied_head() const {
   if (!head_) return;
   const SafetensorsFile& file = *files_[head_->first];

@@ -43,11 +43,13 @@ struct HfConfig {
   TokenIds tokens;
   std::vector<std::string> ignored;  // keys that change nothing here
 };
-// Throws UsageError naming the key: code, other models, options that would change the result and are not implemented.
+// Parses config.json. Throws UsageError naming the key for code, for other models, and for options that would change
+// the result and are not implemented.
 HfConfig parse_hf_config(const Json& json, const std::string& origin);
-// Throws UsageError when transformers has no form of the architecture that molen writes.
+// Returns the config.json of an architecture. Throws UsageError when transformers has no model of this architecture
+// that molen writes.
 Json hf_config(const arch::Architecture& arch, const TokenIds& tokens, DType dtype);
-// Whether transformers' form of it is Mixtral, whose experts have names of their own.
+// Returns whether the architecture is a Mixtral in transformers, where experts have other names than in other models.
 bool is_mixtral(const arch::Architecture& arch);
 // Throws UsageError for any key, at any depth, whose value names code to run.
 void refuse_code(const Json& json, const std::string& origin);

@@ -40,12 +40,12 @@ Architecture tiny_qwen3() {
   return a;
 }
 
-// As Mixtral, OLMoE and Qwen3-MoE.
+// Returns a small model like Mixtral, OLMoE or Qwen3-MoE.
 Architecture tiny_sparse(arch::QkNorm qk_norm, bool norm_topk) {
   Architecture a = tiny_llama(false);
   a.qk_norm = qk_norm;
   a.experts = arch::Experts{.count = 3, .per_token = 2, .ffn = 9, .norm_topk = norm_topk, .balance_loss = 0.25};
-  if (qk_norm != arch::QkNorm::kHead) a.ffn = a.experts->ffn;    // no other width is written
+  if (qk_norm != arch::QkNorm::kHead) a.ffn = a.experts->ffn;    // their config.json has no other width
   if (qk_norm == arch::QkNorm::kAll) a.hidden = a.query_size();  // an OLMoE has no head_dim of its own
   return a;
 }
@@ -54,7 +54,7 @@ Architecture tiny_dots1() {
   Architecture a = tiny_sparse(arch::QkNorm::kHead, true);
   a.experts->dense_layers = 1, a.experts->shared = 2, a.experts->scale = 2.5;
   a.experts->scores = arch::RouterScores::kSigmoid;
-  a.experts->balance_loss = 0.0, a.experts->bias_rate = 0.001;  // what no config.json says
+  a.experts->balance_loss = 0.0, a.experts->bias_rate = 0.001;  // no config.json has these
   return a;
 }
 
@@ -69,7 +69,7 @@ Architecture tiny_gpt2() {
   return a;
 }
 
-// A number for each element of each parameter.
+// Returns a number for each element of each parameter.
 float weight(const std::string& name, std::int64_t index) {
   return static_cast<float>(normal_at(stream_key(7, name), static_cast<std::uint64_t>(index)));
 }
@@ -206,7 +206,7 @@ TEST(HuggingFace, ConvertsTheTypeOnExport) {
   EXPECT_EQ(read_json(folder / "hf/config.json")["torch_dtype"], "bfloat16");
 }
 
-// As in the checkpoints of DeepSeek-V3. Types of 16 bits would round what a step moves a bias by.
+// As in the checkpoints of DeepSeek-V3. In 16 bits, the small change of a bias in a step would be rounded away.
 TEST(HuggingFace, BiasesOfRoutersStayInFp32) {
   const Architecture arch = tiny_dots1();
   const std::string gate = "model.layers.1.mlp.gate.";

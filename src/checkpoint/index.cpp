@@ -124,8 +124,8 @@ StoredTensor finish_tensor(const std::string& name, const Json& json, std::vecto
   return tensor;
 }
 
-// Follows the parser through an index and removes each slice and each tensor when it is complete, so that the document
-// is never in memory as a whole. Refuses any part that has no place in an index at its beginning.
+// Follows the parser through an index and takes each slice and each tensor out of the document when it is complete, so
+// that the document is never in memory as a whole. Refuses a part that has no place in an index as soon as it begins.
 class IndexReader {
  public:
   explicit IndexReader(const std::string& origin) : origin_(origin) {}
@@ -224,7 +224,8 @@ std::string print_index(const Index& index) {
 
 namespace {
 
-// Passes the characters of [begin, end) to the parser. A NUL would end the parser's input, but not other readers'.
+// Passes the characters of [begin, end) to the parser. Refuses a NUL, which would end this parser's input but not that
+// of other readers.
 template <class Iterator>
 Index parse_characters(Iterator begin, Iterator end, const std::string& origin) {
   IndexReader reader(origin);
@@ -315,7 +316,7 @@ Index read_index(const File& file, const std::string& sha256) {
     require_hash(characters);
     return index;
   } catch (const VersionError&) {
-    require_hash(characters);  // an altered version number is damage, not another version
+    require_hash(characters);  // first, because a damaged version number is not another version
     throw;
   }
 }

@@ -1,5 +1,5 @@
-// index.json and state.json of a checkpoint (docs/formats/checkpoint.md): the place of each slice, with a hash of every
-// block.
+// index.json and state.json of a checkpoint (docs/formats/checkpoint.md). The index has the place of each slice and a
+// hash of every block.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ inline constexpr std::int64_t kBlockBytes = std::int64_t{1} << 24;  // bytes of 
 inline constexpr std::int64_t kMaxStateBytes = std::int64_t{1} << 22;
 inline constexpr std::int64_t kMaxIndexBytes = std::int64_t{1} << 32;
 
-// The part of a tensor in one entry of one rank's file: boxes, whose elements follow each other in the entry. Format
-// version 2 has one box per entry; a flat slice of version 1 is a run of up to three boxes of a matrix.
+// The part of a tensor in one entry of one rank's file. It consists of boxes, whose elements follow each other in the
+// entry. Format version 2 has one box per entry; a flat slice of version 1 is a run of up to three boxes of a matrix.
 struct Slice {
   int rank = 0;  // the rank whose file holds it
   std::string entry;
@@ -47,8 +47,8 @@ std::string tiling_problem(const StoredTensor& tensor);
 std::string entry_name(const std::string& tensor, const std::vector<std::int64_t>& shape, const Box& box);
 
 std::string print_index(const Index& index);
-// Checks names, sizes, numbers of hashes, and that the slices tile each tensor. Throws UsageError naming `origin`, and
-// VersionError. Uses memory for the result and for one more slice.
+// Parses an index. Checks names, sizes, numbers of hashes, and that the slices tile each tensor. Throws UsageError
+// naming `origin`, and VersionError. Needs no more memory than the result and one more slice.
 Index parse_index(std::string_view text, const std::string& origin);
 // Parses a file in the same way, without holding it in memory as a whole, and stops reading at the first part that has
 // no place in an index. Also throws DamagedError when the content does not have this SHA-256, and IoError.

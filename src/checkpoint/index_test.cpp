@@ -106,7 +106,7 @@ TEST(Index, RefusesInTheseWords) {
   EXPECT_EQ(with("\"format_version\":2", "\"format_version\":[]"), "index.json: a list where none belongs");
 }
 
-// A document without "tensors" is not an index of no tensors.
+// A document without "tensors" is refused, and not read as an index of no tensors.
 TEST(Index, TensorsAreAnObject) {
   const auto with = [](const std::string& tensors) {
     const std::string text =

@@ -31,7 +31,8 @@ inline constexpr std::size_t kMaxMetadataBytes = std::size_t{1} << 24;
 inline constexpr std::size_t kMaxRank = 16;
 inline constexpr std::size_t kMaxNameBytes = 4096;
 
-// "F32" <-> DType. Nullopt for types of the format that molen does not compute with (F8_E4M3, C64, ...).
+// Translate between "F32" and DType. Nullopt stands for types of the format that molen does not compute with (F8_E4M3,
+// C64, ...).
 std::optional<DType> dtype_from_safetensors(std::string_view name);
 std::string_view safetensors_name(DType dtype);
 
@@ -54,11 +55,12 @@ struct SafetensorsHeader {
   std::uint64_t buffer_begin = 0;               // 8 + N
 };
 
-// `bytes`: at least the first 8 + N bytes of a file of `file_size` bytes (fewer are reported as a short file). Throws
-// UsageError naming `origin`, the rule broken and the tensor.
+// Parses a header. `bytes` are at least the first 8 + N bytes of a file of `file_size` bytes (fewer are reported as a
+// short file). Throws UsageError naming `origin`, the rule that is broken and the tensor.
 SafetensorsHeader parse_safetensors(std::string_view bytes, std::uint64_t file_size, std::string_view origin);
 
-// An open file. Reads use pread: a file that is cut short meanwhile gives an error, not SIGBUS. Threads may share it.
+// An open file. Reads use pread, so a file that is cut short meanwhile gives an error and not SIGBUS. Threads may share
+// it.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const fs::path& path) : SafetensorsFile(File::open(path)) {}
@@ -101,8 +103,8 @@ struct WriterOptions {
   bool hashes = false;  // "xxh3:<name>" in "__metadata__"; the parts of a tensor must then come in order
 };
 
-// The header is known in advance; the tensors arrive in parts of any size. `path` does not exist before finish(). The
-// header is padded to a multiple of 8 bytes.
+// Writes a file whose header is known in advance and whose tensors arrive in parts of any size. `path` does not exist
+// before finish(). The header is padded to a multiple of 8 bytes.
 class SafetensorsWriter {
  public:
   SafetensorsWriter(fs::path path, std::vector<TensorSpec> tensors, WriterOptions options = {});
@@ -112,7 +114,7 @@ class SafetensorsWriter {
 
   // Writes `size` bytes at byte `offset` of the tensor. Throws Error (disk full, ...).
   void write(std::string_view tensor, std::uint64_t offset, const void* data, std::uint64_t size);
-  // Flushes to disk and renames into place. Throws Error; finishing with a missing part is a broken invariant.
+  // Flushes to disk and renames into place. Throws Error. All parts must have been written (else a MOLEN_CHECK fails).
   void finish();
   std::uint64_t bytes() const;  // of the whole file
 
@@ -127,7 +129,7 @@ class SafetensorsWriter {
   std::uint64_t buffer_begin_ = 0, buffer_size_ = 0;
 };
 
-// XXH3-128 as 32 lower-case hexadecimal digits.
+// Returns the XXH3-128 as 32 lower-case hexadecimal digits.
 std::string xxh3_hex(const void* data, std::size_t size);
 
 }  // namespace molen::checkpoint

@@ -41,7 +41,7 @@ SafetensorsFile::SafetensorsFile(File file) : file_(std::move(file)) {
   std::string front(std::min<std::uint64_t>(file_size, 8), '\0');
   file_.read(front.data(), front.size(), 0);
   if (front.size() == 8) std::memcpy(&length, front.data(), 8);
-  // Memory is allocated only for a header length that is possible.
+  // Only for a possible length: a hostile file must not make us allocate more than it holds.
   if (length <= kMaxHeaderBytes && file_size >= 8 && length <= file_size - 8) {
     front.resize(8 + length);
     file_.read(front.data() + 8, length, 8);
@@ -199,8 +199,8 @@ void SafetensorsWriter::write(std::string_view tensor, std::uint64_t offset, con
     XXH3_128bits_update(slot.state.get(), data, size);
   }
   file_.write_at(data, size, static_cast<std::int64_t>(buffer_begin_ + slot.begin + offset));
-  // Starts writing complete data to disk, so that finish() waits only for the last part. A hint: its failure changes
-  // nothing.
+  // Asks the system to start writing complete data to disk, so that finish() waits only for the last part. A failure
+  // changes nothing.
   if (size >= kWriteback) {
     ::sync_file_range(file_.descriptor(), static_cast<off_t>(buffer_begin_ + slot.begin + offset),
                       static_cast<off_t>(size), SYNC_FILE_RANGE_WRITE);

@@ -39,8 +39,8 @@ Json write_span(SafetensorsWriter& writer, const Span& span, std::vector<char>& 
   return hashes;
 }
 
-// Writes this rank's file and, beside it, a fragment of the index for rank 0, which reads it at once; it need not
-// survive.
+// Writes this rank's file and, beside it, a fragment of the index. Rank 0 reads the fragment in the same save, so it
+// need not survive a power cut.
 void write_rank(const fs::path& folder, const std::vector<Span>& spans, int rank) {
   std::vector<TensorSpec> specs;
   for (const Span& span : spans) {
@@ -75,7 +75,8 @@ Json read_fragment(const fs::path& folder, int rank) {
   }
 }
 
-// Builds the index from all ranks' fragments. A tensor that is not covered exactly once must never become a checkpoint.
+// Builds the index from all ranks' fragments. Throws when the boxes do not cover a tensor exactly once: it must never
+// become a checkpoint.
 Index merge_fragments(const fs::path& folder, int ranks) {
   Index index;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -191,7 +192,8 @@ fs::path save(const std::vector<Span>& spans, const SaveOptions& options) {
     if (dynamic_cast<const Error*>(&error)) throw;
     throw Error("{}: checkpoint not saved: {}", target.string(), error.what());
   }
-  // The checkpoint is saved: checkpoints that cannot be removed now are removed after the next save.
+  // The checkpoint is saved. Old checkpoints that cannot be removed now do not make the save fail: the next save
+  // removes them.
   if (first) try_prune(options, target);
   return target;
 }

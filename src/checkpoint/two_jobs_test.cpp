@@ -1,7 +1,7 @@
 // Two jobs, each a process, on one directory of checkpoints. They start at nearly the same time, or the second starts
-// when the first was killed within a save, or was stopped there for longer than its lease and then continues. One runs
-// and the other is refused or follows it. No checkpoint mixes the files of both, and no checkpoint that was reported as
-// saved is lost.
+// when the first was killed within a save, or was stopped there for longer than its lease and then continues. One job
+// runs; the other is refused or runs after it. No checkpoint mixes the files of both, and no checkpoint that was
+// reported as saved is lost.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -99,7 +99,7 @@ int run_job(const fs::path& directory, const fs::path& said, int job, int signal
     return kSavedAll;
   } catch (const store::LeaseHeld&) {
     return path_exists(said) ? kFenced : kRefused;
-  } catch (const Error&) {  // its directory was taken from it
+  } catch (const Error&) {  // another job took its directory
     return kFenced;
   }
 }

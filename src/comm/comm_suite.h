@@ -17,7 +17,7 @@
 
 namespace molen::comm::suite {
 
-// Element `i` of rank `r`'s data: small integers that every type holds and sums exactly.
+// Returns element `i` of rank `r`'s data: small integers that every type holds and sums exactly.
 inline double value(int rank, std::int64_t i) {
   return static_cast<double>((rank * 7 + i * 3) % 11) - (rank % 2 == 0 ? 0 : 2);
 }
@@ -139,8 +139,8 @@ class Suite {
     return x;
   }
 
-  // Megabytes take other code paths than the few kilobytes above: in pieces, along rings, through memory that ranks
-  // share.
+  // Megabytes take other code paths than the few kilobytes above: they move in pieces, along rings, or through memory
+  // that ranks share.
   void megabytes() {
     constexpr std::int64_t n = (std::int64_t{1} << 19) + 7;
     all_reduce(DType::kF64, n);
@@ -151,7 +151,7 @@ class Suite {
     exchange(DType::kF32, 4 * n, 0);
   }
 
-  // Counts per rank: even, uneven, or all on the last rank.
+  // Returns counts per rank: even, uneven, or all on the last rank.
   std::vector<std::int64_t> counts(std::int64_t n, int shape) const {
     std::vector<std::int64_t> result;
     for (int r = 0; r < c_.size(); ++r)
@@ -236,8 +236,8 @@ class Suite {
     expect(ok, fmt::format("all_to_all of {} x {}, shape {} is wrong", n, name_of(t), shape));
   }
 
-  // A ring: even ranks send first, so that blocking calls cannot wait for each other; the last of an odd number
-  // receives first.
+  // Sends around a ring. Even ranks send first, so that blocking calls cannot wait for each other; of an odd number of
+  // ranks the last one receives first.
   void point_to_point() {
     if (c_.size() < 2) return;
     for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kI64, DType::kI32, DType::kU8})
@@ -286,8 +286,8 @@ class Suite {
     c_.barrier();
   }
 
-  // Two threads of each rank, with a group each. Which thread comes first differs from rank to rank and from call to
-  // call.
+  // Each rank has two threads, which call a group each. Which thread calls first differs from rank to rank and from
+  // call to call.
   void at_once() {
     if (c_.one_at_a_time()) return;
     constexpr int kCalls = 60;
@@ -349,7 +349,7 @@ class Suite {
            fmt::format("reduce_scatter and all_reduce of {} x {} give different bits", n, name_of(t)));
   }
 
-  // All ranks must see divergence: no reduction may lose a NaN.
+  // No reduction may lose a NaN, so that all ranks see that a loss diverged.
   void not_a_number() {
     for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16})
       for (const Reduce op : {Reduce::kSum, Reduce::kMax, Reduce::kMin})
@@ -381,7 +381,7 @@ class Suite {
       }
   }
 
-  // Errors that each rank can detect alone are refused before anything is sent, and do no harm.
+  // Invalid calls that each rank can detect alone are refused before anything is sent, and later calls work.
   void refusals() {
     const auto refuse = [&](const char* what, const auto& call) {
       try {

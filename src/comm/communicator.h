@@ -28,11 +28,11 @@ inline constexpr std::array kAllCallKinds{CallKind::kAllReduce, CallKind::kReduc
                                           CallKind::kRecv};
 std::string_view name_of(CallKind kind);  // the name of the member function: "all_reduce", ...
 
-// Completed calls and their payload. The payload is all elements of the reduced or gathered buffer (sum of counts), the
-// elements that all_to_all and send send, that recv receives, and that broadcast fills.
+// Completed calls and their payload. The payload of a reduction or a gather is all elements of the buffer (the sum of
+// counts). For all_to_all and send it is the elements sent, for recv those received, for broadcast those filled.
 //
-// Wire bytes are the bytes that these calls actually carried from this rank to other ranks and back, counted where they
-// are copied or handed to the transport. Summed over a group's ranks, sent and received bytes are equal. They do not
+// Wire bytes are the bytes that these calls actually moved between this rank and other ranks, counted where they are
+// copied or handed to the transport. Summed over a group's ranks, sent and received bytes are equal. They do not
 // measure distance: a byte that a rank forwards is sent again. Absent when a library moves the data and does not report
 // it.
 struct Traffic {
@@ -46,7 +46,7 @@ struct Traffic {
   bool operator==(const Traffic&) const = default;
 };
 
-// Traffic per kind of call; all counts start at zero.
+// The traffic of each kind of call. All counts start at zero.
 class TrafficByCall {
  public:
   explicit TrafficByCall(Traffic none) { of_.fill(none); }
@@ -75,7 +75,7 @@ class Communicator {
   // Concatenates every rank's `counts[rank]` elements in rank order into `receive`. `send` may be this rank's block of
   // `receive`.
   virtual void all_gather(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype) = 0;
-  // Sends the block of `counts_send[r]` elements to rank r.
+  // Sends a block of `counts_send[r]` elements of `send` to each rank r; the blocks lie in rank order.
   virtual void all_to_all(const void* send, std::span<const std::int64_t> counts_send, void* receive,
                           std::span<const std::int64_t> counts_receive, DType dtype) = 0;
   virtual void broadcast(void* data, std::int64_t count, DType dtype, int root) = 0;
@@ -87,17 +87,18 @@ class Communicator {
   // group.
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
 
-  // Whether a rank may only be in one call at a time, of whichever communicator, and in one order on all ranks.
+  // Returns whether a rank may be in only one call at a time, over all its communicators, with the calls in the same
+  // order on all ranks.
   virtual bool one_at_a_time() const { return false; }
-  // Adds to the number of threads that this rank may have in calls at once; at first it is 1. Below 1, no thread calls
-  // until it grows again. A communicator that looks for ranks which wait for each other needs to know it.
+  // Adds to the number of threads that this rank may have in calls at once; at first it is 1. While it is 0, no thread
+  // of the rank calls. A communicator that detects ranks that wait for each other needs this number.
   virtual void add_callers(int) noexcept {}
 
   // Makes every pending and later call on any rank of the world throw Error, so that the other ranks do not wait for a
   // rank that failed.
   virtual void abort(const std::string& reason) noexcept = 0;
 
-  // Traffic of this communicator's calls of one kind so far, and of all kinds.
+  // Return the traffic so far of this communicator's calls of one kind, and of all kinds.
   virtual Traffic traffic_of(CallKind kind) const = 0;
   Traffic traffic() const;
 };

@@ -10,17 +10,17 @@
 
 namespace molen::comm {
 
-// Any thread may call. An operation is complete when `wait` has returned on the same thread. Data in this memory must
-// be complete before a communicator is called, which waits for no other stream of the device.
+// Any thread may call. An operation is complete when `wait` has returned on the same thread. A communicator waits for
+// no other stream of the device, so data in this memory must be complete before the call.
 class Memory {
  public:
   virtual ~Memory() = default;
   // Returns whether an address is in this memory; otherwise it is host memory.
   virtual bool holds(const void* data) const = 0;
-  // At least one side is in this memory.
+  // Copies `bytes`. At least one of the two buffers is in this memory.
   virtual void copy(void* to, const void* from, std::int64_t bytes) = 0;
-  // Same as comm::combine (reduce.h), except for the sign of a zero and the bits of a NaN. All buffers are in this
-  // memory.
+  // Computes what comm::combine (reduce.h) does, except that the sign of a zero and the bits of a NaN may differ. All
+  // buffers are in this memory.
   virtual void combine(void* out, std::span<const void* const> sources, std::int64_t count, DType dtype, Reduce op) = 0;
   virtual void wait() = 0;
 };

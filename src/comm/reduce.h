@@ -16,7 +16,7 @@ void accumulate(void* target, const void* source, std::int64_t count, DType dtyp
 // rounded once. `out` may be one of the sources.
 void combine(void* out, std::span<const void* const> sources, std::int64_t count, DType dtype, Reduce op);
 
-// Throws Error when elements of `dtype` cannot be reduced.
+// Throws Error unless elements of `dtype` can be reduced.
 void check_reducible(DType dtype);
 
 // Returns the number of elements before rank `rank`'s block.

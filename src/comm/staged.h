@@ -18,7 +18,7 @@ class Staging {
   virtual ~Staging() = default;
   virtual void begin() = 0;  // frees all buffers that this thread took
   virtual char* take(std::int64_t bytes) = 0;
-  // At least one side is in this memory; the copy is complete on return.
+  // Copies `bytes`; the copy is complete on return. At least one of the two buffers is in this memory.
   virtual void copy(void* to, const void* from, std::int64_t bytes) = 0;
 };
 

@@ -115,7 +115,7 @@ class Guarded final : public Memory, public suite::Staging {
     ::munmap(pages_, kBytes);
     ::close(file_);
   }
-  // Memory that a thread has taken stays its own until its next `begin`.
+  // Frees the memory that this thread has taken.
   void begin() override { mine() = 0; }
   char* take(std::int64_t bytes) override {
     thread_local const std::int64_t part = parts_.fetch_add(1) % kParts;
@@ -212,8 +212,8 @@ TEST(ThreadsMemory, OneSumInTwoMemoriesIsRefused) {
   for (const std::string& e : errors) EXPECT_NE(e.find("memories of host and device"), std::string::npos) << e;
 }
 
-// The owner of memory that another rank reads counts as the sender: a root or a block's owner sends it to each other
-// rank.
+// The owner of the memory that another rank reads counts as the sender: the root, or the owner of a block, sends to
+// each other rank.
 TEST_P(Threads, WhoseMemoryIsReadHasSent) {
   const std::int64_t n = GetParam();
   for (const std::string& e : on_threads(GetParam(), {}, [n](Communicator& c) {
@@ -228,7 +228,8 @@ TEST_P(Threads, WhoseMemoryIsReadHasSent) {
        }))
     EXPECT_EQ(e, "");
 }
-// Under a sanitizer without the even counts, whose suites take most of the time and touch memory as the odd ones do.
+// Leaves out even numbers of ranks under a sanitizer: their suites take most of the time, and touch memory as the odd
+// ones do.
 INSTANTIATE_TEST_SUITE_P(Ranks, Threads, ::testing::ValuesIn(kSanitized ? std::vector{1, 3} : std::vector{1, 2, 3, 4}));
 
 TEST(Threads, MismatchedCallsAreNamedOnEveryRank) {
@@ -373,7 +374,8 @@ TEST(Threads, GroupsInDifferentOrderIsNoHang) {
                 {"all ranks wait for each other", "rank 0: barrier", "rank 1: barrier"});
 }
 
-// A thread of a rank that may still come lets the others wait; when it has come and waits too, nobody does.
+// While another thread of a rank may still call, the others wait. When that thread waits too, nobody can go on, and all
+// throw.
 TEST(Threads, SeveralCallersOfARankAreNoHangOnlyWhenAllWait) {
   for (const bool comes : {true, false}) {
     const auto texts = on_threads(2, {}, [comes](Communicator& c) {

@@ -1,6 +1,6 @@
-// Expected wire bytes of a communicator that counts them: the textbook share of the payload for equal blocks, and the
-// right sums over ranks for unequal blocks (n ranks; Thakur, Rabenseifner and Gropp, "Optimization of collective
-// communication operations in MPICH", 2005):
+// Tests the wire bytes of a communicator that counts them. For n ranks with equal blocks they must be the textbook's
+// share of the payload; for unequal blocks the sums over ranks must be right (Thakur, Rabenseifner and Gropp,
+// "Optimization of collective communication operations in MPICH", 2005):
 //   all_reduce 2(n-1)/n, reduce_scatter, all_gather and all_to_all (n-1)/n, send and recv 1; broadcast n-1 in total.
 // Call it on every rank; it returns the failures as text, empty if there are none.
 #pragma once

@@ -1,4 +1,5 @@
-// Bits per byte of the n-gram baselines on the held-out text that `molen data prepare` wrote.
+// Computes the bits per byte of n-gram models on the held-out text that `molen data prepare` wrote. They are the
+// baselines for a trained model.
 #pragma once
 
 #include <cstdint>

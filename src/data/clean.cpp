@@ -64,7 +64,7 @@ std::optional<std::string> Cleaner::clean(std::vector<Block> blocks, std::string
     }
     kept.push_back(std::move(block));
   }
-  // The rest of a page in another language is its headings and names.
+  // When most of a page was in another language, the rest is only headings and names.
   if (foreign_bytes * 2 > all_bytes) {
     ++counts.dropped["other language"];
     return std::nullopt;

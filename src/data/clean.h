@@ -1,4 +1,4 @@
-// Turns extracted blocks into a document worth training on, or gives the reason to drop them.
+// Turns extracted blocks into a document that is worth training on, or finds the reason to drop them.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct CleanCounts {
 };
 
 struct CleanRules {
-  std::int64_t min_block_bytes = 80;  // shorter blocks repeat with good reason (headings)
+  std::int64_t min_block_bytes = 80;  // shorter blocks (headings) may repeat
   std::int64_t min_characters = 200;  // per document
   bool filter_language = true;
   bool deduplicate_blocks = true;

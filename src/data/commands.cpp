@@ -64,8 +64,8 @@ std::string grouped(std::int64_t n) {
   return digits;
 }
 
-// The folder that `prepare` writes to, locked for one process at a time. A run without a result removes the folders
-// that it made.
+// The folder that `prepare` writes to, locked for one process at a time. When a run has no result, the folders that it
+// made are removed.
 class OutputFolder {
  public:
   explicit OutputFolder(const fs::path& path) : lock_(path / ".prepare.lock") {
@@ -199,7 +199,7 @@ int prepare_command(const PrepareOptions& options, std::ostream& out, const Prog
   // An unreadable tokenizer is reported before hours of extraction, and before anything is written.
   if (!options.tokenizer.empty()) Tokenizer::load(options.tokenizer);
   const OutputFolder folder(options.output);
-  // Temporary files of a killed run: no other process writes here.
+  // Removes temporary files of a killed run. That is safe, because no other process writes here.
   for (const char* below :
        {"", "train", "heldout", "text", "text.part", "text.part/train", "text.part/heldout", "text.part/jobs"})
     remove_temporaries(options.output / below);

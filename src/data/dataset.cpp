@@ -20,8 +20,8 @@ bool is_hashed(const ShardRecord& record, std::int64_t limit) {
   return record.bin.bytes + record.idx.bytes <= limit;
 }
 
-// Compares structure and sizes with the manifest, then the hashes of a small shard or 16 stretches of tokens of a large
-// one.
+// Compares structure and sizes with the manifest. Then compares the hashes of a small shard, or checks 16 stretches of
+// tokens of a large one.
 void check_shard(const fs::path& folder, const ShardRecord& record, std::int64_t vocabulary, std::int64_t hash_limit) {
   const std::string prefix = (folder / record.name).string();
   const auto size_of_file = [&](const FileRecord& file) { return File::open(folder / file.path).size(); };

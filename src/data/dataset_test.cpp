@@ -97,7 +97,7 @@ TEST(Dataset, AnEpochUsesEachTokenAtMostOnceAndOrderDependsOnTheSeedOnly) {
       offsets.insert(data.origin(epoch * 21 + i).first_token);
       for (std::size_t k = 1; k < x.size(); ++k) {
         if (x[k] != 0) labels.insert(x[k]);
-        // Neighbours in the text are neighbours in the sample.
+        // Tokens that follow each other in the text do so in the sample.
         EXPECT_TRUE(x[k] == 0 || x[k - 1] == 0 || x[k] == x[k - 1] + 1) << x[k - 1] << " then " << x[k];
       }
     }
@@ -386,7 +386,7 @@ TEST(Dataset, MessagesInFull) {
       Dataset({{folder.path(), {}, {}}}, 0, {8, 300, "test", 10}).unhashed_note(),
       "984 B of shards of more than 10 B each: sizes and sampled tokens were checked, hashes not; `molen data verify " +
           path + "` does");
-  // A shard that differs from its manifest in each of the three numbers.
+  // The manifest differs from the shard in one of its three numbers.
   const std::string good = read_file(folder.path() / "manifest.json");
   const auto changed = [&](auto&& change) {
     Manifest manifest = parse_manifest(good, "");

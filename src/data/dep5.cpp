@@ -107,7 +107,7 @@ std::string spdx_name(std::string_view name) {
   return reference;
 }
 
-// An expression, and whether it contains an OR outside parentheses.
+// An SPDX expression, and whether it has an OR outside parentheses.
 struct Term {
   std::string text;
   bool has_or = false;
@@ -136,7 +136,7 @@ Term expression(const Joined& joined) {
 }  // namespace
 
 bool glob_match(std::string_view pattern, std::string_view path) {
-  // One saved position of the last `*` is enough, because that position only grows.
+  // On a mismatch only the last `*` needs to take more characters, so one saved position is enough.
   std::size_t p = 0, s = 0, star = std::string_view::npos, mark = 0;
   while (s < path.size()) {
     const bool escaped = p + 1 < pattern.size() && pattern[p] == '\\';

@@ -21,16 +21,16 @@ struct Dep5 {
   std::optional<Dep5Files> package_default() const;
 };
 
-// Returns nullopt when the text does not declare this format. Skips unknown fields and damaged lines, which the
-// archive's files contain; guesses nothing from them.
+// Returns nullopt when the text does not declare this format. Skips unknown fields and damaged lines, which real files
+// contain, and guesses nothing from them.
 std::optional<Dep5> parse_dep5(std::string_view text);
 
-// Shell-style match with `*`, `?` and a backslash that makes the next character literal.
+// Returns whether a shell-style pattern matches: `*`, `?`, and a backslash that makes the next character literal.
 bool glob_match(std::string_view pattern, std::string_view path);
 
-// Maps a licence name to SPDX: "GPL-2+" -> "GPL-2.0-or-later", "Expat" -> "MIT"; a name without a known SPDX identifier
-// -> "LicenseRef-<name>". Expressions keep their meaning. `and` binds closer than `or`, and a comma before either
-// operator ends its operand: "GPL-1+ or Artistic, and BSD-3-clause" -> "(GPL-1.0-or-later OR Artistic-1.0) AND
+// Translates a licence name to SPDX: "GPL-2+" to "GPL-2.0-or-later", "Expat" to "MIT", and a name without a known SPDX
+// identifier to "LicenseRef-<name>". Expressions keep their meaning. `and` binds closer than `or`, and a comma before
+// either operator ends its operand: "GPL-1+ or Artistic, and BSD-3-clause" -> "(GPL-1.0-or-later OR Artistic-1.0) AND
 // BSD-3-Clause".
 std::string spdx_of(std::string_view declared);
 

@@ -83,7 +83,8 @@ std::string repeat(const std::string& text, int times) {
   return all;
 }
 
-// Returns "" or the reason why a page is refused. A page may take as long as any attack (base/test_bounds.h).
+// Returns the reason why a page is refused, or "". Checks that the page takes no more time and memory than
+// base/test_bounds.h allows.
 template <class Extract>
 std::string refusal(const Extract& extract) {
   const double unit_s = unit_seconds(), start_s = cpu_seconds();
@@ -260,7 +261,7 @@ TEST(Html, ASectionThatIsDroppedIsNoHeading) {
   EXPECT_EQ(join_blocks(html_blocks("<body><p>A</p></body>", rules)), "A\n");
 }
 
-// Pieces of manual pages in random order: the reader accepts any HTML from mandoc.
+// Reads pieces of manual pages in random order: the reader must accept any HTML from mandoc.
 TEST(Roff, NothingCrashes) {
   const std::vector<std::string> pieces{
       "\n.",     "\n",  ".TP", "SH ",    "\\f",    "\\(",     "\\[", "]", "\\*", "\\s",   "\\h'",  ".de",   "..",

@@ -157,7 +157,8 @@ std::string copyright_path(const fs::path& folder, const std::string& package) {
 }  // namespace
 
 void unpack_archive(const fs::path& archive, const fs::path& target) {
-  // Unpacks beside the target and renames, so that a half-unpacked package is never taken for a whole one.
+  // Unpacks beside the target and renames the folder, so that a half-unpacked package never has the name of a whole
+  // one.
   TemporaryDirectory part(target);
   const ProcessResult result =
       run_process({"dpkg-deb", "-x", fs::absolute(archive).string(), fs::absolute(part.path()).string()}, ".");

@@ -34,7 +34,7 @@ struct FetchRecord {
   bool operator==(const FetchRecord&) const = default;
 };
 
-// Throw UsageError naming the file and the key.
+// Parse fetch.json. Throw UsageError naming the file and the key.
 FetchRecord parse_fetch_record(std::string_view text, std::string_view origin);
 FetchRecord read_fetch_record(const fs::path& folder);
 std::string format_fetch_record(const FetchRecord& record);

@@ -22,7 +22,7 @@ class Fetch : public ::testing::Test {
  protected:
   Fetch() : path_(::getenv("PATH")) {
     for (const char* folder : {"bin", "debs", "told"}) fs::create_directories(at(folder));
-    // A package is available when its archive is in debs/; the index knows the hashes in told/.
+    // These stand-ins offer a package when its archive is in debs/, and the hashes in told/ as the package index.
     script("apt-get", "echo \"$*\" >> " + at("calls").string() +
                           "\n[ -e fail ] && { echo 'E: '$(/bin/cat fail); exit 100; }\n"
                           "if [ \"$1\" = update ]; then\n"

@@ -152,8 +152,8 @@ void on_text(void* context, const xmlChar* text, int length) {
   reader_of(context).text({reinterpret_cast<const char*>(text), static_cast<std::size_t>(length)});
 }
 
-// There is no handler for entities and definitions: the parsers know those of HTML and XML themselves, and others are
-// ignored.
+// There is no handler for entities and definitions. The parsers know the entities of HTML and XML themselves, and
+// ignore all others.
 xmlSAXHandler handler() {
   xmlSAXHandler sax{};
   sax.startElement = on_start;

@@ -1,5 +1,5 @@
 // Turns HTML, XHTML and XML pages into blocks of text with libxml2's parsers. They accept any bytes and repair broken
-// markup by the rules of HTML 4. No entity, link or definition in a page is followed.
+// markup by the rules of HTML 4. The parsers load nothing that a page refers to: no entity, link or definition.
 #pragma once
 
 #include <string>

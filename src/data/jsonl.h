@@ -18,7 +18,8 @@ class JsonlParser {
  public:
   JsonlParser();
   ~JsonlParser();
-  // Throws UsageError naming `origin`: not exactly one JSON object, no string "text", "text" twice, invalid UTF-8.
+  // Parses one line. Throws UsageError naming `origin` when the line is not exactly one JSON object, has no string
+  // "text" or has it twice, or is not UTF-8.
   JsonlRecord parse(std::string_view line, std::string_view origin);
 
  private:

@@ -66,7 +66,7 @@ std::string detect_language(std::string_view text) {
   const Best best = detect(text, CLD2::UNKNOWN_LANGUAGE);
   if (!best.reliable || best.language == CLD2::UNKNOWN_LANGUAGE) return "";
   const std::string code = CLD2::LanguageCode(best.language);
-  if (code == "iw") return "he";  // the code that was withdrawn in 1989
+  if (code == "iw") return "he";  // CLD2 uses the code that was withdrawn in 1989
   return code.substr(0, code.find('-'));
 }
 

@@ -14,13 +14,14 @@ namespace {
 
 constexpr std::size_t kChunk = 1 << 18;
 
-// Text compresses to a fifth of its size, repetitive text to a fiftieth. A file that grows more than this is made to
-// fill a disk. The first megabytes are exempt, for small files that repeat one line.
+// Text compresses to a fifth of its size, repetitive text to a fiftieth. A file that grows more than this was made to
+// fill a disk. The first megabytes are exempt, because a small file may repeat one line.
 constexpr std::int64_t kMostGrowth = 200, kFreeBytes = std::int64_t{64} << 20;
 
 }  // namespace
 
-// Appends decompressed bytes; returns false at the end. Throws a plain reason, to which the reader adds file and line.
+// Appends decompressed bytes; returns false at the end. Throws an error with the reason alone; the reader adds file and
+// line.
 struct LineReader::Source {
   explicit Source(File opened) : file(std::move(opened)), input(kChunk) {}
   virtual ~Source() = default;

@@ -106,7 +106,7 @@ std::string bomb(const std::string& bytes, std::int64_t& read) {
 
 TEST(Lines, WhatGrowsWithoutEndIsRefused) {
   const GoldenMessages golden;
-  // Short lines, so that the limit on a line's length does not end it.
+  // The lines are short, so that the limit on a line's length does not end the reading first.
   std::string lines;
   for (int i = 0; i < (1 << 20); ++i) lines += "xxxxxxx\n";
   std::string members;

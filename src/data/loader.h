@@ -22,12 +22,12 @@ struct MicroBatch {
 };
 
 // Divides the global samples [start, start + global) of a step into slots of `micro` samples. Slot m * ranks + rank is
-// micro-batch m of `rank`, so any number of ranks makes the same step from the same samples. Every rank has the same
-// number of micro-batches, ceil(global / (ranks * micro)); when this does not divide `global` evenly, the last slots
-// hold fewer samples or none. Throws UsageError when a size is not positive.
+// micro-batch m of `rank`. So a step has the same samples on any number of ranks. Every rank has the same number of
+// micro-batches, ceil(global / (ranks * micro)); when this does not divide `global` evenly, the last slots hold fewer
+// samples or none. Throws UsageError when a size is not positive.
 std::vector<MicroBatch> samples_of(std::int64_t start, int rank, int ranks, std::int64_t global, std::int64_t micro);
 
-// One micro-batch as two arrays [micro, S], row-major. Rows beyond `count` are end-of-row padding: ids 0, labels -1.
+// One micro-batch as two arrays [micro, S], row-major. Rows beyond `count` are padding: ids 0, labels -1.
 struct Batch {
   std::int64_t first_sample = 0;
   std::int64_t count = 0;                 // rows that hold a sample

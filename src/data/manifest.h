@@ -59,8 +59,8 @@ struct Manifest {
   bool operator==(const Manifest&) const = default;
 };
 
-// Throw UsageError naming `origin` and the key: missing, unknown or mistyped keys, negative counts, names that point
-// outside the folder, duplicate names.
+// Throw UsageError naming `origin` and the key for missing, unknown or mistyped keys, negative counts, names that point
+// outside the folder, and duplicate names.
 Manifest parse_manifest(std::string_view text, std::string_view origin);
 // Returns the reason why there is no manifest at `path` and where one exists; "" when `path` has one.
 std::string no_manifest(const fs::path& path);
@@ -68,8 +68,8 @@ std::string no_manifest(const fs::path& path);
 Manifest read_manifest(const fs::path& path);
 fs::path manifest_folder(const fs::path& path);
 std::string format_manifest(const Manifest& manifest);
-// Checks the tokenizer properties that a consumer relies on; throws UsageError that says which side differs. An empty
-// `fingerprint` is not compared.
+// Checks that the manifest's tokenizer is the one that its user has. Throws a UsageError that says what differs. An
+// empty `fingerprint` is not compared.
 void check_tokenizer(const Manifest& manifest, std::string_view origin, std::string_view fingerprint,
                      std::int64_t vocabulary);
 

@@ -2,10 +2,10 @@
 // tables.
 //
 // The components are the leaves of a binary tree. At a node whose children weigh L and R (integers), the n-th sample
-// that passes goes left iff floor((n+1) L / (L+R)) > floor(n L / (L+R)). The left child has then seen floor(n L /
-// (L+R)) samples before it. So among the first N samples a component's count differs from its exact share by less than
-// the tree's depth (1 for two components), at every N. Any batch holds nearly the exact mixture, and no random draw is
-// needed.
+// that reaches the node goes left iff floor((n+1) L / (L+R)) > floor(n L / (L+R)). The left child has then seen floor(n
+// L / (L+R)) samples before it. So among the first N samples a component's count differs from its exact share by less
+// than the tree's depth (1 for two components), at every N. Any batch holds nearly the exact mixture, and no random
+// draw is needed.
 #pragma once
 
 #include <cstdint>

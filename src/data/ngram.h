@@ -1,9 +1,9 @@
 // Byte n-gram language models with Witten-Bell smoothing: the baselines that a trained model has to beat.
 //
 //   P(c | h) = (count(h c) + T(h) P(c | h')) / (count(h) + T(h)),  h' = h without its oldest byte,
-// T(h) = number of different symbols seen after h; a context never seen passes on to h', the empty context to the
-// uniform distribution over 257 symbols (Witten and Bell 1991; as in Chen and Goodman 1998, eq. 10-11). The 257th
-// symbol ends a document, like the end-of-text token, and documents do not see each other.
+// T(h) = number of different symbols seen after h; for a context that was never seen, P(c | h) is P(c | h'); below the
+// empty context is the uniform distribution over 257 symbols (Witten and Bell 1991; as in Chen and Goodman 1998, eq.
+// 10-11). The 257th symbol ends a document, like the end-of-text token, and documents do not see each other.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,9 @@ class NgramModel {
   explicit NgramModel(int order);
 
   void train(std::string_view document);
-  // Probability of `symbol` (a byte, or kEnd) after the last order - 1 bytes of `before`.
+  // Returns the probability of `symbol` (a byte, or kEnd) after the last order - 1 bytes of `before`.
   double probability(std::string_view before, int symbol) const;
-  // -log2 of the probability of a document and its end.
+  // Returns -log2 of the probability of a document and its end.
   double bits(std::string_view document) const;
 
   static constexpr int kEnd = 256;

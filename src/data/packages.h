@@ -9,9 +9,9 @@
 
 namespace molen::data {
 
-// Packages of a fetch folder, unpacked again from their archives: root/ beside the archives is for people to look at
-// and may have been changed. Each archive is compared with fetch.json before it is unpacked. The licence in fetch.json
-// is compared with the unpacked copyright file.
+// The packages of a fetch folder, unpacked again from their archives. The files in root/ beside the archives are not
+// used: they are for people to look at, and may have been changed. Each archive is compared with fetch.json before it
+// is unpacked. The licence in fetch.json is compared with the unpacked copyright file.
 class UnpackedPackages {
  public:
   // Unpacks into `scratch`, which must be the caller's own; the destructor removes it.

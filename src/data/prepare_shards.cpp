@@ -129,7 +129,7 @@ Manifest make_split(const std::string& split, const std::vector<const TextRecord
       continue;
     }
     if (progress) progress("tokenising " + text->name);
-    remove_file(folder / "manifest.json");  // a manifest must never be beside shards that it does not describe
+    remove_file(folder / "manifest.json");  // otherwise it would lie beside shards that it does not describe
     changed = true;
     manifest.shards.push_back(make_shard(*text, options.output / "text" / split / text->file.path, folder, tokenizer,
                                          record.end_of_text, options.threads,

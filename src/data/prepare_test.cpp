@@ -385,7 +385,7 @@ TEST_F(PrepareTest, WhatIsTrainedIsWhatTheArchiveHolds) {
   refused("is gone");
   write_file_atomic(archive, bytes);
 
-  // A progress line names a package that no index vouches for.
+  // A progress line names a package whose version no index knows.
   edited = good;
   edited.replace(edited.find("signed package index"), 20, "");
   write_file_atomic(at("fetch") / "fetch.json", edited);
@@ -434,7 +434,7 @@ TEST_F(PrepareTest, AnInvalidLineIsNamedAndSkipped) {
   const TextManifest texts = read_text_manifest(at("out") / "text");
   EXPECT_EQ(texts.texts[0].counts.documents, 49);
   EXPECT_EQ(texts.texts[0].counts.dropped.at("invalid line"), 1);
-  // Too many invalid lines for slips: the file has another format.
+  // More invalid lines than slips: the file has another format.
   for (int i = 0; i < 11; ++i) text += "no JSON\n";
   write_file_atomic(at("a.jsonl"), text);
   EXPECT_NE(reason(options({at("a.jsonl")})).find("12 of the first 61 lines are invalid; the first: "),
@@ -494,7 +494,7 @@ TEST_F(PrepareTest, WorkThatIsDoneIsKept) {
   steps.clear();
   prepare_command(o, out, [&](const std::string& line) { steps.push_back(line); });
   EXPECT_EQ(steps, std::vector<std::string>{"extracting third"});
-  // A changed earlier source makes all later sources be read again.
+  // When an earlier source changes, all later sources are read again.
   write_file_atomic(at("first.jsonl"), first + json_line(600));
   steps.clear();
   prepare_command(o, out, [&](const std::string& line) { steps.push_back(line); });
@@ -610,7 +610,7 @@ TEST_F(PrepareTest, LicenceBehindALinkAndWithoutAny) {
   EXPECT_EQ(licence_of_package(at("f"), "three").rule, "no copyright file");
 }
 
-// Whatever the user's language, messages of other programs are in the one that is read here.
+// The messages of other programs are in English, which molen reads, whatever the user's language.
 TEST(Process, SpeaksEnglish) {
   const char* before = std::getenv("LC_ALL");
   const std::string kept = before ? before : "";
@@ -636,7 +636,7 @@ TEST(Process, OutputAndStatus) {
   EXPECT_EQ(run_process({"cat"}, "/").output, "") << "no input is an empty one";
 }
 
-// Without a limit the end of a program's output is kept, at least 64 KiB of it.
+// Without a limit, at least the last 64 KiB of a program's output are kept.
 TEST(Process, KeepsTheEndOfALongOutput) {
   const std::string output = run_process({"seq", "100001", "200000"}, "/").output;
   EXPECT_GE(output.size(), std::size_t{64} << 10);

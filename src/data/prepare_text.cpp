@@ -97,7 +97,8 @@ std::vector<Job> find_jobs(const PrepareOptions& options) {
     else
       add_files(source, options, jobs);
   }
-  // Training text comes first (descending order): held-out text then drops the blocks that training text holds.
+  // The order is descending, so "train" comes before "heldout": held-out text then drops the blocks that training text
+  // holds.
   std::stable_sort(jobs.begin(), jobs.end(),
                    [](const Job& a, const Job& b) { return a.record.split > b.record.split; });
   std::set<std::string> names;
@@ -132,7 +133,7 @@ bool is_reusable(const fs::path& folder, const std::string& inputs, TextManifest
   return true;
 }
 
-// Not synced: a copy that a power cut shortens has another hash than its job's record, and that job is then done again.
+// Does not sync. If a power cut shortens the copy, its hash differs from the job's record, and the job is done again.
 void duplicate(const fs::path& from, const fs::path& to) {
   const File source = File::open(from);
   File copy = File::create_new(to);
@@ -145,8 +146,8 @@ void duplicate(const fs::path& from, const fs::path& to) {
   }
 }
 
-// Returns output/text.part: the folder that an unfinished run left, or the earlier text under second names. Its valid
-// jobs are not done again.
+// Returns output/text.part: the folder that an unfinished run left, or else a new folder with links to the files of the
+// earlier text. Jobs that are valid there are not done again.
 TextFolder open_part(const fs::path& output) {
   const fs::path part = output / "text.part", text = output / "text";
   if (fs::is_symlink(fs::symlink_status(part))) throw UsageError("{}: is a symbolic link; remove it", part.string());
@@ -166,7 +167,7 @@ TextFolder open_part(const fs::path& output) {
   return TextFolder(part);
 }
 
-// Removes files that no text of the manifest names: a reader of all files of a split must not find them.
+// Removes files that the manifest does not name, because a program may read all files of a split.
 void remove_strays(const fs::path& folder, const TextManifest& manifest) {
   for (const std::string split : {"train", "heldout"})
     for (const DirectoryEntry& entry : list_directory(folder / split)) {

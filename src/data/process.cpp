@@ -69,7 +69,8 @@ std::string read_all(int fd, const ProcessLimits& limits, pid_t child) {
   }
 }
 
-// `prlimit` sets the limit before it starts the program, which could otherwise take the memory first.
+// Starts the program through `prlimit`, which sets the limit first: the program has no chance to take more memory
+// before.
 std::vector<std::string> with_limit(const std::vector<std::string>& arguments, std::int64_t bytes) {
   if (bytes <= 0) return arguments;
   std::vector<std::string> limited{"prlimit", fmt::format("--as={}:{}", bytes, bytes), "--"};

@@ -13,7 +13,7 @@ namespace molen::data {
 struct ProcessLimits {
   double cpu_seconds = 0;
   std::int64_t memory_bytes = 0;  // of address space
-  std::int64_t output_bytes = 0;  // more output ends the program; without a limit the last 64 KiB are kept
+  std::int64_t output_bytes = 0;  // more output ends the program; 0: only the last 64 KiB are kept
 };
 
 struct ProcessResult {

@@ -1,5 +1,5 @@
-// Debian packages whose text molen can use: the sets that `molen data fetch` offers, the place, markup and language of
-// a package's text, and whether the text is held out of training.
+// The Debian packages whose text molen can use. There are the sets that `molen data fetch` offers and, for each
+// package, the place, markup and language of its text and whether that is held out of training.
 #pragma once
 
 #include <optional>
@@ -29,8 +29,8 @@ struct Recipe {
 // Returns one recipe per language of the package; empty when the package is not known.
 std::vector<Recipe> recipes_of(std::string_view package);
 
-// A licence that a person read from a copyright file without machine-readable form. It holds for exactly that file: a
-// file with another SHA-256 must be read again.
+// A licence that a person found by reading a copyright file that has no machine-readable form. It holds for exactly
+// that file: a file with another SHA-256 must be read again.
 struct ReviewedLicence {
   std::string spdx, declared;
 };

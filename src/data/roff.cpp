@@ -14,10 +14,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Macros can repeat each other without end; the largest pages of Debian take 0.1 s, 20 MiB and 1 MiB.
+// Limits are needed because macros can call each other without end. The largest pages of Debian take 0.1 s, 20 MiB of
+// memory and 1 MiB of output.
 constexpr ProcessLimits kLimits{0.5, std::int64_t{192} << 20, std::int64_t{16} << 20};
 
-// Rules for mandoc's HTML: `section`s with an `h1`, the page's head and foot as tables, mail addresses as links.
+// Returns rules for mandoc's HTML, which has `section`s with an `h1`, the page's head and foot as tables, and mail
+// addresses as links.
 const HtmlRules& rules() {
   static const HtmlRules made{
       "",
@@ -101,7 +103,7 @@ std::vector<Block> roff_blocks(std::string_view page) {
   const ProcessResult made =
       run_process({"mandoc", "-K", "utf-8", "-T", "html", "-O", "fragment"}, folder.path(), page, kLimits);
   if (made.status == 127) throw Error("mandoc is not installed, which reads manual pages: apt-get install mandoc");
-  // A status up to 4 only reports faults of the page's language.
+  // A status up to 4 only reports faults in the page's markup.
   if (made.status > 4)
     throw UsageError("mandoc gives up on the page ({} {})", made.status > 128 ? "signal" : "status",
                      made.status > 128 ? made.status - 128 : made.status);

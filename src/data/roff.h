@@ -1,7 +1,7 @@
 // Turns manual pages (man and mdoc macros) into blocks of text with the program `mandoc`.
 //
 // Sections of names, addresses and licences (authors, copyright, translation, reporting bugs) are left out by their
-// headings, in English, Dutch, German and Finnish. Mail addresses that a page marks as such are left out too.
+// headings, in English, Dutch, German and Finnish. Text that a page marks up as a mail address is left out too.
 #pragma once
 
 #include <string_view>

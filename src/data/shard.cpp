@@ -425,7 +425,8 @@ ShardWriter::Written ShardWriter::finish() {
   State& s = *state_;
   s.flush();
   const std::string idx = s.prefix.string() + ".idx", index = format_index(s.dtype, s.lengths);
-  // Remove the old index first and write the new one last: a pair of different halves never exists complete.
+  // Removes the old index first and writes the new one last, so that there is never a complete pair of an old and a new
+  // half.
   remove_file(idx);
   s.file.publish();
   write_file_atomic(idx, index);

@@ -1,11 +1,11 @@
-// Token shards: Megatron-compatible `.idx/.bin` pairs (magic MMIDIDX, version 1). Reading checks every field; a reader
-// sees either a whole written pair or none.
+// Token shards: Megatron-compatible `.idx/.bin` pairs (magic MMIDIDX, version 1). Reading checks every field. A pair
+// appears only when both files are complete.
 //
 //   .idx  "MMIDIDX\0\0", u64 version = 1, u8 dtype code, u64 S, u64 D, i32 length[S], i64 byte pointer[S],
 //         i64 document index[D], optional i8 mode[S]; little-endian. documents = D - 1.
 //   .bin  the tokens, back to back: u16 where the vocabulary has fewer than 65,500 entries, else i32.
 //
-// Tokens are read with pread: a file that is truncated under us is an error and not a SIGBUS.
+// Tokens are read with pread, so a file that is truncated meanwhile gives an error and not SIGBUS.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ ShardIndex read_index(const fs::path& prefix, const OnDocument& on_document = {}
 ShardIndex read_index_header(const fs::path& prefix);
 // Returns the bytes of an `.idx` whose documents have one sequence each.
 std::string format_index(DType dtype, std::span<const std::int32_t> lengths);
-// u16 below 65,500 entries, else i32: Megatron's rule.
+// Returns u16 for a vocabulary below 65,500 entries, else i32. This is Megatron's rule.
 DType token_dtype(std::int64_t vocabulary);
 
 // Reads the tokens of a pair. Threads may read at the same time.
@@ -74,11 +74,13 @@ class ShardReader {
   std::int64_t tokens_ = 0, bin_bytes_ = 0;
 };
 
-// Number of pairs open now, and its limit: a quarter of the files that the process may open, 1,024 at most.
+// Return the number of pairs that are open now, and the most that may be: a quarter of the files that the process may
+// open, and at most 1,024.
 int open_shards();
 int open_shards_limit();
 
-// Writes a pair. The final names do not exist before `finish`; an abandoned writer leaves nothing behind.
+// Writes a pair. The final names do not exist before `finish`. A writer that is destroyed before that leaves no file
+// behind.
 class ShardWriter {
  public:
   // Throws Error when the folder cannot be written.

@@ -18,7 +18,7 @@
 namespace molen::data {
 namespace {
 
-// u16, lengths 3 and 2, two documents: reference/ecosystem, section 2.
+// An index of type u16 with two documents, of 3 and of 2 tokens.
 const std::string kGoldenIndex = from_hex(
     "4d4d49444944580000"
     "0100000000000000"

@@ -43,9 +43,10 @@ class BlockBuilder {
   int verbatim_ = 0;
 };
 
-// Separates blocks by an empty line and items of a list by a newline; ends with a newline. Empty for no blocks.
+// Returns the text of the blocks, separated by an empty line, or by a newline between items of a list. The text ends
+// with a newline; it is empty when there are no blocks.
 std::string join_blocks(const std::vector<Block>& blocks);
-// The reverse for plain text: cuts at empty lines. CR LF becomes LF; other controls except tab are removed.
+// Cuts plain text into blocks at empty lines. CR LF becomes LF; other controls except tab are removed.
 std::vector<Block> split_plain(std::string_view text);
 
 }  // namespace molen::data

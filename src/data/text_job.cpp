@@ -17,7 +17,8 @@ namespace molen::data {
 namespace {
 
 constexpr double kSaveSeconds = 2;
-// More than one invalid line in a hundred is not a slip: the file has another format than the user thinks.
+// A few invalid lines are slips. When more than one line in a hundred is invalid, the file has another format than the
+// user thinks.
 constexpr std::int64_t kSlips = 10, kLinesForASlip = 100;
 
 Json state_json(const JobState& s) {
@@ -276,7 +277,8 @@ class Runner {
   void save_now_and_then() {
     if (now().value - saved_ > kSaveSeconds) save();
   }
-  // Writes in the order of trust: texts and `seen` first, then the record of their lengths.
+  // Writes texts and `seen` first, and then the record of their lengths: the record must never name bytes that are not
+  // there.
   void save() {
     state_.outputs.clear();
     for (auto& [language, output] : outputs_) {

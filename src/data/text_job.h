@@ -17,7 +17,7 @@ namespace molen::data {
 // The job that makes one text file (from a package), or one per language (from files).
 struct Job {
   TextRecord record;
-  std::optional<Recipe> recipe;               // of packages
+  std::optional<Recipe> recipe;               // for a package
   fs::path fetched;                           // the folder of the package
   fs::path root;                              // base of the files' ids
   std::vector<fs::path> files;                // for packages, known once they are unpacked
@@ -26,7 +26,7 @@ struct Job {
   std::string key;  // changes with every input of this job's text, including the jobs before it
 };
 
-// Progress of a job: `files` of its files are done, and `line` lines of the next file.
+// The progress of a job: the first `files` of its files are done, and `line` lines of the next file.
 struct JobState {
   std::string key;
   bool done = false;
@@ -63,8 +63,8 @@ class TextFolder {
 // Returns the regular files below a folder whose names end in `ending`, in order. Does not follow links.
 std::vector<fs::path> files_below(const fs::path& folder, const std::string& ending);
 
-// Continues from `state`, or begins when `state` has no key. Throws UsageError when the source cannot be read to its
-// end; finished work stays in the folder.
+// Does the rest of a job: continues from `state`, or begins when `state` has no key. Throws UsageError when the source
+// cannot be read to its end; finished work stays in the folder.
 JobState run_job(Job& job, std::size_t number, JobState state, const PrepareOptions& options, const TextFolder& folder,
                  Cleaner& cleaner, UnpackedPackages* packages, const ProgressLine& progress);
 

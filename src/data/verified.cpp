@@ -11,7 +11,7 @@ namespace molen::data {
 namespace {
 
 constexpr std::string_view kHead = "molen-verified 1";
-constexpr std::int64_t kTickNs = 2'000'000'000;  // clock tick of the coarsest file systems
+constexpr std::int64_t kTickNs = 2'000'000'000;  // resolution of times on the coarsest file systems
 
 // One line per shard: state, stamp, name. Names hold no white space.
 std::string line_of(const std::string& name, const std::string& stamp, Verified state) {
@@ -37,7 +37,7 @@ VerifiedShards::VerifiedShards(const fs::path& folder) : folder_(folder) {
   try {
     text = read_file(file_, std::int64_t{1} << 30);
   } catch (const Error&) {
-    return;  // nothing is known of this folder
+    return;  // no shard of this folder was verified before
   }
   std::istringstream lines(text);
   std::string state, stamp, name;
@@ -77,7 +77,7 @@ void VerifiedShards::save() const {
     make_directories(file_.parent_path());
     write_file_atomic(file_, text);
   } catch (const Error&) {
-    // The home folder has no space or is not writable: the next start verifies again.
+    // The cache has no space or is not writable. That is no error: the next start verifies again.
   }
 }
 

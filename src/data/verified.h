@@ -1,4 +1,4 @@
-// A record of the shards that this machine has verified, so that a data set is read once and not at each start of a
+// A record of the shards that this machine has verified. With it a data set is read once, and not at each start of a
 // run.
 //
 // A file in the user's cache names the shards of one folder that matched their manifest, each with the size, time of
@@ -22,13 +22,13 @@ class VerifiedShards {
   Verified state(const ShardRecord& shard) const;
   // `stamp` is the value of stamp(shard) before the shard was read.
   void add(const ShardRecord& shard, const std::string& stamp, Verified state);
-  // Size, time of change and inode of both files, and the manifest's hashes. Returns "" when a file is missing, or so
-  // new that a change within the clock's tick would not show.
+  // Returns a text of the size, time of change and inode of both files, and the manifest's hashes. Returns "" when a
+  // file is missing, or so new that another change within the same clock tick would not show.
   std::string stamp(const ShardRecord& shard) const;
   // Writes the added shards. Failures are not errors: the next start verifies again.
   void save() const;
 
-  // $XDG_CACHE_HOME/molen/verified or ~/.cache/molen/verified; "" when neither variable is set.
+  // Returns $XDG_CACHE_HOME/molen/verified, or else $HOME/.cache/molen/verified; "" when neither variable is set.
   static fs::path cache_folder();
 
  private:

@@ -24,12 +24,12 @@ struct ScopeEnergy {
 
 struct StepEnergy {
   std::map<std::string, ScopeEnergy> scopes;
-  // Sum over the counted scopes that have a meter; null when one of them has no reading in this step, or when there is
-  // no such scope.
+  // The sum over the counted scopes that have a meter. Null when there is no such scope, or when one of them has no
+  // reading in this step.
   std::optional<double> total_j;
   std::string total_reason;
 
-  // The two maps of metrics.jsonl.
+  // Return the two maps of metrics.jsonl: the joules by scope, and the source by scope.
   std::map<std::string, std::optional<double>> joules() const;
   std::map<std::string, std::string> sources() const;
 };
@@ -45,16 +45,16 @@ class Accountant {
 
   void begin_step();
   // Returns the joules since begin_step (or since the last end_step, if that was later). A counter that did not change
-  // within the step gives null: a step shorter than the counter's update period (about 1 ms RAPL, 100 ms NVML) cannot
-  // be told from 0.
+  // within the step gives null and not 0 J, because the step may be shorter than the counter's update period (about 1
+  // ms for RAPL, 100 ms for NVML).
   StepEnergy end_step();
   // Returns the joules since construction. Exact even when single steps are too short for a counter.
   StepEnergy since_start();
-  // Also since construction, but it keeps partial readings: from each meter's first good reading to its last one, with
-  // the names of scopes that lack a part. The caller fills in `seconds`.
+  // Returns the joules since construction as well, but keeps partial ones: each meter counts from its first good
+  // reading to its last one, and scopes that lack a part are named. The caller fills in `seconds`.
   EnergySoFar so_far();
 
-  // {"available": {scope: "meter: detail"}, "unavailable": {"meter scope": reason}}, for the run's events.
+  // Returns {"available": {scope: "meter: detail"}, "unavailable": {"meter scope": reason}}, for the run's events.
   Json describe() const;
   const Meters& meters() const { return meters_; }
 

@@ -182,7 +182,7 @@ OpenOptions bare(const FakeMachine& f) {
   return o;
 }
 
-// As on Firecracker: perf offers energy-psys, which can be opened but always reads 0.
+// On Firecracker, for example, perf offers energy-psys, which can be opened but always reads 0.
 TEST(Open, ACounterThatStandsStillIsNotBelieved) {
   FakeMachine f;
   const std::string d = "sys/bus/event_source/devices/power/";

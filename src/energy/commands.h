@@ -8,11 +8,11 @@
 
 namespace molen::energy {
 
-// One line per meter: scope, meter, source, quantity read; then the unavailable meters and their reasons.
+// Returns one line per meter (scope, meter, source, quantity read), then the unavailable meters and their reasons.
 std::string list_text(const Meters& meters);
 Json list_json(const Meters& meters);
 
-// Watts by scope between two calls. The first call covers the time since construction.
+// Measures watts by scope between two calls. The first call covers the time since construction.
 class LiveReading {
  public:
   explicit LiveReading(Meters meters);
@@ -30,7 +30,7 @@ class LiveReading {
   double last_;
 };
 
-// "cpu-package0 61.2 W  gpu0 -  total - (gpu0: the counter did not change in this time)".
+// Returns a text such as "cpu-package0 61.2 W  gpu0 -  total - (gpu0: the counter did not change in this time)".
 std::string live_text(const LiveReading::Line& line);
 Json live_json(const LiveReading::Line& line);
 

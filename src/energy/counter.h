@@ -8,9 +8,9 @@
 
 namespace molen::energy {
 
-// `range`: the counter's largest value, after which it starts at 0 again; 0: unknown, then it must not decrease.
-// `wrap_s`: shortest time in which the counter can wrap; after a longer silence the number of wraps is unknown, which
-// is a gap.
+// `range` is the counter's largest value, after which it starts at 0 again; 0 means unknown, and then the counter must
+// not decrease. `wrap_s` is the shortest time in which the counter can wrap. When two readings are further apart, the
+// number of wraps between them is unknown, which is a gap.
 class Unwrapper {
  public:
   Unwrapper(std::uint64_t range, double wrap_s) : range_(range), wrap_s_(wrap_s) {}

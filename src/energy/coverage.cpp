@@ -103,7 +103,8 @@ Coverage coverage_of(const Meters& meters, bool gpus) {
                        });
     if (there && !covered.contains(part)) c.missing[part] = 1;
   }
-  // "cpu-package" without a number is a meter's name for all packages: another meter may have read them.
+  // Only numbered scopes count here: "cpu-package" without a number stands for all packages, which another meter may
+  // read.
   for (const std::string& scope : unread) {
     const auto parts = parts_of(scope);
     const bool numbered = !scope.empty() && scope.back() >= '0' && scope.back() <= '9';

@@ -16,8 +16,8 @@ namespace molen::energy {
 
 struct Coverage {
   std::int64_t hosts = 0;
-  std::map<std::string, std::int64_t> scopes;   // hosts that have a meter for this scope
-  std::set<std::string> summed;                 // the scopes in the total; other scopes lie within these
+  std::map<std::string, std::int64_t> scopes;  // hosts that have a meter for this scope
+  std::set<std::string> summed;  // the scopes that the total adds; it leaves out those that lie within them
   std::map<std::string, std::int64_t> missing;  // "cpu", "dram", "gpu", or one scope ("gpu3"): hosts without it
 
   // Combines the coverage of several hosts.

@@ -50,7 +50,7 @@ TEST(Coverage, AGpuWithoutAMeterIsMissingOnlyWhereThereIsOne) {
   m.unavailable.push_back({"nvml", "gpu", "no driver"});
   EXPECT_EQ(coverage_of(m, false).partial(), "");
   EXPECT_EQ(coverage_of(m, true).partial(), "cpu+dram only");
-  m.unavailable.push_back({"nvml", "gpu0", "no permission"});  // NVML itself shows one
+  m.unavailable.push_back({"nvml", "gpu0", "no permission"});  // NVML lists a GPU, so the host has one
   EXPECT_EQ(coverage_of(m, false).missing, (Counts{{"gpu", 1}}));
 }
 
@@ -61,8 +61,8 @@ TEST(Coverage, OneUnreadScopeOfAPartIsNamed) {
   put(m, "gpu0");
   m.meters.push_back(std::make_unique<NullMeter>("gpu3", "lost from the bus"));
   m.unavailable.push_back({"rapl-perf", "cpu-package1", "no permission"});
-  m.unavailable.push_back({"rapl-perf", "cpu-package", "no events"});          // powercap had them
-  m.unavailable.push_back({"rapl-powercap", "cpu-package0", "read already"});  // by another meter
+  m.unavailable.push_back({"rapl-perf", "cpu-package", "no events"});          // powercap read the packages
+  m.unavailable.push_back({"rapl-powercap", "cpu-package0", "read already"});  // another meter read it
   EXPECT_EQ(coverage_of(m, true).missing, (Counts{{"cpu-package1", 1}, {"gpu3", 1}}));
   EXPECT_EQ(coverage_of(m, true).partial(), "without cpu-package1, gpu3");
 }

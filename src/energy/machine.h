@@ -23,14 +23,16 @@ struct Machine {
   Machine();  // this machine
 };
 
-// The CPU flag "hypervisor": a virtual machine, whose host usually does not pass on the energy counters.
+// Returns whether the CPU has the flag "hypervisor". The host of a virtual machine usually does not pass on the energy
+// counters.
 bool is_virtual(const Machine& machine);
 
-// Reads a small kernel file without its trailing white space; a failure gives the reason ("FILE: Permission denied").
+// Returns the content of a small kernel file without its trailing white space; a failure gives the reason ("FILE:
+// Permission denied").
 Result<std::string> read_small(const fs::path& path);
 // Reads a small kernel file that holds an unsigned decimal number; any other content is a failure.
 Result<std::uint64_t> read_count(const fs::path& path);
-// "0,18-19" -> {0, 18, 19}; a failure for anything else, or for more than 65536 CPUs.
+// Parses a list such as "0,18-19" to {0, 18, 19}. Returns a failure for anything else, or for more than 65536 CPUs.
 Result<std::vector<int>> parse_cpu_list(std::string_view text);
 
 }  // namespace molen::energy

@@ -122,7 +122,8 @@ Meters open_meters(const std::vector<std::string>& names, const OpenOptions& opt
   // psys contains the packages: it is summed only when they are not read.
   for (const auto& m : all.meters)
     if (m->info().scope == "psys") m->set_counted(!has_scope_like(all, "cpu-package"));
-  // A GPU that exists but cannot be read must not be omitted: it appears with its reason.
+  // A GPU that exists but cannot be read gets a null meter with its reason: it must not be omitted from the totals
+  // silently.
   for (const auto& u : all.unavailable)
     if (u.meter == "nvml" && u.scope != "gpu" && !has_scope(all, u.scope))
       all.meters.push_back(std::make_unique<NullMeter>(u.scope, u.reason));

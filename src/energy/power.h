@@ -5,7 +5,7 @@
 
 namespace molen::energy {
 
-// `longest_s`: if two samples are further apart, the energy between them is unknown, which is a gap.
+// If two samples are further apart than `longest_s`, the energy between them is unknown, which is a gap.
 class PowerIntegral {
  public:
   explicit PowerIntegral(double longest_s) : longest_s_(longest_s) {}

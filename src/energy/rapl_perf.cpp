@@ -102,7 +102,7 @@ std::string open_reason(const Machine& machine, int error) {
                      vm ? "; this is a virtual machine, whose host keeps the counters" : "");
 }
 
-// CPU -> "0", or "0-die1" if several CPUs of the mask share a package.
+// Returns for each CPU the name of its package: "0", or "0-die1" if several CPUs of the mask share a package.
 std::map<int, std::string> packages_of(const Machine& machine, const std::vector<int>& cpus) {
   std::map<int, std::uint64_t> package, die;
   std::map<std::uint64_t, int> dies;

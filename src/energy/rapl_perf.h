@@ -1,5 +1,5 @@
-// RAPL through perf_event: /sys/bus/event_source/devices/power, one event file per domain with a scale to joules. The
-// kernel handles the hardware's wraps. Needs kernel.perf_event_paranoid <= 0 or CAP_PERFMON.
+// Reads RAPL through perf_event: /sys/bus/event_source/devices/power has an event file for each domain, with a scale to
+// joules. The kernel handles the hardware's wraps. Needs kernel.perf_event_paranoid <= 0 or CAP_PERFMON.
 #pragma once
 
 #include <cstdint>

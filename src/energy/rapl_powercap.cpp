@@ -8,7 +8,8 @@
 namespace molen::energy {
 namespace {
 
-// No package draws more for long, so a counter of range R joules takes at least R / this to wrap.
+// No package draws more than this for long. So a counter whose range is R joules takes at least R / kMostWatts seconds
+// to wrap.
 constexpr double kMostWatts = 1000.0;
 
 class PowercapMeter : public Meter {
@@ -31,7 +32,7 @@ class PowercapMeter : public Meter {
   Unwrapper counter_;
 };
 
-// "package-0" -> "0", "package-0-die-1" -> "0-die1"; "" for another name.
+// Returns "0" for "package-0" and "0-die1" for "package-0-die-1"; "" for another name.
 std::string package_of(const std::string& zone_name) {
   if (zone_name.rfind("package-", 0) != 0) return "";
   std::string rest = zone_name.substr(8);

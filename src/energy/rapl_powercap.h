@@ -1,5 +1,5 @@
-// RAPL through the powercap files of sysfs (Linux Documentation/power/powercap): zones intel-rapl:P and intel-rapl:P:S
-// with `name`, `energy_uj` and `max_energy_range_uj`. Intel and AMD Zen alike.
+// Reads RAPL through the powercap files of sysfs (Linux Documentation/power/powercap): zones intel-rapl:P and
+// intel-rapl:P:S with `name`, `energy_uj` and `max_energy_range_uj`. The same files exist on Intel and on AMD Zen.
 #pragma once
 
 #include "energy/machine.h"

@@ -97,7 +97,7 @@ TEST(Powercap, NoPermissionNamesTheWayOut) {
   EXPECT_NE(find(m, "cpu-package0")->reason.find("perf_event_paranoid"), std::string::npos);
 }
 
-// A wrapping counter's total is the energy spent, wherever the counter wraps.
+// Wherever a counter wraps, its total is the energy that was spent.
 RC_GTEST_PROP(Unwrapper, TotalIsWhatWasSpent, ()) {
   const std::uint64_t range = *rc::gen::inRange<std::uint64_t>(1000, 1 << 20);
   const auto spent = *rc::gen::container<std::vector<std::uint64_t>>(rc::gen::inRange<std::uint64_t>(0, range));
@@ -159,7 +159,7 @@ TEST(Perf, ScalesCountsOfEachPackage) {
     std::vector<std::string> scopes;
     for (const auto& meter : m.meters) scopes.push_back(meter->info().scope);
     EXPECT_EQ(scopes, (std::vector<std::string>{"cpu-package0", "cpu-package1", "dram0", "dram1", "psys"}));
-    perf->counts[{2, 18}] = std::uint64_t{3} << 32;  // 2^-32 J each
+    perf->counts[{2, 18}] = std::uint64_t{3} << 32;  // a count is 2^-32 J
     f.time += 86400;                                 // 64 bits do not wrap in a day
     EXPECT_DOUBLE_EQ(m.meters[1]->read().value().total.value, 3.0);
     EXPECT_EQ(m.meters[0]->read().value().total.value, 0.0);

@@ -12,13 +12,14 @@
 
 namespace molen::energy {
 
-// Energy since the meters were opened, of all hosts together. Unlike the sum over steps it includes the time between
-// them (initialization, validation, checkpoints), and short steps do not fall below a counter's period.
+// The energy of all hosts since the meters were opened. Unlike a sum over steps, it includes the time between the steps
+// (initialization, validation, checkpoints). It is also known when each step is shorter than a counter's update period.
 struct EnergySoFar {
   double seconds = 0;
-  std::map<std::string, double> joules;      // by scope; a scope that has not changed yet is absent, never 0
-  std::optional<double> total_j;             // over the summed scopes that have joules
-  std::map<std::string, std::int64_t> lost;  // scopes that lack joules (gaps, failed readings): on how many hosts
+  std::map<std::string, double> joules;  // by scope; a scope that has not changed yet is absent, never 0
+  std::optional<double> total_j;         // over the summed scopes that have joules
+  // By scope: the number of hosts on which joules are missing (gaps, failed readings).
+  std::map<std::string, std::int64_t> lost;
 };
 
 struct RunTotals {
@@ -27,9 +28,9 @@ struct RunTotals {
   double seconds = 0;  // wall time of the training processes, from the opening of the meters
   std::map<std::string, double> joules;
   std::optional<double> total_j;  // null if nothing was measured
-  std::int64_t hosts = 0;         // largest number at a time
+  std::int64_t hosts = 0;         // the largest number of hosts in an attempt
   std::set<std::string> summed;
-  std::map<std::string, std::int64_t> missing;  // in any attempt; on the largest number of hosts
+  std::map<std::string, std::int64_t> missing;  // as in Coverage; the largest number of any attempt
 
   // The parts that total_j leaves out, as in Coverage::partial.
   std::string partial() const { return partial_text(summed, missing, hosts); }

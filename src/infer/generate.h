@@ -1,4 +1,4 @@
-// molen generate and molen eval, without the command line.
+// The work of `molen generate` and `molen eval`, without the command line.
 #pragma once
 
 #include <functional>

@@ -30,9 +30,9 @@ std::int32_t id_of(const data::Tokenizer& tokenizer, char byte) {
   return static_cast<std::int32_t>(id.value_or(0));
 }
 
-// A model that says `said` behind `before`, and then the end of the text: each token's embedding has one element, the
-// layer adds nothing to it, and the head's row of the following token has that element. So each byte may stand only
-// once. Where `loops` is set, the last byte is followed by the first again.
+// Returns a model that continues `before` with `said` and then ends the text. Each token's embedding has one element
+// that is not 0, the layer adds nothing, and the head's row of the token that follows has the same element. So no byte
+// may occur twice. With `loops`, the first byte follows the last one again.
 LoadedModel scripted(const std::string& before, const std::string& said, bool loops = false) {
   arch::Architecture a = arch::preset("llama-tiny");
   a.layers = 1, a.hidden = 264, a.ffn = 8, a.heads = 2, a.kv_heads = 1, a.head_dim = 4;
@@ -56,7 +56,7 @@ LoadedModel scripted(const std::string& before, const std::string& said, bool lo
     t.fill_(p.init == arch::Init::kOnes ? 1.0 : 0.0);
     if (p.role == arch::Role::kEmbedding) t.fill_diagonal_(1.0);
     if (p.role != arch::Role::kHead) continue;
-    // An id without a token would be the likeliest by far.
+    // The ids without a token get the largest logits by far, and must not be chosen.
     for (const auto& [from, to] : follows) t.index_put_({at::tensor(to), at::tensor(from)}, at::tensor(1.0F));
     t.slice(0, 257).fill_(9.0);
   }

@@ -36,7 +36,7 @@ at::Tensor Weights::parameter(std::size_t index) const {
 exec::UnitWeights Weights::unit(const std::string& name) const {
   for (std::size_t u = 0; u < units_.size(); ++u)
     if (units_[u].name == name) return {arch_, parameters_, units_[u], units_[u].first, flat_[u]};
-  // A tied model with a plain norm has no unit "final"; this unit has only undefined weights.
+  // A tied model whose norm has no parameters has no unit "final". It gets a unit whose weights are all undefined.
   static const program::Unit kEmpty;
   return {arch_, parameters_, kEmpty, -1, {}};
 }
@@ -168,7 +168,8 @@ class Inference::Impl {
     const model::RopeTable& rope;
     const std::function<void(const at::Tensor& qkv, at::Tensor& out)>& attend;
     at::Tensor x, qkv, attention, mid, up, activation, y;
-    // Only sparse layers have these. Their up and activation have the rows of all slots.
+    // Only sparse layers use these. While their experts run, `up` and `activation` have one row per slot (a token and
+    // one of its experts).
     model::Routed routed = {};
     at::Tensor routed_rows = {}, shared = {}, places = {}, offsets = {}, expert_rows = {};
     std::int64_t rows() const { return x.size(0); }
@@ -279,8 +280,8 @@ class Inference::Impl {
     });
   }
 
-  // Runs the parts of which the layer consists. One that inference cannot run is an error: to leave it out would
-  // compute another model.
+  // Runs the layer's parts. A part that inference cannot run is an error, because the model without it is another
+  // model.
   template <class Attend>
   at::Tensor layer(std::int64_t l, const at::Tensor& x, const Shape& shape, const model::RopeTable& rope,
                    Attend&& attend) {

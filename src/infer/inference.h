@@ -42,7 +42,7 @@ class Inference {
   Inference(std::shared_ptr<const Weights> weights, int threads, std::int64_t max_sequence);
   ~Inference();
 
-  // ids [B, S] -> logits [B, S, V].
+  // Returns logits [B, S, V] for the ids [B, S] (row-major).
   at::Tensor logits(std::span<const std::int32_t> ids, std::int64_t batch, std::int64_t sequence);
 
   // Starts a new sequence.

@@ -28,7 +28,7 @@ arch::Architecture small(const char* preset) {
   return a;
 }
 
-// Chosen experts without rows are the rule where one token follows another, as in generation.
+// Includes sparse models: with one token at a time, as in generation, most experts have no rows.
 std::vector<arch::Architecture> models() {
   std::vector<arch::Architecture> all;
   for (const char* preset : {"llama-tiny", "gpt2", "poro-34b", "olmo-7b", "qwen3-0.6b"}) all.push_back(small(preset));
@@ -80,7 +80,7 @@ TEST(Inference, CacheEqualsNoCache) {
   }
 }
 
-// With more rows than the head takes at once, each sequence has the same logits as alone.
+// A batch has more rows than the head takes at once. Each sequence must have the same logits as when it runs alone.
 TEST(Inference, LogitsOfManyRows) {
   const auto a = small("llama-tiny");
   constexpr std::int64_t batch = 56, sequence = 23;

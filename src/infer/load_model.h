@@ -1,4 +1,4 @@
-// Loading of a model for inference from a run, a checkpoint or a Hugging Face directory.
+// Loads a model for inference from a run, a checkpoint or a Hugging Face directory.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// Tests how large a checkpoint's index and headers become, planned without the data: they grow with tensors times
-// ranks, never with rows.
+// Tests how large a checkpoint's index and headers become. The files are planned without the data. They must grow with
+// tensors times ranks, never with rows.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -29,10 +29,10 @@ DType dtype_of(const at::Tensor& t) {
   }
 }
 
-constexpr std::int64_t kPiece = 1 << 20;  // elements that one call transfers
+constexpr std::int64_t kPiece = 1 << 20;  // elements that one collective moves
 
-// The part of a unit that this rank alone writes to a checkpoint, and needs from one: what it holds beyond that, other
-// ranks hold too and send.
+// Returns the part [first, last) of a unit that this rank alone writes to a checkpoint and reads from one. Other ranks
+// also hold everything else that it holds, and send it.
 std::pair<std::int64_t, std::int64_t> tile_of(const exec::Executor& executor, int unit) {
   const auto& p = executor.program();
   return program::unit_tile(p.grid, executor.coordinates(), p.units[static_cast<std::size_t>(unit)]);
@@ -68,7 +68,7 @@ const program::UnitEntry& entry_of(const program::Program& p, const mesh::PerAxi
   return *found;
 }
 
-// Returns the boxes that the tensors of a family have of the elements [first, last) of a unit.
+// Returns the boxes of a family's tensors that hold the elements [first, last) of a unit.
 std::vector<SavedBox> boxes_of(const program::Program& p, const mesh::PerAxis& at, const SavedFamily& family, int u,
                                std::int64_t first, std::int64_t last) {
   const program::Unit& unit = p.units[static_cast<std::size_t>(u)];
@@ -107,9 +107,9 @@ void store_piece(const GroupReader::Piece& piece, const SavedBox& needed, exec::
   }
 }
 
-// Reads this rank's tiles of all units, of the families that have the same numbers of the parameters. The first of
-// `families` is the weights, which `weights` hold: the parameters and their master copies. Collective over the ranks of
-// the stage, as GroupReader::read.
+// Reads this rank's tiles of all units, for families whose tensors have the same boxes. If the weights are among
+// `families`, they come first and go into the storages `weights`: the parameters and their master copies. Collective
+// over the ranks of the stage, as GroupReader::read is.
 void read_tiles(const checkpoint::Checkpoint& from, exec::Executor& executor, const std::vector<SavedFamily>& families,
                 program::StateOf of, const std::vector<std::string>& weights, comm::Communicator& stage) {
   const auto& program = executor.program();
@@ -127,7 +127,7 @@ void read_tiles(const checkpoint::Checkpoint& from, exec::Executor& executor, co
   for (arch::Parameter& parameter : tensors) parameter.shape = one->shape(parameter);
   GroupReader reader(from, std::move(tensors), prefixes, stage);
   for (int u = 0; u < static_cast<int>(program.units.size()); ++u) {
-    if (!program.counts(u)) continue;  // the pipeline's first stage reads it
+    if (!program.counts(u)) continue;  // the first pipeline stage reads it
     const auto [first, last] = tile_of(executor, u);
     const std::vector<SavedBox> needed = boxes_of(program, executor.coordinates(), *one, u, first, last);
     std::vector<program::GlobalBox> boxes;
@@ -150,7 +150,7 @@ std::unique_ptr<comm::Communicator> along(const exec::Executor& executor, comm::
   return world.split(color, key);
 }
 
-// Sends an embedding that a pipeline's first and last stage share from the first to the last, a tile at a time.
+// Sends an embedding that the first and the last pipeline stage share, from the first to the last, a tile at a time.
 // Collective.
 void share_between_ends(exec::Executor& executor, const std::vector<std::string>& storages, comm::Communicator& world) {
   const program::Program& p = executor.program();
@@ -159,8 +159,8 @@ void share_between_ends(exec::Executor& executor, const std::vector<std::string>
   const std::int32_t mine = shared;
   world.all_reduce(&shared, 1, DType::kI32, comm::Reduce::kMax);
   if (shared == 0) return;
-  // Pairs the ranks that have the same place in the two stages. Ranks between these stages form a group of their own
-  // that has nothing to do.
+  // Pairs the ranks that have the same place in the two stages. The ranks of the stages between form a group that has
+  // nothing to do.
   const program::Setting& s = p.setting;
   int place = 0;
   for (const mesh::Axis axis : s.order)
@@ -208,16 +208,16 @@ void exchange_tiles(exec::Executor& executor, const std::string& storage, int un
   MOLEN_CHECK(elements == held, "tiles of unit {} have {} of {} elements", unit, elements, held);
 }
 
-// Fills what this rank holds beyond its tile with the tiles of the ranks that hold the same elements: all data-parallel
-// ranks when each holds the whole unit (of experts, those that hold the same experts), or else the ranks that hold the
-// same shard. `all`, `of_experts` and `copies` are these three groups. Collective.
+// Fills what this rank holds beyond its tile, with the tiles of the ranks that hold the same elements. When ranks hold
+// a whole unit, these are all data-parallel ranks (`all`) or, for a unit of experts, those with the same experts
+// (`of_experts`). Otherwise they are the ranks that hold the same shard (`copies`). Collective.
 void share_tiles(exec::Executor& executor, const std::string& storage, comm::Communicator& all,
                  comm::Communicator& of_experts, comm::Communicator& copies) {
   for (int u = 0; u < static_cast<int>(executor.program().units.size()); ++u) {
     comm::Communicator& replicas = executor.program().units[static_cast<std::size_t>(u)].experts ? of_experts : all;
     const auto tile = tile_of(executor, u), held = executor.state_range(storage, u);
     const std::int64_t elements = executor.program().units[static_cast<std::size_t>(u)].elements;
-    // All ranks must decide alike: one rank's tile may happen to be everything that it holds.
+    // The ranks decide together, because a single rank's tile may happen to be everything that it holds.
     std::int32_t lacking[2] = {held != tile ? 1 : 0, held.first != 0 || held.second != elements ? 1 : 0};
     replicas.all_reduce(lacking, 2, DType::kI32, comm::Reduce::kMax);
     if (lacking[0]) exchange_tiles(executor, storage, u, lacking[1] ? copies : replicas);
@@ -247,7 +247,7 @@ std::vector<SavedBox> saved_boxes(const program::Program& p, const mesh::PerAxis
     if (!p.counts(u)) continue;
     const program::Unit& unit = p.units[static_cast<std::size_t>(u)];
     const auto [tile, tile_end] = program::unit_tile(p.grid, coordinates, unit);
-    // Every tensor rank has the whole of a state with a shape of its own.
+    // A state with a shape of its own is not cut over tensor ranks: each has the whole.
     const bool whole = family.state && family.state->has_shape();
     if (whole && coordinates[mesh::Axis::kTp] > 0) continue;
     const auto [first, last] = program::counted_once(coordinates, unit, tile, tile_end);
@@ -314,7 +314,7 @@ std::string state_hash(const exec::Executor& executor, comm::Communicator& world
     digest.add(span.tensor, span.dtype, span.shape, span.box, data);
   }
   auto lanes = digest.lanes();
-  // Sums modulo 2^64 have the same bits signed and unsigned.
+  // Adding signed numbers gives the same bits: sums are modulo 2^64 in either case.
   world.all_reduce(lanes.data(), 2, DType::kI64, comm::Reduce::kSum);
   return checkpoint::StateDigest::from_lanes(lanes).hex();
 }

@@ -74,9 +74,10 @@ std::vector<GroupReader::Needs> GroupReader::gather(std::span<const program::Glo
   return needs;
 }
 
-// Returns the rank that reads a block: of the ranks that need at least half as much of it as any rank, the one that has
-// read the least so far. Tensor ranks need about as much of each block as each other, so they share the reading; a rank
-// that needs little at the end of its shard does not read for the next one.
+// Returns the rank that reads a block. Candidates are the ranks that need at least half as much of it as the rank that
+// needs most; the one that has read the least so far is chosen. Tensor ranks need about the same amount of each block,
+// so they share the reading. A rank that needs only a little of a block, at the end of its shard, does not read it for
+// the others.
 int GroupReader::choose_reader(const Assigned& candidate) const {
   std::map<int, std::int64_t> elements;
   for (const auto& part : candidate.block.parts) elements[candidate.rank_of(part)] += part.part.elements();
@@ -108,8 +109,8 @@ std::vector<GroupReader::Assigned> GroupReader::assign(const std::vector<Needs>&
   return blocks;
 }
 
-// Distributes blocks over rounds. Each rank reads its blocks in order, as many in a round as round_bytes_ allows for
-// itself and for the ranks that it sends to.
+// Distributes blocks over rounds. Each rank reads its blocks in order. In a round it reads as many as fit into
+// round_bytes_, for itself and for each rank that it sends to.
 std::vector<GroupReader::Round> GroupReader::rounds(const std::vector<Assigned>& blocks) const {
   std::vector<std::deque<const Assigned*>> queues(unsigned_of(group_.size()));
   for (const Assigned& a : blocks) queues[unsigned_of(a.reader)].push_back(&a);
@@ -185,7 +186,7 @@ bool GroupReader::run(const Round& round, const Take& take) {
   if (!all || !exchange) return all;
   group_.all_to_all(sent_.data(), sends, received_.data(), receives, DType::kU8);
   const char* at = received_.data();
-  for (const Assigned* a : round)  // readers in order, as their messages follow each other
+  for (const Assigned* a : round)  // in the order of the readers, because their messages follow each other in received_
     for (const auto& part : a->block.parts)
       if (a->reader != rank && a->rank_of(part) == rank) {
         take({a->prefix, a->needs->numbers[part.wanted], part.part, part.part, a->dtype, at});

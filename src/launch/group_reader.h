@@ -1,5 +1,5 @@
-// Reading a checkpoint by a group of ranks: one rank reads and hashes each block, and passes on what other ranks need
-// of it.
+// Reads a checkpoint with a group of ranks: each block is read and hashed by one rank, which sends the others what they
+// need of it.
 //
 // A block (16 MiB of one tensor) may hold elements that several ranks need: tensor ranks need some columns of each row,
 // and a shard may end within a block. The group reads the tensors of one unit at a time. Each rank learns which boxes
@@ -22,8 +22,8 @@ namespace molen::launch {
 
 class GroupReader {
  public:
-  // Elements that a rank needs: those of `part`, a part of needed[i] of the tensor with prefix number `prefix`, at
-  // `data` as a part of the box `held`.
+  // Elements that a rank needs: those of the box `part`, which is a part of needed[i], for the tensor with
+  // prefixes[prefix]. `data` holds the elements of the box `held`, in which `part` lies.
   struct Piece {
     std::size_t prefix = 0, i = 0;
     const Box &part, &held;
@@ -32,17 +32,17 @@ class GroupReader {
   };
   using Take = std::function<void(const Piece&)>;
 
-  // `parameters` are those of the model, with the shapes that their tensors have. Each parameter `name` is read as the
-  // tensors prefix + name for all `prefixes`. `round_bytes`: the most that a rank
-  // reads in a round, unless one block is larger. A rank holds one block, the parts of a round that it receives (at
-  // most `round_bytes`, unless one block has more), and those that it sends, once for each rank that needs them.
+  // `parameters` are those of the model, with the shapes that their tensors have. For each parameter `name`, the
+  // tensors prefix + name are read for all `prefixes`. A rank reads at most `round_bytes` in a round, unless one block
+  // is larger. At a time it holds one block, the parts that it receives in a round (at most `round_bytes`, unless one
+  // block has more), and the parts that it sends, with a copy for each rank that needs them.
   GroupReader(const checkpoint::Checkpoint& from, std::vector<arch::Parameter> parameters,
               std::vector<std::string> prefixes, comm::Communicator& group,
               std::int64_t round_bytes = checkpoint::kBlockBytes);
 
   // Reads the boxes that this rank needs; `take` receives each of their elements once per prefix. Collective over the
   // group. Throws the errors of Checkpoint on the rank that met them; the other ranks then return false, and some boxes
-  // are not read. Throws UsageError on all ranks alike when a tensor is missing or has another shape than the model.
+  // are not read. Throws UsageError on all ranks when a tensor is missing or has another shape than in the model.
   bool read(std::span<const program::GlobalBox> needed, const Take& take);
 
  private:

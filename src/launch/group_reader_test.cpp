@@ -98,8 +98,8 @@ class GroupReading : public ::testing::Test {
   }
 
   struct Read {
-    std::int64_t bytes = 0;    // that this rank read
-    std::int64_t rounds = 0;   // with an exchange
+    std::int64_t bytes = 0;    // bytes that this rank read
+    std::int64_t rounds = 0;   // rounds with an exchange
     std::int64_t largest = 0;  // bytes received in one round
   };
   // Reads needed[rank] on each rank and compares each element.
@@ -158,8 +158,8 @@ std::int64_t total(const std::vector<std::int64_t>& numbers) {
   return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
 }
 
-// Each parameter is cut otherwise by those who save and by those who read; some boxes are needed by two ranks, and a
-// rank may need nothing.
+// Each parameter is cut in one way for the ranks that save and in another for those that read. Two ranks may need the
+// same box, and a rank may need nothing.
 RC_GTEST_FIXTURE_PROP(GroupReading, AnyCutIsReadOnce, ()) {
   save(*rc::gen::inRange(1, 4),
        [&](std::size_t p) { return *rc::gen::inRange<std::size_t>(0, parameters_[p].shape.size()); });
@@ -181,7 +181,7 @@ RC_GTEST_FIXTURE_PROP(GroupReading, AnyCutIsReadOnce, ()) {
   RC_ASSERT(total(bytes) == file_bytes());
 }
 
-// Ranks that need as many columns as each other read as much as each other, and receive a few blocks at a time.
+// Ranks that need the same number of columns read about the same number of bytes, and receive a few blocks at a time.
 TEST_F(GroupReading, ColumnsAreReadInTurns) {
   save(2, [](std::size_t) { return 0; });
   std::vector<std::vector<program::GlobalBox>> needed(3);

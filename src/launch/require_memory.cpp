@@ -50,7 +50,7 @@ plan::MemoryRoom memory_room(const plan::Machine& machine, int sharing) {
 void require_memory(const MemoryRequest& request, const plan::Machine& machine, comm::Communicator& world) {
   const plan::MemoryNeed need = evened_out(request, machine, world);
   const plan::MemoryRoom room = memory_room(machine, request.sharing);
-  // The lowest rank that has too little reports it and looks for what would fit, which takes a while.
+  // Only the lowest rank that has too little memory reports it, because the search for what would fit takes a while.
   std::int32_t first = room.holds(need) ? world.size() : world.rank();
   world.all_reduce(&first, 1, DType::kI32, comm::Reduce::kMin);
   if (first == world.size()) return;

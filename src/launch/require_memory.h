@@ -1,4 +1,4 @@
-// A check, before any rank allocates its arena, that the memory which the ranks are about to take is available.
+// Checks, before any rank allocates its arena, that the memory that the ranks are about to take is available.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@ struct MemoryRequest {
   plan::MemoryNeed need;  // of this rank
   std::string what;       // "the step program"
   int sharing = 1;        // ranks whose arenas lie on one device
-  // Suggests what to do instead, at the end of the refusal. Only one rank calls it.
+  // Returns a text for the end of the refusal, which suggests what to do instead. Only one rank calls it.
   std::function<std::string(const plan::MemoryRoom&)> instead;
 };
 

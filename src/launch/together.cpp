@@ -52,7 +52,7 @@ void together(comm::Communicator& world, const std::function<void()>& local) {
     fail(Kind::kIo, error.code(), error);
   }
   const bool failed = met[0] >= 0;
-  // The lowest rank that failed, and whether all ranks failed.
+  // After the reduction: the lowest rank that failed, and whether all ranks failed.
   std::int32_t first[2] = {failed ? world.rank() : world.size(), failed ? 1 : 0};
   world.all_reduce(first, 2, DType::kI32, comm::Reduce::kMin);
   if (first[0] == world.size()) return;

@@ -1,4 +1,4 @@
-// Bytes and calls that a rank's communicators really moved in a step, compared with what its program says.
+// Compares the calls and bytes of a rank's communicators in a step with those of its program.
 #pragma once
 
 #include <map>
@@ -13,7 +13,7 @@
 
 namespace molen::launch {
 
-// Traffic by axis and kind of call, without the kinds of calls that were never made.
+// Traffic by axis and kind of call. Kinds of calls that were never made are absent.
 using Traffic = std::map<std::pair<program::Axis, comm::CallKind>, comm::Traffic>;
 
 Traffic traffic_of(const exec::Executor& executor);  // so far
@@ -23,12 +23,12 @@ Traffic since(const Traffic& before, const Traffic& now);
 // payload that the program gives.
 void require_planned(const Traffic& moved, const program::Payloads& planned);
 
-// [{axis, op, calls, payload_bytes, wire_bytes}], in the order of the axes. wire_bytes (sent) is null when a library
-// moves the data.
+// Returns [{axis, op, calls, payload_bytes, wire_bytes}] in the order of the axes. wire_bytes (the bytes sent) is null
+// when a library moves the data.
 Json to_json(const Traffic& traffic);
 
-// Communication of an attempt's steps on this rank. The first step counts only while it is the only one, because it
-// creates what later steps reuse. Steps whose update was skipped do not count.
+// The communication of this rank in the steps of an attempt. The first step counts only while it is the only one,
+// because it creates what later steps reuse. Steps whose update was skipped do not count.
 class Communication {
  public:
   // Counts from what `executor` has moved so far; `executor` must outlive this object.
@@ -37,8 +37,9 @@ class Communication {
   void add(const program::Timeline& timeline, bool skipped);
 
   const Traffic& traffic() const { return traffic_; }  // of the latest step
-  // [{axis, seconds, hidden}]: mean over the steps of the seconds in collectives and messages over the axis, including
-  // the time they wait for other ranks; and the share of those seconds that ran beside computation.
+  // Returns [{axis, seconds, hidden}]: `seconds` is the time of a step in collectives and messages over the axis, with
+  // the time in which they wait for other ranks, averaged over the steps. `hidden` is the share of it that ran beside
+  // computation.
   Json axes() const;
   std::string text() const;  // "dp 12 ms, 80% hidden; tp ..."; "" when ranks exchanged nothing
 

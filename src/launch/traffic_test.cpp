@@ -28,7 +28,7 @@ TEST(Traffic, WhatThePlanSaysPasses) {
   EXPECT_EQ(refusal(moved, kPlanned), "");
 }
 
-// The sums of calls and bytes over the axis equal the program's, but the kinds do not.
+// The calls and bytes of all kinds together equal those of the program on each axis, but single kinds differ.
 TEST(Traffic, ErrorsThatCancelOverAnAxisAreFound) {
   const Traffic bytes{{{Axis::kDp, CallKind::kAllGather}, {3, 364, 0, 0}},
                       {{Axis::kDp, CallKind::kReduceScatter}, {3, 236, 0, 0}}};

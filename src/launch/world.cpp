@@ -37,8 +37,8 @@ void run_threads(const plan::Machine& machine, const std::function<void(comm::Co
   std::vector<std::jthread> threads;
   for (int r = 0; r < ranks; ++r)
     threads.emplace_back([&, r] {
-      // The communicator ends with this rank's thread, however its body ends: ranks that still wait for it then get an
-      // error.
+      // The communicator is destroyed at the end of this rank's thread, even after an exception. Ranks that still wait
+      // for this one then get an error.
       const auto communicator = std::move(communicators[static_cast<std::size_t>(r)]);
       try {
         body(*communicator);
@@ -63,9 +63,9 @@ void run_mpi(const std::function<void(comm::Communicator&)>& body) {
   try {
     body(*world);
   } catch (const UsageError& error) {
-    // Wrong input is usually wrong on every rank alike: rank 0 reports it, and all ranks end with the same code. If
-    // only one rank has the error (a file missing on its host), the others would wait for it in MPI_Finalize; after a
-    // delay that rank reports the error itself and ends the job.
+    // Wrong input is usually wrong on every rank: rank 0 reports it, and all ranks end with the same code. If only one
+    // rank has the error (a file missing on its host), the others would wait for it in MPI_Finalize; after a delay that
+    // rank reports the error itself and ends the job.
     std::thread([text = std::string(error.what()), rank = world->rank()] {
       std::this_thread::sleep_for(std::chrono::seconds(10));
       say(fmt::format("rank {}: {}", rank, text));
@@ -135,14 +135,14 @@ void on_devices(const config::Config& c, Launch& launch) {
 }  // namespace
 
 Launch resolve_launch(const config::Config& c, std::optional<int> thread_ranks, bool share) {
-  math::gemm_library();  // throws before anything runs
+  math::gemm_library();  // throws now, before anything runs, if the library asked for is not usable
   Launch launch = resolve_ranks(c, thread_ranks);
   launch.machine.cuda = resolve_cuda(c);
   if (!launch.machine.cuda && launch.communicator == "nccl")
     throw UsageError("{}: \"nccl\" moves the memory of cuda devices, and this run is on the cpu",
                      c.where("device.communicator"));
   const bool shared = share && launch.communicator == "threads";
-  if (share && launch.communicator == "mpi" && launch.machine.cuda) {  // the world communicator then moves host memory
+  if (share && launch.communicator == "mpi" && launch.machine.cuda) {  // MPI then moves host memory only
     if (c.device.kind == "cuda")
       throw UsageError("{}: the processes of a launcher prove it on the host; use \"cpu\", or --ranks N on one device",
                        c.where("device.kind"));

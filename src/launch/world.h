@@ -17,17 +17,17 @@ struct Launch {
 };
 
 // Decides how ranks communicate. `thread_ranks`: --ranks N without a launcher. Throws UsageError when
-// device.communicator cannot be honoured (mpi not built, threads requested under mpirun, ...). Thread-ranks on a cuda
-// device are for proofs (`molen verify`), where they may `share` one; the processes of a launcher then stay on the
-// host.
+// device.communicator cannot be honoured (mpi not built, threads requested under mpirun, ...). Only proofs (`molen
+// verify`) run ranks as threads on CUDA devices: with `share`, they may share one. The processes of a launcher then
+// stay on the host.
 Launch resolve_launch(const config::Config& config, std::optional<int> thread_ranks, bool share = false);
 
 // Returns whether libtorch has a CUDA device here.
 bool has_cuda();
 
 // Restricts libtorch, for the whole process, to operators that repeat bit for bit on a device (`train.deterministic`).
-// An operator without such a form throws there, with its name. To be called before the device's libraries are first
-// used.
+// On a device, an operator that has no such form throws an error with its name. To be called before the device's
+// libraries are first used.
 void require_determinism();
 
 // Returns a launch of ranks as threads of this process, on the host.

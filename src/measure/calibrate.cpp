@@ -27,11 +27,11 @@ namespace {
 
 struct Shape {
   std::int64_t hidden, ffn, heads, kv_heads, head_dim, vocabulary, batch, sequence, layers;
-  std::int64_t experts = 0, per_token = 0, shared = 0;  // of sparse layers; ffn is then the width of an expert
+  std::int64_t experts = 0, per_token = 0, shared = 0;  // for sparse layers; ffn is then the width of an expert
 };
 
-// Shapes spread over the sizes that a CPU machine trains. They differ pairwise, so that no two exponents of the fit are
-// coupled.
+// These shapes spread over the sizes that a CPU machine trains. No two sizes grow in step over the shapes, so that no
+// two exponents of the fit are coupled.
 constexpr Shape kShapes[] = {
     {128, 352, 4, 2, 32, 2048, 2, 128, 2},          {128, 512, 2, 1, 64, 8192, 8, 128, 2},
     {128, 256, 4, 2, 32, 3072, 4, 128, 2, 6, 2, 1}, {192, 512, 6, 2, 32, 4096, 4, 256, 2},
@@ -57,12 +57,12 @@ arch::Architecture architecture(const Shape& s) {
   a.max_sequence = 2048;
   if (s.experts > 0)
     a.experts = arch::Experts{.count = s.experts, .per_token = s.per_token, .ffn = s.ffn, .shared = s.shared};
-  if (s.batch >= 4) a.qk_norm = arch::QkNorm::kHead;  // the kinds of ops that models with these norms have
+  if (s.batch >= 4) a.qk_norm = arch::QkNorm::kHead;  // for the kinds of ops that only models with these norms have
   a.tied = s.batch == 2 || s.batch == 8;              // tied models clear their table's gradient, untied ones do not
   return a;
 }
 
-// Returns whether the ops of a model are built for a setting: sparse layers are not in all types.
+// Returns whether a setting can compute the ops of a model: sparse layers are not implemented in all types.
 bool computed(const arch::Architecture& a, const program::Setting& s) {
   return std::ranges::none_of(arch::parts_in_order(a), [&](arch::Part part) {
     return program::kernels_refused(s.kernels_of(part), part, {.compute = s.compute, .head_dim = a.head_dim})
@@ -132,8 +132,8 @@ SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world,
   at::set_num_threads(p.setting.threads);  // otherwise every rank would take all cores
   exec::Executor executor(p, world.rank(), &world, {});
   {
-    // Speed does not depend on the values as long as they are ordinary numbers; drawing them would take longer than the
-    // steps.
+    // Fills the weights without drawing them, which would take longer than the steps. Speed does not depend on the
+    // values as long as they are ordinary numbers.
     const c10::InferenceMode inference;
     for (std::size_t u = 0; u < p.units.size(); ++u)
       for (const char* family : {"param", "master"})
@@ -177,8 +177,8 @@ std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
     throw UsageError("--widest: {}; the narrowest shape is {} wide", o.widest, narrowest);
   for (const Shape& shape : kShapes) {
     if (o.widest > 0 && shape.hidden > o.widest) continue;
-    // One micro-batch, or two: an accumulating backward adds where the first one overwrites. A third trial has expert
-    // ranks, and a fourth the other kernels that the configuration chooses.
+    // Trials have one micro-batch or two, because the backward of the second one adds to the gradient where the first
+    // overwrites it. A third trial has expert ranks, and a fourth the other kernels that the configuration chooses.
     struct Kind {
       int zero;
       bool apart, others;
@@ -228,9 +228,10 @@ void add_samples(const Trial& trial, std::vector<sim::Sample>& samples) {
   }
 }
 
-// Returns measured over simulated seconds of a step. The computation of each step's ops, simulated, is compared with
-// the fit and with how long the step took. Of the steps the one with the least waiting counts, because other work on
-// the machine can only add to it.
+// Returns the ratio of measured to simulated seconds of a step, as a product of two ratios. The first compares a step's
+// duration with a simulation of its own measured ops; the least one of all steps counts, because other work on the
+// machine can only add to it. The second compares the simulation of the measured ops (the median of the steps) with the
+// simulation of the fitted ops.
 double pace_of(const Trial& trial, const sim::Costs& costs) {
   const auto ops = program::expand(trial.program);
   std::vector<double> computed;

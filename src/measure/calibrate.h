@@ -1,6 +1,6 @@
 // molen calibrate: runs small step programs of many shapes with the executor itself and fits a cost model to the
 // measured ops. The samples run under the conditions of a training (same number of ranks at once, threads,
-// communicator, order of ops), so an op costs here what it costs there. An op's cost is the computation of its own
+// communicator, order of ops), so an op costs here what it costs there. The cost of an op is the CPU time of its own
 // thread; the simulator accounts for threads that share cores.
 #pragma once
 
@@ -31,7 +31,8 @@ struct CalibrateOptions {
 // or the largest one.
 std::int64_t calibrated_width(std::int64_t hidden);
 
-// Returns the programs whose ops a calibration for so many ranks measures: a cost is known for the kinds of these ops.
+// Returns the programs whose ops a calibration for so many ranks measures. A calibration knows the costs of the kinds
+// of these ops only.
 std::vector<program::Program> calibration_programs(const CalibrateOptions& options, int ranks);
 
 // Collective over `world`. Every rank gets the samples of rank 0. `progress` is called on rank 0 with the share of the
@@ -45,8 +46,8 @@ sim::Calibration::Entry calibrate(const CalibrateOptions& options, const std::st
 // the next measurement may reverse the choice. Collective.
 std::vector<DType> likely_precisions(int threads, comm::Communicator& world);
 
-// Timed steps of a program on synthetic tokens, for calibration, comparison and benchmarks: the Timeline of each repeat
-// on this rank after one warm-up, and the touched bytes of its arena (exec::Arena::touched).
+// Timed steps of a program on synthetic tokens, for calibration, comparison and benchmarks. It has the Timeline of each
+// repeat on this rank, after one warm-up, and the touched bytes of this rank's arena (exec::Arena::touched).
 struct SyntheticRun {
   std::vector<program::Timeline> timelines;
   std::optional<Bytes> touched;
@@ -56,7 +57,7 @@ SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world,
 
 std::string cpu_model();
 
-// Returns the cores that the ranks of `world`, all on this machine, may together run on. Collective.
+// Returns the cores on which the ranks of `world` together may run; all ranks are on this machine. Collective.
 sim::Cores cores_of(comm::Communicator& world);
 
 }  // namespace molen::measure

@@ -25,8 +25,8 @@ std::set<std::string> kinds_of(const program::Program& p) {
   return kinds;
 }
 
-// Whatever model `molen simulate` does not refuse has ops of known cost only: a part that a preset has and the
-// calibration's models have not would end its simulation, and calibrating again would not help.
+// If a preset has a part that none of the calibration's models has, `molen simulate` fails for it, and calibrating
+// again does not help. So every kind of op of a preset that can be simulated must be measured.
 TEST(Calibrate, MeasuresWhatThePresetsNeed) {
   for (const int ranks : {1, 2})
     for (const std::int64_t widest : {std::int64_t{0}, calibrated_width(1)}) {

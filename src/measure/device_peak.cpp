@@ -16,7 +16,8 @@
 namespace molen::measure {
 namespace {
 
-constexpr double kMeasureSeconds = 1.0;  // measured once per machine: long enough for a moment without other work
+// The machine is measured only once, so this is long enough to include a moment without other work.
+constexpr double kMeasureSeconds = 1.0;
 
 struct Published {
   std::string_view name;  // without "NVIDIA ", which older drivers leave out

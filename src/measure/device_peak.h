@@ -1,5 +1,5 @@
-// The peak of one device in FLOP/s, the denominator of MFU and HFU. It is measured on a CPU and taken from the vendor's
-// publication on a GPU; when neither is known it is absent and a reason is given.
+// The peak of one device in FLOP/s, by which MFU and HFU divide. On a CPU it is measured; on a GPU it is the vendor's
+// published figure. When there is neither, it is absent and a reason is given.
 #pragma once
 
 #include <filesystem>
@@ -34,7 +34,7 @@ std::string gpu_name(int index);
 DevicePeak find_device_peak(const program::Setting& setting, const plan::Machine& machine,
                             const std::optional<std::filesystem::path>& environment, comm::Communicator& world);
 
-// {"flops_per_s": number or null, "source": text}, for environment.json and the run's start event.
+// Returns {"flops_per_s": number or null, "source": text}, for environment.json and the run's start event.
 Json to_json(const DevicePeak& peak);
 
 // Returns the conditions under which a CPU is measured: "2 threads", "1 thread, mean of 3 ranks (3 of a host) at once".

@@ -83,7 +83,7 @@ TEST_F(DevicePeakKept, IsMeasuredOnceAMachine) {
   EXPECT_GT(rates.bf16, 0.1);  // GFLOP/s
   EXPECT_LT(rates.bf16, 1e5);
   EXPECT_NE(precision_rates(1).measured, "");
-  // Auto and the peak use the same measurement, the first one.
+  // `precision.compute = "auto"` and the peak use the same measurement, the first one.
   EXPECT_NEAR(rates.fp32 * 1e9, first, 1e-3);
   EXPECT_EQ(find_peak(fp32()).flops_per_s, first);
   program::Setting two = fp32();
@@ -240,7 +240,7 @@ TEST_F(DevicePeakKept, StaysAsMeasuredUnderTheSameConditions) {
     write_file_atomic(file, Json{{"cpu", cpu}, {"device_peak", peak}}.dump());
   };
   const std::string same = gemm_conditions(fp32(), {});
-  const double odd = 1234567.125;  // no machine measures this
+  const double odd = 1234567.125;  // a figure that no measurement gives
   environment(cpu_model(), odd, same);
   EXPECT_EQ(find_peak(fp32(), file).flops_per_s, odd);
   EXPECT_EQ(find_peak(fp32(), file).source, "measured: 1 GFLOP/s " + same);

@@ -1,4 +1,4 @@
-// The machine under a run: host, processor, libraries, build. For environment.json and `molen doctor`.
+// Describes the machine of a run for environment.json and `molen doctor`: host, processor, libraries, build.
 #pragma once
 
 #include "base/json.h"

@@ -28,7 +28,7 @@ at::Device device_of(int cuda_device) {
 // fp32 sum; on a device the GEMM itself adds to it.
 struct Layer {
   at::Tensor x, w, dy, y, dx, dw, sum;
-  math::GemmLibrary library;  // of the fp32 products on the host
+  math::GemmLibrary library;  // of the fp32 GEMMs on the host
   Layer(const Sizes& s, at::ScalarType type, at::Device device, math::GemmLibrary of = math::gemm_library())
       : library(of) {
     const at::TensorOptions t = at::TensorOptions().dtype(type).device(device);

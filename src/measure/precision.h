@@ -1,5 +1,5 @@
-// Measurement of this machine's GEMM rate at the shape of a layer, for `precision.compute = "auto"`, `molen doctor` and
-// the CPU peak that MFU is divided by.
+// Measures this machine's GEMM rate at the shape of a layer, for `precision.compute = "auto"`, `molen doctor`, and the
+// peak of a CPU by which MFU divides.
 #pragma once
 
 #include <string_view>

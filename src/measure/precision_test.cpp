@@ -10,7 +10,7 @@
 namespace molen::measure {
 namespace {
 
-// `most`: GFLOP/s beyond every such device. Products that did not run would seem to be faster.
+// `most` is more GFLOP/s than any such device has. GEMMs that did not run would seem to be faster than that.
 void check(const plan::PrecisionRates& rates, const char* where, double most) {
   fmt::print("{}: fp32 {:.1f}, bf16 {:.1f} GFLOP/s\n", where, rates.fp32, rates.bf16);
   for (const double rate : {rates.fp32, rates.bf16}) {

@@ -1,7 +1,7 @@
-// This machine's GEMM rates, measured once and kept, so that `precision.compute = "auto"` and the peak behind MFU mean
-// the same in every run here. The file is $XDG_CACHE_HOME/molen/rates.json, else ~/.cache/molen/rates.json; its keys
-// are processor, libtorch and conditions (threads, type, library, ranks at once). `molen doctor --measure` measures
-// again.
+// This machine's GEMM rates. They are measured once and kept, so that `precision.compute = "auto"` and the MFU of all
+// runs here go by the same figures. The file is $XDG_CACHE_HOME/molen/rates.json, else ~/.cache/molen/rates.json; its
+// keys are processor, libtorch and conditions (threads, type, library, ranks at once). `molen doctor --measure`
+// measures again.
 #pragma once
 
 #include <filesystem>
@@ -18,11 +18,11 @@ struct Rate {
   std::string measured;  // day of the measurement (UTC)
 };
 
-// Returns an empty path when neither variable is set: then nothing is kept.
+// Returns the path of the file; an empty path, when neither XDG_CACHE_HOME nor HOME is set, means that nothing is kept.
 std::filesystem::path rates_file();
 
-// A file that cannot be read, or that holds something else, counts as none. A file that cannot be written is ignored,
-// because measuring again costs little.
+// Read and write a rate in the file. A file that cannot be read, or that holds something else, counts as none. A file
+// that cannot be written is ignored, because measuring again costs little.
 std::optional<Rate> stored_rate(const std::string& conditions);
 Rate store_rate(const std::string& conditions, double flops_per_s);
 void forget_rate(const std::string& conditions);

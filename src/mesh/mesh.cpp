@@ -82,7 +82,7 @@ Mesh::Mesh(PerAxis sizes, int world, std::array<Axis, kAxes> order) : sizes_(siz
   for (const Axis axis : kDefaultOrder) {
     if (sizes[axis] < 1)
       throw UsageError(fmt::format("mesh axis {} has size {}; it must be at least 1", name_of(axis), sizes[axis]));
-    // Saturates above the largest int, because a product that wraps could fit.
+    // Stops one above the largest int: a product that wrapped around could equal `world` by chance.
     product = std::min<std::int64_t>(product * sizes[axis], std::numeric_limits<int>::max() + std::int64_t{1});
   }
   if (product != world) {

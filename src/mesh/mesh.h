@@ -21,10 +21,10 @@ inline constexpr std::array<Axis, kAxes> kDefaultOrder{Axis::kPp, Axis::kDpRepli
 
 std::string_view name_of(Axis axis);         // "pp", "dp_replicate", "dp_shard", "ep", "cp", "tp"
 Axis axis_from_name(std::string_view name);  // throws UsageError with the nearest name
-// Reads "pp,dp_replicate,dp_shard,ep,cp,tp", outermost first, every axis once. A text without ep, from before there
-// were expert ranks, has it right within dp_shard. Throws UsageError for anything else.
+// Reads "pp,dp_replicate,dp_shard,ep,cp,tp", outermost first, every axis once. In a text without ep (from before expert
+// ranks existed), ep comes directly after dp_shard. Throws UsageError for anything else.
 std::array<Axis, kAxes> parse_order(std::string_view text);
-// In the form that parse_order reads; ep is left out right within dp_shard.
+// Returns the form that parse_order reads. It leaves out ep where ep comes directly after dp_shard.
 std::string text_of(const std::array<Axis, kAxes>& order);
 
 // A set of axes: the ranks along {Axis::kDpReplicate, Axis::kDpShard, Axis::kEp} see different data.
@@ -53,11 +53,12 @@ class Axes {
   unsigned bits_ = 0;
 };
 
-// Expert ranks have different data, and hold all parameters but those of the experts alike.
+// Expert ranks belong to data parallelism: they see different data and hold the same parameters, except those of the
+// experts.
 inline constexpr Axes kDataParallel{Axis::kDpReplicate, Axis::kDpShard, Axis::kEp};
-// kReplicas: the axes of ranks with the same parameters, whose gradients are summed; ranks that share a sequence are
-// among them. kShards: the axes over which one copy of a unit's state may be sharded. For the experts of a layer, both
-// are without kEp.
+// kReplicas: the axes along which ranks have the same parameters, so that their gradients are summed. It includes kCp:
+// ranks that share a sequence have the same parameters. kShards: the axes over which one copy of a unit's state may be
+// sharded. For the experts of a layer, both sets lack kEp.
 inline constexpr Axes kReplicas{Axis::kDpReplicate, Axis::kDpShard, Axis::kEp, Axis::kCp};
 inline constexpr Axes kShards{Axis::kDpShard, Axis::kEp, Axis::kCp};
 
@@ -86,8 +87,8 @@ class Mesh {
 
   // Returns the ranks that differ from `rank` only along `axes`, in ascending order; `rank` is among them.
   std::vector<int> group(int rank, Axes axes) const;
-  // The position of `rank` in that group, and the group's number among the groups along `axes` (0 .. world / size(axes)
-  // - 1). They are key and color for Communicator::split.
+  // Return the position of `rank` in that group, and the group's number among the groups along `axes` (0 .. world /
+  // size(axes) - 1). They are key and color for Communicator::split.
   int position(int rank, Axes axes) const;
   int group_number(int rank, Axes axes) const { return position(rank, axes.complement()); }
 

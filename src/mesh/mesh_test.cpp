@@ -17,7 +17,7 @@
 namespace molen::mesh {
 namespace {
 
-// Returns any mesh of up to 3^5 ranks, with axes in any order.
+// Returns a random mesh of sizes 1 to 3 along each axis, with the axes in a random order.
 Mesh any_mesh() {
   PerAxis sizes;
   int world = 1;
@@ -112,7 +112,7 @@ TEST(Mesh, WrongSizesAreExplained) {
             "2147483648 does not make 2147483647 ranks");
   EXPECT_EQ(usage_error([] { Mesh({{most, 1, 1, 1, 1, 1}}, most); }), "");
   EXPECT_EQ(usage_error([] { Mesh(kOne, 0); }), "a world of 0 ranks");
-  // No dp_shard mends a mesh that is twice as large as the world, nor one whose world is a third larger than the mesh.
+  // No dp_shard mends a mesh of twice as many ranks as the world, or a world of 4/3 as many ranks as the mesh.
   for (const auto& [sizes, world] : {std::pair{PerAxis{{2, 1, 1, 1, 1, 4}}, 4}, {PerAxis{{3, 1, 1, 1, 1, 1}}, 4}}) {
     const std::string said = usage_error([&, &s = sizes, w = world] { Mesh(s, w); });
     EXPECT_TRUE(said.ends_with("does not make 4 ranks")) << said;

@@ -49,12 +49,12 @@ MOLEN_VECTOR_TARGETS void add_squares_f64(double scale, std::int64_t n, const do
   add_squares(scale, n, g, sums);
 }
 
-// Three numbers that are the same for all rows of an update.
+// Numbers that are the same for all rows of an update.
 template <class T>
 struct Row {
-  T scale;   // of the gradient
+  T scale;   // factor of the gradient
   T factor;  // of the second moments of the columns
-  T floor;   // of the second moment
+  T floor;   // lower bound of the second moment
 };
 
 template <class T>
@@ -112,7 +112,8 @@ bool factored(const Piece& piece) {
   return piece.columns > 0;
 }
 
-// The gradient of a parameter, as the blocks that tensor ranks hold, or one. A vector is a matrix of one row.
+// Returns the gradient of a parameter as blocks: those of the tensor ranks, or a single one. Here a vector is a matrix
+// of one row.
 std::vector<Block> blocks_of(const Piece& piece) {
   const std::int64_t rows = factored(piece) ? piece.rows : 1, columns = factored(piece) ? piece.columns : piece.rows;
   if (piece.blocks.empty()) return {{0, 0, piece.grad.view({rows, columns}), true, {}}};
@@ -220,7 +221,7 @@ class OnHost {
     return {scale_, factor, static_cast<T>(n_.eps1 * n_.eps1)};
   }
 
-  // Threads take groups of rows, whose sums are added in order.
+  // Each thread sums groups of rows, and the sums are added in the order of the groups.
   double update_squares() const {
     const std::int64_t group = std::max<std::int64_t>(1, kBlock / columns()), groups = (rows() + group - 1) / group;
     std::vector<double> sums(static_cast<std::size_t>(groups));
@@ -295,7 +296,8 @@ void on_device(const Update& u, const Piece& piece) {
   param.mul_(n.keep).sub_(moved.reshape({-1}));
 }
 
-// Hands on the gradient of this rank's part and the sum of the squares of its weights.
+// First stage: writes what other ranks need, the gradient of this rank's part and the sum of the squares of its
+// weights.
 void hand_on(const Update& u, const Piece& piece) {
   at::Tensor direction = piece.direction, beside = piece.beside;
   direction.copy_(piece.grad);

@@ -53,7 +53,7 @@ Update update_of(const Options& options, int step, int threads) {
   return {options, step, at::full({}, 0.25, at::kDouble), threads, nullptr};
 }
 
-// The paper's formula with whole tensors, in the form of torch.optim.Adafactor.
+// Computes the paper's formula on whole tensors, in the form of torch.optim.Adafactor.
 void by_formula(const Options& o, int step, const at::Tensor& scaled, double epsilon, Trained& t) {
   const double weight = std::pow(step, o.beta2_decay), eps1 = o.eps1.value_or(epsilon);
   const double size = t.param.square().mean().sqrt().item<double>();
@@ -72,7 +72,7 @@ void by_formula(const Options& o, int step, const at::Tensor& scaled, double eps
   t.param = t.param * (1 - o.lr * o.weight_decay) - u.reshape({-1}) * (alpha / clip);
 }
 
-// `size`: of the gradients. Small ones are below eps1 in fp32.
+// Compares the kernel with the formula. `size` is the size of the gradients; the small ones are below eps1 in fp32.
 void against_formula(std::int64_t rows, std::int64_t columns, at::ScalarType type, double size, Options o) {
   c10::InferenceMode guard;
   const double epsilon =
@@ -102,13 +102,13 @@ TEST(Adafactor, EqualsTheFormula) {
         o.eps2 = 0.5;   // more than the parameter
         o.beta2_decay = -0.3;
         o.update_clip = 2.0;
-        o.lr = 0.9;  // more than the root of the third step says
+        o.lr = 0.9;  // above 1/sqrt(step) from the second step on
         o.weight_decay = 0.01;
         against_formula(rows, columns, type, size, o);
       }
 }
 
-// A zero gradient moves nothing, as the moments are then zero too.
+// With a zero gradient the moments are zero too, and only weight decay changes the weights.
 TEST(Adafactor, AZeroGradientOnlyDecays) {
   c10::InferenceMode guard;
   Options o;
@@ -135,7 +135,7 @@ TEST(Adafactor, ThreadsGiveTheSameBits) {
   EXPECT_TRUE(at::equal(one.v_columns, many.v_columns));
 }
 
-// The part [first, last) of the rows or the columns of a flat matrix.
+// Returns rows or columns [first, last) of a flat matrix.
 at::Tensor part(const Trained& of, const at::Tensor& flat, bool by_rows, std::int64_t first, std::int64_t last) {
   const at::Tensor matrix = flat.view({of.rows, std::max<std::int64_t>(of.columns, 1)});
   return matrix.narrow(by_rows ? 0 : 1, first, last - first).contiguous();

@@ -36,8 +36,8 @@ MOLEN_VECTOR_TARGETS void update_f64(const Coefficients<double>& c, std::int64_t
 }
 
 void adamw_on_device(const Update& u, const Piece& piece) {
-  // Does not use the fused op's own scale: that is fp32, and the op writes the scaled gradient back over the unscaled
-  // one.
+  // Does not use the fused op's own scale, because that is fp32, and because the op overwrites the gradient with the
+  // scaled one.
   const at::Tensor grad = piece.grad.mul(u.grad_scale);
   const at::Tensor step = at::full({}, static_cast<double>(u.step), grad.options().dtype(at::kFloat));
   const double decay = piece.decay ? u.options.weight_decay : 0.0;

@@ -7,8 +7,8 @@
 
 namespace molen::optim {
 
-// One update of `count` elements; `step` counts from 1. The gradient is multiplied by `grad_scale` (clipping and
-// averaging) as it is read:  p *= 1 - lr*wd;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;
+// Makes one update of `count` elements; `step` counts from 1. The gradient is multiplied by `grad_scale` (clipping and
+// averaging) as it is read: p *= 1 - lr*wd; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;
 //                 p -= lr/(1-b1^t) * m / (sqrt(v)/sqrt(1-b2^t) + eps)
 // Element-wise, so any split of the range gives the same bits.
 template <class T>
@@ -19,7 +19,7 @@ extern template void adamw_update<float>(const Options&, std::int64_t, bool, dou
 extern template void adamw_update<double>(const Options&, std::int64_t, bool, double, std::int64_t, int, const double*,
                                           double*, double*, double*);
 
-// The rule of `optimizer.kind = "adamw"`: states m, v.
+// Is the rule of `optimizer.kind = "adamw"`, with states m and v.
 void adamw(const Update& update, const Piece& piece);
 
 }  // namespace molen::optim

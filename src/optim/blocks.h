@@ -9,8 +9,8 @@ namespace molen::optim {
 inline constexpr std::int64_t kBlock = 1 << 14;
 
 // Compiles a function for several processors; which one runs is chosen at run time. It applies to plain functions, not
-// to templates. The function that chooses runs before a sanitizer is ready.
-// clang-format off
+// to templates. There are no clones under a sanitizer, because the code that chooses one runs before the sanitizer is
+// ready. clang-format off
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define MOLEN_VECTOR_TARGETS __attribute__((target_clones("avx512f", "avx2,fma", "default")))
 #else

@@ -12,7 +12,7 @@ constexpr double kGrowth = 2.0, kBackoff = 0.5;
 }  // namespace
 
 LossScale::LossScale(const State& state, std::int64_t window) : state_(state), window_(window) {
-  // Written so that NaN is refused.
+  // The comparisons are negated so that NaN is refused.
   if (!(state.scale >= kMinimum) || !(state.scale <= kMaximum))
     throw UsageError("a loss scale of {}: it lies from {} to {}", state.scale, kMinimum, kMaximum);
   if (state.good_steps < 0 || state.skipped < 0)
@@ -27,7 +27,8 @@ void LossScale::good() {
 }
 
 void LossScale::overflow(std::int64_t step) {
-  // At the smallest scale, good_steps is 0 only directly after a skipped step: doubling leads away from that scale.
+  // At the smallest scale, good_steps is 0 only directly after a skipped step: the other way to 0 is a doubling, which
+  // leads to a larger scale.
   if (state_.scale <= kMinimum && state_.skipped > 0 && state_.good_steps == 0)
     throw Error(
         "step {}: the gradient overflows in fp16 at the smallest loss scale ({}), as in the step before it; the "

@@ -29,8 +29,8 @@ class LossScale {
 
   // To be called after a step whose gradient was finite.
   void good();
-  // To be called after step `step` (named in the error), which was skipped because its gradient was not finite. Throws
-  // Error when that is the second such step in a row at the smallest scale: then no scale helps.
+  // To be called after step `step`, which was skipped because its gradient was not finite. Throws Error, which names
+  // the step, when it is the second such step in a row at the smallest scale: then no scale helps.
   void overflow(std::int64_t step);
 
  private:

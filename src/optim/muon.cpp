@@ -52,12 +52,12 @@ void divide_by_norm(const Update& u, at::Tensor& x) {
   });
 }
 
-// Returns `direction` with singular values near 1, in scratch. `direction` is used up.
+// Returns a matrix in scratch: `direction` with its singular values brought near 1. Overwrites `direction`.
 at::Tensor newton_schulz(const Update& u, at::Tensor direction) {
   divide_by_norm(u, direction);
   const bool tall = direction.size(0) > direction.size(1);
   at::Tensor x = direction, y = scratch_matrix(u, x, x.size(0), x.size(1));
-  if (tall) {  // the smaller of the two Gram matrices
+  if (tall) {  // so that the Gram matrix is the smaller of the two
     x = x.t();
     y = y.t();
   }
@@ -73,7 +73,7 @@ at::Tensor newton_schulz(const Update& u, at::Tensor direction) {
   return tall ? x.t() : x;
 }
 
-// Moves the momentum, and leaves in `direction` what the update is made of.
+// Updates the momentum, and writes to `direction` the matrix that newton_schulz takes.
 void make_direction(const Update& u, const Piece& piece, at::Tensor direction) {
   at::Tensor momentum = piece.states[0];
   const double beta = u.options.momentum;
@@ -103,7 +103,7 @@ at::Tensor part_of(const at::Tensor& matrix, const Block& block) {
   return matrix.narrow(0, block.row, block.values.size(0)).narrow(1, block.column, block.values.size(1));
 }
 
-// Moves this rank's part of the weights.
+// Updates this rank's part of the weights.
 void apply(const Update& u, const Piece& piece, const at::Tensor& direction, const Block& own) {
   const Options& o = u.options;
   const at::Tensor orthogonal = newton_schulz(u, direction);

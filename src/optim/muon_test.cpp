@@ -20,7 +20,7 @@ at::Tensor normal_values(std::uint64_t key, std::int64_t n) {
   return x;
 }
 
-// Returns the weights after three steps in a type.
+// Returns the weights after three steps in the given type.
 at::Tensor trained(std::int64_t rows, std::int64_t columns, at::ScalarType type, const Options& options) {
   at::Tensor param = normal_values(1, rows * columns).to(type), momentum = at::zeros({rows * columns}, type);
   const std::int64_t small = std::min(rows, columns);
@@ -49,7 +49,7 @@ TEST(Muon, FloatIsAsCloseToDoubleAsItsIterationsAllow) {
   for (const auto& [rows, columns] : {std::pair<std::int64_t, std::int64_t>{24, 40}, {40, 24}}) {
     const at::Tensor wide = trained(rows, columns, at::kDouble, o), narrow = trained(rows, columns, at::kFloat, o),
                      start = normal_values(1, rows * columns);
-    const double size = 0.2 * std::sqrt(40.0) * o.lr;  // of an update, whose singular values are near 1
+    const double size = 0.2 * std::sqrt(40.0) * o.lr;  // size of an update, whose singular values are near 1
     EXPECT_GT((wide - start).abs().max().item<double>(), size / 40);
     // An iteration multiplies small singular values, and the rounding in them, by up to 3.4445. Sums have 24 or 40
     // terms, three in an iteration. The weights, up to about 4, are rounded twice a step.

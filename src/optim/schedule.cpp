@@ -13,7 +13,7 @@ double Schedule::lr(std::int64_t step) const {
   const std::int64_t s = std::min(step, total_steps);
   if (warmup_steps > 0 && s <= warmup_steps)
     return peak_lr * static_cast<double>(s) / static_cast<double>(warmup_steps);
-  // 0 at the end of warm-up, 1 at the horizon.
+  // Returns the share of the steps from `from` to the horizon that are done, 0 to 1.
   const auto fraction = [&](std::int64_t from) {
     return total_steps > from ? static_cast<double>(s - from) / static_cast<double>(total_steps - from) : 1.0;
   };

@@ -17,7 +17,7 @@ struct Schedule {
   std::int64_t warmup_steps = 0, total_steps = 1;
   std::int64_t decay_steps = 0;  // kWsd; 0 means a tenth of the total
 
-  // Learning rate of step 1, 2, ..., total_steps; steps past the horizon keep the last value.
+  // Returns the learning rate of step 1, 2, ..., total_steps; steps past the horizon keep the last value.
   double lr(std::int64_t step) const;
 };
 

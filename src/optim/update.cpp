@@ -6,7 +6,7 @@
 
 namespace molen::optim {
 
-// Each is defined in the file of its name.
+// Each of these is defined in the file of its name.
 void adafactor(const Update& update, const Piece& piece);
 void adamw(const Update& update, const Piece& piece);
 void lion(const Update& update, const Piece& piece);

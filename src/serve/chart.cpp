@@ -33,7 +33,7 @@ struct Extent {
   }
 };
 
-// About five round values between low and high (1, 2 or 5 times a power of ten apart).
+// Returns about five round values between low and high, which are 1, 2 or 5 times a power of ten apart.
 std::vector<double> ticks(Extent e) {
   const double rough = (e.high - e.low) / 5, power = std::pow(10.0, std::floor(std::log10(rough)));
   double step = 10 * power;
@@ -148,7 +148,8 @@ std::vector<std::size_t> stack_rows(const Chart& c) {
   return rows;
 }
 
-// Returns the series as they are drawn: thinned; those of a stacked chart on common rows, not summed yet.
+// Returns the series as they are drawn. They are thinned; those of a stacked chart share their x values and are not
+// summed yet.
 std::vector<Points> drawn(const Chart& c, std::size_t columns) {
   std::vector<Points> all;
   if (!c.stacked) {

@@ -14,7 +14,7 @@ struct Series {
   std::string name;
   Points points;
   bool marks = false;  // separate points instead of a line
-  int dashed = 0;      // a plan or a baseline; 1, 2, 3 ... are different dash patterns
+  int dashed = 0;      // for a plan or a baseline: the number of the dash pattern, from 1; 0: a full line
   int color = -1;      // index in the palette; -1: the series' place in the chart
 };
 
@@ -32,8 +32,8 @@ struct Chart {
   std::string empty = "Nothing measured.";
 };
 
-// Keeps at most three points per column (the least, the greatest and a gap), so that spikes and holes stay visible, and
-// the first and the last point. Keeps all points when there are at most two per column.
+// Returns the first point, the last point and at most three points per column (the least, the greatest and a gap), so
+// that spikes and holes stay visible. Keeps all points when there are at most two per column.
 Points thin(const Points& points, std::size_t columns);
 
 // Returns the figure with legend and table. `index` is the chart's place among the script's charts. Colours are the CSS

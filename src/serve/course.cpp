@@ -29,7 +29,7 @@ std::vector<Mark> marks_of(const RunData& run) {
     if ((name != "resume" && name != "stop" && name != "start") || !std::isfinite(step)) continue;
     if (name != "stop") std::erase_if(marks, [&](const Mark& m) { return m.x > step; });
     if (name == "start") continue;
-    // A stop and the resume after it are at one step: they share one line and one name.
+    // A stop and the resume after it have the same step, so they share a line and a name.
     if (!marks.empty() && marks.back().x == step && marks.back().name == "stop" && name == "resume")
       marks.back().name = "stop, resume";
     else
@@ -56,7 +56,7 @@ Chart loss_chart(const RunData& run) {
   return c;
 }
 
-// Returns the chart of each language, with the baselines to beat in the language's colour.
+// Returns the chart with a line for each language, and the baselines to beat in the colour of their language.
 Chart bits_chart(const RunData& run) {
   Chart c = chart(run, "Held-out text", "bits per byte");
   c.empty = "No validation yet (train.validate_every).";
@@ -104,8 +104,8 @@ Chart phase_chart(const RunData& run) {
   for (const auto& m : run.metrics.steps)
     for (const auto& [phase, seconds] : m.phase_s)
       if (seconds > 0 && std::isfinite(seconds)) total[phase] += seconds;
-  // The largest phases lie at the bottom, where they read best; idle time is always on top, in grey. Older runs call
-  // all idle time bubble.
+  // The largest phases lie at the bottom, where their changes are easiest to see. Idle time is always on top, in grey.
+  // In older runs "bubble" is all of the idle time.
   std::vector<std::string> names;
   for (const auto& [name, seconds] : total) names.push_back(name);
   const auto top = [](const std::string& name) { return name == "idle" ? 2 : name == "bubble" ? 1 : 0; };
@@ -188,7 +188,7 @@ std::string energy_left_out(const RunData& run) {
 
 namespace {
 
-// The steps alone leave out the energy between them; the totals contain it.
+// Returns a sentence with the run's totals, which include the energy between the steps; the chart does not.
 std::string whole_run(const RunData& run) {
   const Json& t = run.energy_totals;
   const double joules = number_of(t, "total_j"), steps = number_of(t, "steps"), tokens = number_of(t, "tokens");

@@ -68,7 +68,7 @@ Ending ending_of(const RunData& run) {
   Ending end;
   if (run.events.empty()) return end;
   std::string from, reason;
-  int idle = 0;  // starts after that which ended without a step
+  int idle = 0;  // number of later starts that ended without a step
   for (const Json& e : run.events) {
     if (is_start(e)) {
       from = text_of(e, "step");

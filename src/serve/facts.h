@@ -1,4 +1,4 @@
-// A run in a few words and figures, for the head of the page and for `molen runs`.
+// Describes a run in a few words and figures, for the head of the page and for `molen runs`.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,7 @@ std::string model_of(const RunData& run);
 // Returns "4 ranks (mpi), pipeline 2, tensor 2". Axes of size 1 are left out, so that the line stays short.
 std::string layout_of(const RunData& run);
 
-// How the training ended: by the last attempt that ran steps; starts after the training's end do not count.
+// How the training ended, according to the last attempt that ran steps. Starts after the training's end do not count.
 struct Ending {
   bool stopped = false;   // the last attempt recorded its stop; otherwise it still runs, or was killed
   bool complete = false;  // train.until was reached

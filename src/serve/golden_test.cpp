@@ -1,5 +1,5 @@
-// Compares charts and a report with copies that a person has read and found right (tests/golden/serve): someone has to
-// look at any other page, number or line. MOLEN_WRITE_GOLDEN=1 writes them anew.
+// Compares charts and a report with copies in tests/golden/serve, which a person has read and found right. A person
+// must look at every change. MOLEN_WRITE_GOLDEN=1 writes the copies anew.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

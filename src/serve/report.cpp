@@ -16,7 +16,7 @@
 namespace molen::serve {
 namespace {
 
-// Fills the template in one pass: inserted text is never read for placeholders.
+// Fills the template in one pass, so that a placeholder in inserted text has no effect.
 std::string fill(std::string_view text, const std::map<std::string, std::string, std::less<>>& values) {
   std::string out;
   while (true) {
@@ -42,8 +42,8 @@ std::string script_hash(std::string_view script) {
   return "'sha256-" + std::string(reinterpret_cast<const char*>(base64.data()), static_cast<std::size_t>(length)) + "'";
 }
 
-// Returns tokens seen by step, for the script's other x axis: enough points that a straight line between two is exact
-// except where the batch changes.
+// Returns the tokens seen by step, for the script's other x axis. There are enough points that a straight line between
+// two is exact, except where the batch changes.
 std::string tokens_script(const RunData& run) {
   const auto& steps = run.metrics.steps;
   constexpr std::size_t kMost = 500;

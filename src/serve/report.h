@@ -8,7 +8,7 @@
 
 namespace molen::serve {
 
-// Reads the run directory (DESIGN section 5) and writes the page atomically. Torn lines and damaged files beside the
+// Reads the run directory (docs/formats) and writes the page atomically. Torn lines and damaged files beside the
 // metrics are left out and named on the page. Throws UsageError when there is no run, and Error when `output` cannot be
 // written.
 void write_report(const fs::path& run_directory, const fs::path& output);

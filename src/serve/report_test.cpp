@@ -81,7 +81,7 @@ TEST_F(Report, LastAttemptOfAStepCounts) {
   EXPECT_EQ(summary(dir_)["attempts"], 2);
 }
 
-// The report shows the training: a later start that finds nothing to do does not hide how the training ended.
+// A later start that finds nothing to do must not hide how the training ended.
 TEST_F(Report, ShowsHowTheTrainingEnded) {
   const auto ended = [&] {
     const std::string html = page(), open = "<dt>Ended<dd>";
@@ -112,7 +112,7 @@ TEST_F(Report, ShowsHowTheTrainingEnded) {
   write("events.jsonl", trained + R"({"event":"resume","step":30})"
                                   "\n");
   EXPECT_EQ(ended(), "no stop recorded: still running, or killed");
-  write("events.jsonl", idle);  // a directory whose older events are gone
+  write("events.jsonl", idle);  // the older events of this directory are gone
   EXPECT_EQ(ended(), "nothing to do");
 }
 
@@ -156,7 +156,7 @@ TEST_F(Report, EscapesWhatTheUserWrote) {
   write("predicted.json",
         Json{{"ops", {{{"kind", evil}, {"count", evil}, {"predicted_s", 1}, {"measured_s", 2}, {"bytes", 3}}}}}.dump());
   const std::string html = page();
-  EXPECT_EQ(count_of(html, "<script"), 3u);  // data, uPlot, ours
+  EXPECT_EQ(count_of(html, "<script"), 3u);  // the data, uPlot, and our script
   EXPECT_EQ(count_of(html, "</script"), 3u);
   EXPECT_EQ(html.find("<img"), std::string::npos);
   EXPECT_NE(html.find("&lt;script&gt;alert"), std::string::npos);
@@ -212,7 +212,7 @@ TEST_F(Report, ShowsBaselinesEnergyAndPrediction) {
   EXPECT_EQ(summary(dir_)["energy_j"]["package-0"], 7.2e6);
 }
 
-// A run that went to step 12 and was resumed from step 4: the steps between no longer belong to its course.
+// A run went to step 12 and was then resumed from step 4. The steps between no longer belong to it.
 TEST_F(Report, DropsWhatLiesBeyondALaterResume) {
   std::string events;
   for (const int at : {4, 8, 12})
@@ -330,7 +330,7 @@ TEST_F(Report, NoticesSayWhatCouldNotBeRead) {
   EXPECT_TRUE(run.predicted.is_null());
 }
 
-// Steps beyond the integers that a double tells apart are not steps, in either direction.
+// Numbers beyond the integers that a double represents exactly are no steps, whether positive or negative.
 TEST_F(Report, StepsThatAreNoneAreLeftOut) {
   write("metrics.jsonl", "");
   const std::string kept = R"({"event":"validation","step":999999999999999,"loss":3})"

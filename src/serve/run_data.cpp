@@ -39,8 +39,8 @@ void take_start(const Json& event, std::map<std::int64_t, Validation>& validatio
   validations.erase(validations.upper_bound(static_cast<std::int64_t>(step)), validations.end());
 }
 
-// Bytes that are read at the start and at the end of a long file: some ten thousand events each. No sensible run has
-// more, and no reader of a page misses the rest.
+// The number of bytes of a long file that are read at its start and at its end. Each holds some ten thousand events. No
+// sensible run has more, and a page with more would help nobody.
 constexpr std::int64_t kEventBytes = std::int64_t{4} << 20;
 
 void read_events(const fs::path& path, RunData& run) {
@@ -97,7 +97,7 @@ void read_totals(const fs::path& path, RunData& run) {
   }
 }
 
-// Reads a file beside the metrics. A damaged file costs its part of the page, not the page.
+// Reads a file beside the metrics. If the file is damaged, only its part of the page is missing.
 Json read_beside(const fs::path& path, RunData& run) {
   if (!fs::exists(path)) return {};
   try {

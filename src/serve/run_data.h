@@ -1,5 +1,5 @@
-// The parts of a run directory (DESIGN section 5) that the report reads. Every file may be absent: a run that died
-// before its first step has a report, too.
+// The parts of a run directory (docs/formats) that the report reads. Any file may be absent, because a run that died
+// before its first step has a report too.
 #pragma once
 
 #include <map>
@@ -31,7 +31,7 @@ struct RunData {
   std::vector<std::string> notices;                                // what could not be read and was left out
 };
 
-// Throws UsageError when `path` is no run directory.
+// Reads a run directory. Throws UsageError when `path` is none.
 RunData read_run(const fs::path& path);
 
 // Returns "table.key" -> value of a TOML text: strings without their quotes, other values as TOML writes them. Throws

@@ -91,7 +91,8 @@ std::string events_section(const RunData& run) {
     const Json& e = *shown[i];
     std::string what;
     for (const auto& [key, value] : e.items())
-      // Arrays have tables of their own (the data that a run sent, at its end); they are too long for a line.
+      // Leaves out arrays (the communication of a run in its last event): they are too long for a line and have tables
+      // of their own.
       if (key != "event" && key != "wall_time_s" && key != "step" && !value.is_array() && !text_of(e, key).empty())
         what += (what.empty() ? "" : "; ") +
                 (key == "text" || key == "reason" ? text_of(e, key) : key + " " + text_of(e, key));

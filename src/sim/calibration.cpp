@@ -9,7 +9,8 @@
 namespace molen::sim {
 namespace {
 
-// Version 2: costs have a pace. 3: costs are those on a core of their own, and entries have cores. 4: `gemm`.
+// Version 2 added the pace. Since version 3, costs are those of ops on a core of their own, and entries have cores.
+// Version 4 added `gemm`.
 constexpr int kFormat = 4;
 
 }  // namespace

@@ -1,4 +1,5 @@
-// A calibration: cost models of one machine, each for a way of running on it (ranks, threads, precision, communicator).
+// A calibration: the cost models of one machine, one for each way to run on it (ranks, threads, precision,
+// communicator).
 #pragma once
 
 #include <string>
@@ -21,7 +22,7 @@ struct Conditions {
 };
 Conditions conditions_of(const program::Setting& setting, const std::string& communicator);
 
-// The cores that the ranks of a measurement could run on, together.
+// The cores on which the ranks of a measurement together could run.
 struct Cores {
   int logical = 1, physical = 1;
   std::string affinity = "0";  // as Linux writes it: "0-3,8"
@@ -39,7 +40,7 @@ struct Calibration {
   std::vector<Entry> entries;
 
   // Returns the costs measured under these conditions. When only other numbers of ranks were measured, extrapolates
-  // from those (Costs::extrapolated says how). On failure, the reason names the conditions that were measured.
+  // from them (Costs::extrapolated says how). A failure names the conditions that were measured.
   Result<Costs> find(const Conditions& conditions) const;
   // Does the same; throws UsageError on failure.
   Costs costs(const Conditions& conditions, std::string_view origin) const;

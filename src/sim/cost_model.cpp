@@ -12,7 +12,7 @@
 namespace molen::sim {
 namespace {
 
-// Weight of the prior that time is proportional to work, against one sample of relative error 1.
+// The weight of the prior that time is proportional to work, relative to one sample with a relative error of 1.
 constexpr double kRidge = 0.05;
 
 Eigen::VectorXd prior(std::size_t features) {
@@ -39,7 +39,7 @@ Fit fit_kind(const std::vector<const Sample*>& samples) {
     y[i] = std::log(std::max(s.seconds, 1e-9));
     seconds.push_back(s.seconds);
   }
-  // Centred, so that the ridge pulls the exponents and not the level.
+  // The features are centred, so that the ridge pulls the exponents and not the level.
   const Eigen::RowVectorXd center = x.colwise().mean();
   Eigen::MatrixXd xc = x.rowwise() - center;
   xc.col(0).setOnes();
@@ -63,7 +63,7 @@ Fit fit_kind(const std::vector<const Sample*>& samples) {
 std::vector<double> features_of(const program::Program& p, const program::Step& step) {
   const auto log1 = [](double v) { return std::log(std::max(v, 1.0)); };
   if (std::holds_alternative<program::Compute>(step.op))
-    // Adding to a gradient reads it; overwriting may first have to clear it.
+    // The last feature is there because adding to a gradient reads it, while overwriting may first have to clear it.
     return {
         1.0,
         step.hardware_flops.value > 0 ? log1(step.hardware_flops.value) : log1(static_cast<double>(step.moved.value)),
@@ -95,7 +95,7 @@ double CostModel::seconds(const program::Program& p, const program::Step& step) 
 
 double CostModel::seconds(const std::string& kind, const std::vector<double>& features) const {
   auto found = fits_.find(kind);
-  // Recomputation runs the forward kernels.
+  // A recomputation runs the forward kernel, so it costs the same.
   if (found == fits_.end() && kind.rfind("recompute ", 0) == 0) found = fits_.find("forward " + kind.substr(10));
   if (found == fits_.end())
     throw UsageError("the calibration has no measurement of '{}'; the programs that it was made with have no such op{}",

@@ -1,10 +1,10 @@
-// The cost of an op on a machine: fitted to measured op times (exec's Timelines of calibration programs), and evaluated
-// for any shape.
+// The cost of an op on a machine. It is fitted to measured times of ops (the Timelines of calibration programs), and
+// can be evaluated for any shape.
 //
-// Per kind of op:  log t = w . features,  features = (1, log FLOPs, log bytes, log tokens, log sequence, accumulates)
-// as far as the kind has them. The fit is a ridge regression in relative error, towards t proportional to FLOPs (or
-// bytes, for kinds without FLOPs). A power law in the sizes holds well over the ranges that one machine is used in,
-// needs few samples, and extrapolates without surprises.
+// Per kind of op: log t = w . features, features = (1, log FLOPs, log bytes, log tokens, log sequence, accumulates)
+// without those that the kind does not have. The fit is a ridge regression in relative error, towards t proportional to
+// FLOPs (or bytes, for kinds without FLOPs). A power law in the sizes holds well over the ranges that one machine is
+// used in, needs few samples, and extrapolates without surprises.
 #pragma once
 
 #include <map>
@@ -19,7 +19,7 @@ namespace molen::sim {
 struct Sample {
   std::string kind;              // fitted_kind
   std::vector<double> features;  // features_of
-  double seconds = 0.0;          // with a core to itself (program::OpTime::cpu_s)
+  double seconds = 0.0;          // on a core of its own (program::OpTime::cpu_s)
 };
 
 // Returns the kind under which the times of an op are fitted: that of the op, and "by NAME" where its kernels are not
@@ -37,7 +37,7 @@ struct Fit {
 
 class CostModel {
  public:
-  // Needs at least one sample of every kind that `seconds` will be asked for.
+  // Fits a model. It needs at least one sample of every kind for which `seconds` will be called.
   static CostModel fit(const std::vector<Sample>& samples);
 
   double seconds(const program::Program& program,
@@ -49,9 +49,9 @@ class CostModel {
   // costs; any other kind without samples throws UsageError.
   double seconds(const std::string& kind, const std::vector<double>& features) const;
 
-  // Measured over simulated seconds of a whole step in the calibration's own programs; it scales every op's seconds. It
-  // covers what ops measured one by one leave out: ranks that wait for a slower one, and the slow side of each op's
-  // distribution (a sum of medians lies below the median of sums).
+  // Returns the ratio of measured to simulated seconds of a whole step in the calibration's own programs. The seconds
+  // of every op are multiplied by it. It covers what a measurement of single ops leaves out: ranks that wait for a
+  // slower one, and the slow side of each op's distribution (a sum of medians is less than the median of sums).
   double pace() const { return pace_; }
   void set_pace(double pace);  // above 0
 

@@ -30,7 +30,7 @@ double Costs::seconds(const program::Program& p, const program::Step& step) cons
 }
 
 double Costs::copy_seconds(const program::Step& step) const {
-  // A copy reads and writes; one that adds reads its target as well.
+  // A copy reads its source and writes its target; one that adds also reads its target.
   const double traffic = (step.updates(program::Arg::kTo) ? 3.0 : 2.0) * static_cast<double>(step.moved.value);
   return compute_.seconds("optimizer_step", {1.0, std::log(std::max(1.0, traffic))});
 }
@@ -39,7 +39,8 @@ double Costs::compute_seconds(const program::Program& p, const program::Step& st
   const double near = compute_.seconds(p, step);
   if (!contention_) return near;
   const auto& c = *contention_;
-  // More busy cores never make an op faster, and never slower than if the whole op waited for the shared memory.
+  // Limits the growth: more busy cores do not make an op faster, and slow it down at most as if all its time were spent
+  // on the shared memory.
   const double growth = std::log(c.other.seconds(p, step) / near) / std::log(double(c.other_busy) / c.busy);
   return near * std::pow(double(sharing_.busy()) / c.busy, std::clamp(growth, 0.0, 1.0));
 }
@@ -47,7 +48,7 @@ double Costs::compute_seconds(const program::Program& p, const program::Step& st
 double Costs::collective_seconds(const program::Program& p, const program::Step& step) const {
   const std::string kind = program::kind_of(step.op);
   const double bytes = std::max(1.0, static_cast<double>(step.moved.value));
-  // The measured collectives were among all ranks; this one is among the ranks of the op's axis.
+  // The measured collectives were among all ranks, but this one is among the ranks of the op's axis.
   const auto axis = program::axis_of(step.op);
   MOLEN_CHECK(axis, "{} is among no ranks", kind);
   const int group = program::group_size(p.grid, *axis), measured = collectives_ ? collectives_->ranks : sharing_.ranks;
@@ -55,7 +56,8 @@ double Costs::collective_seconds(const program::Program& p, const program::Step&
   const double traffic = collective_traffic(kind, bytes, group, communicator_);
   if (measured == 0) return model.seconds("optimizer_step", {1.0, std::log(std::max(1.0, traffic))});
   if (group == measured) return model.seconds(p, step);
-  // Rounds of messages until each rank's few bytes have reached all ranks; with threads, each rank reads every other's.
+  // Returns the number of rounds of messages until each rank's few bytes have reached all ranks. Among threads, each
+  // rank reads those of every other rank.
   const auto rounds = [&](int ranks) { return communicator_ == "mpi" ? std::ceil(std::log2(ranks)) : ranks - 1.0; };
   if (kind == "reduce_scalars") return model.seconds(p, step) * rounds(group) / rounds(measured);
   return model.seconds(p, step) * traffic / collective_traffic(kind, bytes, measured, communicator_);

@@ -13,34 +13,34 @@ namespace molen::sim {
 struct Sharing {
   int cores = 1 << 20;         // logical cores that the ranks may use
   int ranks = 1;               // identical ranks that run at once
-  int threads = 1;             // of each stream of a rank but those of communication, which have one each
+  int threads = 1;             // of each stream of a rank; streams of communication have one
   bool one_at_a_time = false;  // whether the communicators of a rank take turns (comm/communicator.h)
 
-  // Number of cores that compute keeps busy.
+  // Returns the number of cores that compute keeps busy.
   int busy() const;
-  // Speed of every thread of a rank while its compute stream is busy (`compute`) and `others` more threads are; 1 when
-  // each thread has a core of its own.
+  // Returns the speed of every thread of a rank while `others` threads are busy and, if `compute`, those of the compute
+  // stream too. It is 1 when each thread has a core of its own.
   double rate(bool compute, int others) const;
   bool operator==(const Sharing&) const = default;
 };
 
-// Bytes that one rank reads and writes in a collective of `bytes` among `ranks`: the shared-memory algorithms of
-// comm/threads for "threads", the ring's (Thakur, Rabenseifner, Gropp 2005, section 3) for all others.
+// Returns the bytes that one rank reads and writes in a collective of `bytes` among `ranks`: for "threads" those of the
+// algorithms in comm/threads, for all others those of a ring (Thakur, Rabenseifner, Gropp 2005, section 3).
 double collective_traffic(const std::string& kind, double bytes, int ranks, const std::string& communicator);
 
 class Costs {
  public:
-  // Costs as measured, with collectives among all ranks over `communicator`.
+  // Makes costs as they were measured, with collectives among all ranks over `communicator`.
   Costs(CostModel model, Sharing sharing, const std::string& communicator)
       : compute_(std::move(model)), sharing_(sharing), communicator_(communicator) {
     sharing_.one_at_a_time = communicator_ == "nccl";
   }
 
-  // Seconds of an op on cores of its own; throws UsageError for a kind that was not measured.
+  // Returns the seconds of an op on cores of its own. Throws UsageError for a kind that was not measured.
   double seconds(const program::Program& program, const program::Step& step) const;
   const Sharing& sharing() const { return sharing_; }
 
-  // A sentence for people that names the measurements from which the costs are derived. Empty when the same conditions
+  // Returns a sentence that names the measurements from which the costs are derived; empty when these very conditions
   // were measured.
   const std::string& extrapolated() const { return extrapolated_; }
 
@@ -57,16 +57,16 @@ class Costs {
   std::string communicator_;
   std::string extrapolated_;
 
-  // A second measurement with another number of busy cores: an op's seconds grow as busy^g, where the two measurements
-  // give g in [0, 1] for each op.
+  // A second measurement, with another number of busy cores. The seconds of an op grow as busy^g; the two measurements
+  // give g, limited to [0, 1], for each op.
   struct Contention {
     CostModel other;
     int busy = 1, other_busy = 1;  // of compute_, of other
   };
   std::optional<Contention> contention_;
 
-  // Collectives measured among another number of ranks or, with ranks 0, not measured: they then run at the memory rate
-  // of the optimizer step.
+  // Collectives that were measured among another number of ranks. With ranks 0 they were not measured, and move their
+  // bytes at the memory rate of the optimizer step.
   struct Collectives {
     CostModel model;
     int ranks = 0;

@@ -5,7 +5,8 @@
 
 namespace molen::sim {
 
-// Uses the entries with the same threads per rank, precision and kernels; fails when none of them is a sensible basis.
+// Extrapolates from the entries with the same threads per rank, precision and kernels. Fails when none of them is a
+// sensible basis.
 Result<Costs> extrapolate(const Calibration& calibration, const Conditions& wanted);
 
 }  // namespace molen::sim

@@ -59,7 +59,7 @@ TEST(CostModel, RecoversAMachineFromNoisySamples) {
       programs.push_back(program::build(a, s));
     }
   CostModel model = CostModel::fit(samples_from(programs, 0.05));
-  auto a = arch::preset("llama-tiny");  // d 256, not among the samples' layer counts
+  auto a = arch::preset("llama-tiny");  // hidden 256; the samples had other numbers of layers
   program::Setting s;
   s.sequence = 160;
   s.micro_batch = 2;
@@ -82,7 +82,8 @@ TEST(CostModel, RecoversAMachineFromNoisySamples) {
   EXPECT_DOUBLE_EQ(again.seconds(p, p.bodies[0].steps[5]), model.seconds(p, p.bodies[0].steps[5]));
 }
 
-// By hand: t = 3e-6 * FLOPs^2, one kind without outliers; checks the level, the exponent, the scatter and the median.
+// Calculated by hand, for one kind with t = 3e-6 * FLOPs^2 and no outliers: the level, the exponent, the scatter and
+// the median.
 TEST(CostModel, FitsAPowerLawByHand) {
   std::vector<Sample> samples;
   for (const double flops : {10.0, 20.0, 40.0, 80.0, 160.0})
@@ -91,7 +92,7 @@ TEST(CostModel, FitsAPowerLawByHand) {
   const CostModel model = CostModel::fit(samples);
   const Fit& fit = model.fits().at("op");
   EXPECT_EQ(fit.samples, 10);
-  // The exponent 2, which a ridge of 0.05 pulls towards 1; the residual holds the scatter and the effect of the pull.
+  // A ridge of 0.05 pulls the exponent from 2 towards 1. The residual has the scatter and the effect of this pull.
   const double variance = 2 * std::log(2.0) * std::log(2.0), exponent = 1 + variance / (variance + 0.05);
   EXPECT_NEAR(fit.weights[1], exponent, 1e-9);
   EXPECT_NEAR(fit.center[1], std::log(40.0), 1e-12);
@@ -114,7 +115,7 @@ TEST(CostModel, TypicalSecondsAreTheMedianInAnyOrder) {
   EXPECT_EQ(CostModel::fit(samples).fits().at("op").typical_s, 3.0);
 }
 
-// An op whose kernels are not those of the setting is measured as a kind of its own, whoever chose them.
+// An op for which the program text names other kernels than the setting's is measured as a kind of its own.
 TEST(CostModel, OtherKernelsAreAnotherKind) {
   program::Setting s;
   s.sequence = 16;
@@ -305,17 +306,17 @@ TEST(Simulate, FullCoresDoAllWorkOneAfterTheOther) {
   const CostModel model = CostModel::fit(samples_from({p}, 0.0));
   const auto free = simulate(p, ops, Costs(model, {4, 2, 1}, "threads")),
              full = simulate(p, ops, Costs(model, {2, 2, 1}, "threads"));
-  double work = 0.0, beside = 0.0;  // of one rank: all its work, and the work of its collectives
+  double work = 0.0, beside = 0.0;  // of one rank: the seconds of all its ops, and of its collectives
   for (const auto& t : full.ops) work += t.cpu_s;
   for (std::size_t i = 0; i < ops.size(); ++i)
     if (ops[i].step->stream != program::Stream::kCompute) beside += free.ops[i].cpu_s;
   EXPECT_LE(free.total_s, full.total_s);
-  // With one core per rank, the rank never idles: a collective that runs alone is computed, too.
+  // With one core per rank, the core is never idle, because a collective that runs alone needs it too.
   EXPECT_NEAR(full.total_s, work, 1e-9 * work);
   EXPECT_GE(free.total_s, work - beside);
 }
 
-// Collectives over two axes run beside each other, unless the communicators of a rank take turns: then in list order.
+// Collectives over two axes run at the same time. If the communicators of a rank take turns, they run in list order.
 TEST(Simulate, StreamsOfCommunicationRunAtOnceOrInTurn) {
   program::Setting s = program_of(2, 0, 8).setting;
   s.mesh[mesh::Axis::kCp] = 2;
@@ -417,11 +418,11 @@ TEST(Extrapolate, BusyCoresSlowEachOtherAsMeasured) {
     const Costs costs = c.costs({ranks, 1, "fp32", "fused", "threads"}, "test");
     return costs.seconds(p, p.bodies[0].steps[3]) / c.entries[0].costs.seconds(p, p.bodies[0].steps[3]);
   };
-  EXPECT_DOUBLE_EQ(ratio_of(4), 1.0);  // nothing is known about contention
+  EXPECT_DOUBLE_EQ(ratio_of(4), 1.0);  // a single measurement says nothing about contention
   c.replace(entry_of(8, "mpi", std::sqrt(8.0), 16));
-  EXPECT_NEAR(ratio_of(2), std::sqrt(2.0), 1e-9);  // as the root of the busy cores
+  EXPECT_NEAR(ratio_of(2), std::sqrt(2.0), 1e-9);  // grows as the root of the busy cores
   EXPECT_NEAR(ratio_of(16), 4.0, 1e-9);
-  c.replace(entry_of(8, "mpi", 0.5, 16));  // noise: busy cores do not help each other
+  c.replace(entry_of(8, "mpi", 0.5, 16));  // noise: more busy cores do not make an op faster
   EXPECT_NEAR(ratio_of(2), 1.0, 1e-9);
   c.replace(entry_of(8, "mpi", 1000.0, 16));  // nor does memory slow down more than all cores waiting for it explain
   EXPECT_NEAR(ratio_of(2), 2.0, 1e-9);
@@ -446,7 +447,7 @@ TEST(Extrapolate, CollectivesByBytesMoved) {
         ++reductions;
         EXPECT_NEAR(four.seconds(p, of_four) / two.seconds(q, of_two), 1.5, 1e-9);
       } else if (kind == "reduce_scalars") {
-        EXPECT_NEAR(four.seconds(p, of_four) / two.seconds(q, of_two), 2.0, 1e-9);  // rounds
+        EXPECT_NEAR(four.seconds(p, of_four) / two.seconds(q, of_two), 2.0, 1e-9);  // the ratio of their rounds
       }
     }
   EXPECT_GT(reductions, 0);
@@ -562,7 +563,8 @@ TEST(Extrapolate, SaysFromWhat) {
                                        "; how 3 busy cores slow each other's memory was not measured; collectives at "
                                        "the optimizer step's memory rate");
   EXPECT_EQ(told(c, 1, "threads"), one);
-  // Measurements of another communicator say nothing of these collectives, nor does a measurement of one rank.
+  // Neither the measurements of another communicator nor a measurement of one rank say anything about these
+  // collectives.
   c.replace(entry_of(4, "mpi", 1.0, 16));
   c.replace(entry_of(1, "threads", 1.0, 16));
   const std::string shared = "; memory shared by busy cores from ",

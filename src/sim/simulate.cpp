@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kNone = -1;
 
-// The streams of one rank, side by side. Between two events (an event is the end of an op) all threads run at one
-// speed.
+// The streams of one rank, which run at the same time. Between two events (an event is the end of an op) all threads
+// run at the same speed.
 class Streams {
  public:
   Streams(const std::vector<program::Expanded>& ops, std::vector<double> work, const Sharing& sharing)

@@ -1,6 +1,6 @@
-// The simulator, which consumes a step program as exec does. Ops start as exec starts them (list order on their stream,
-// after the ops they wait for). They take the time of the cost model, and longer the more threads share the cores
-// meanwhile.
+// The simulator, which takes a step program as exec does. An op starts when exec would start it: in list order on its
+// stream, after the ops that it waits for. It takes the time that the cost model gives, and longer when more threads
+// share the cores meanwhile.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace molen::sim {
 
-// The reason why programs of a setting cannot be simulated yet, and the configuration key that asks for them.
+// The reason why programs of a setting cannot be simulated yet, and the configuration key that asks for such a setting.
 struct Unsimulated {
   std::string key, why;
 };

@@ -38,12 +38,12 @@ void add_eta(const ConsoleStep& s, std::vector<Field>& fields) {
   if (known(s.eta_s)) fields.push_back({"eta " + duration(*s.eta_s), 3});
 }
 
-// A rate that is not finite (a step of no duration) counts as not measured.
+// Writes a rate. One that is not finite (the step took no time) counts as not measured.
 std::string count(double value) {
   return std::isfinite(value) ? human_count(value) : "-";
 }
 
-// "scale 65536", or a note that the step was skipped at that scale.
+// Returns "scale 65536", or a note that the step was skipped at that scale.
 Field scale_of(const ConsoleStep& s) {
   if (!s.skipped) return {fmt::format("scale {:g}", *s.loss_scale), 10};
   return {
@@ -100,7 +100,7 @@ void put(std::FILE* file, const std::string& text) {
   std::fflush(file);
 }
 
-// Writes blanks over the rest of a longer previous line: this also works on a terminal without escape sequences.
+// Appends blanks that cover the rest of a longer previous line. This also works on a terminal without escape sequences.
 std::string over(const std::string& old_line, const std::string& line) {
   const int rest = std::max(visible_columns(old_line) - visible_columns(line), 0);
   return "\r" + line + std::string(static_cast<std::size_t>(rest), ' ');
@@ -111,7 +111,7 @@ std::string over(const std::string& old_line, const std::string& line) {
 ConsoleStyle console_style(const char* no_color, const char* term, bool terminal, int columns) {
   const bool refused = no_color != nullptr && *no_color != '\0';
   const bool dumb = term == nullptr || std::string_view(term) == "dumb";
-  // A line that fills a terminal's last column may already have begun the next one.
+  // Leaves the last column free: a line that fills it may move the cursor to the next line.
   const int fits = columns > 1 ? std::min(columns - 1, kTerminalColumns) : kTerminalColumns;
   return {terminal && !refused && !dumb, terminal ? fits : kLogColumns};
 }

@@ -21,23 +21,23 @@ struct ConsoleStep {
   double grad_norm = 0;              // before clipping
   double lr = 0;
   std::optional<double> loss_scale;           // absent when the loss is not scaled
-  std::optional<std::int64_t> skipped_steps;  // of the run so far
-  bool skipped = false;                       // this step
+  std::optional<std::int64_t> skipped_steps;  // number of steps of the run so far whose update was skipped
+  bool skipped = false;                       // whether this step's update was skipped
   std::int64_t tokens_total = 0;
   double step_s = 0, tokens_per_s = 0;
-  std::string flops_formula;                                // "palm": shown at MFU
+  std::string flops_formula;                                // e.g. "palm"; shown beside MFU
   std::optional<double> tflops;                             // model TFLOP/s per device
   std::optional<double> mfu;                                // a fraction, 0 to 1
   std::optional<std::int64_t> memory_peak, memory_planned;  // as in metrics.h
   double data_wait_s = 0;
   std::optional<double> j_per_token, watts;
-  bool energy_partial = false;  // the energy values leave something out: marked ~
+  bool energy_partial = false;  // the energy values leave something out; they are marked with ~
   std::optional<double> eta_s;
 };
 
 struct ConsoleStyle {
   bool color = false;
-  int width = 0;  // columns; 0: no limit. Whole fields are left out, the least needed first, until the line fits
+  int width = 0;  // in columns; 0: no limit. Fields are left out, the least needed first, until the line fits
 };
 
 // Chooses the style from a terminal's environment. `no_color` and `term` are NO_COLOR and TERM (null: not set). A
@@ -45,28 +45,30 @@ struct ConsoleStyle {
 // terminal's width, 0 when unknown.
 ConsoleStyle console_style(const char* no_color, const char* term, bool terminal, int columns);
 
-// "step 120/2000 | loss 4.1234 | gnorm 0.812 | lr 3.00e-04 | 12.3 k tok/s | 0.51 TFLOP/s | ...", without a newline.
-// Shows the memory when it differs from the plan, and the wait for data when it took a thousandth of the step.
+// Returns a line such as "step 120/2000 | loss 4.1234 | gnorm 0.812 | lr 3.00e-04 | 12.3 k tok/s | 0.51 TFLOP/s | ...",
+// without a newline. Shows the memory when it differs from the plan, and the wait for data when it took a thousandth of
+// the step.
 std::string step_line(const ConsoleStep& step, const ConsoleStyle& style = {});
-// The line that is rewritten in place: "[####------------] 120/2000 | loss 4.1234 | 12.3 k tok/s | MFU 41.3% | eta
-// 15:40".
+// Returns the line that is rewritten in place, such as "[####------------] 120/2000 | loss 4.1234 | 12.3 k tok/s | MFU
+// 41.3% | eta 15:40".
 std::string progress_line(const ConsoleStep& step, const ConsoleStyle& style = {});
 
-// "[####------------]" for the finished share, 0 to 1.
+// Returns "[####------------]" for the finished share, 0 to 1.
 std::string progress_bar(double done);
 
 // Breaks `text` at spaces into lines of at most `width` columns and indents the lines after the first. A longer word
 // has its own line. Width 0: unchanged.
 std::string wrapped(std::string_view text, int width);
 
-// "3 d 04:05", "04:05:06", "05:06"; "-" for a negative or non-finite value.
+// Returns "3 d 04:05", "04:05:06" or "05:06"; "-" for a negative or non-finite value.
 std::string duration(double seconds);
 
-// Number of columns of one of our lines: its bytes without colour sequences (our lines are ASCII).
+// Returns the number of columns of one of our lines: its bytes without colour sequences (our lines are ASCII).
 int visible_columns(std::string_view line);
 
 // Writes to `file` (owned by the caller). On a terminal the current step's line overwrites the previous one; elsewhere
-// no line is rewritten. A file that cannot be written (closed pipe) is ignored: no run ends for want of a reader.
+// no line is rewritten. A failed write (a closed pipe, say) is ignored: a run must not end because nobody reads its
+// output.
 class LiveLine {
  public:
   LiveLine(std::FILE* file, bool terminal);

@@ -60,11 +60,11 @@ std::uint64_t check_of(const Record& r, std::uint64_t sequence) {
   return h;
 }
 
-constexpr int kOpBits = 26;  // with the bit of `inside`
+constexpr int kOpBits = 26;  // bits of the op and of `inside`
 
 }  // namespace
 
-// Not in an anonymous namespace: FlightWriter::Head, which is not in one either, holds them.
+// Not in an anonymous namespace, because FlightWriter::Head, which is in none, has members of this type.
 struct StreamHead {
   std::uint64_t position;  // step << 26 | op << 1 | inside
   std::uint64_t written;
@@ -117,7 +117,8 @@ std::string read_proc(const std::string& path) {
   }
 }
 
-// State letter and start time from /proc/PID/stat; the command in parentheses may contain any characters.
+// The state letter and the start time in /proc/PID/stat. The command in parentheses before them may contain any
+// characters.
 struct Stat {
   char state;
   std::uint64_t start;
@@ -396,8 +397,8 @@ fs::path flight_file(const fs::path& directory, int rank) {
 
 namespace {
 
-// In reports, each rank that a file mentions costs files to open and lines to print. A few missing files are ranks of
-// lost hosts; thousands beside one file are not plausible.
+// For each rank that a file claims, a report opens a file and prints a line. A few files may be missing (ranks of lost
+// hosts), but thousands beside one file are not plausible.
 void require_plausible_ranks(const std::vector<FlightState>& all, const fs::path& directory) {
   const auto most = static_cast<std::int64_t>(all.size()) * kMostRanksAFile + kMostRanksMissing;
   for (const FlightState& s : all)

@@ -14,18 +14,18 @@
 
 namespace molen::store {
 
-// Streams: compute; communication over data-parallel, tensor, context and expert ranks and between stages; copies to
-// the host and to the device; the host's cores. One thread writes each. A file has the first n of them, as many as its
-// program uses.
+// The streams: compute; communication over data-parallel, tensor, context and expert ranks and between stages; copies
+// to the host and to the device; the host's cores. One thread writes each stream. A file has a ring for each stream up
+// to the last one that its program uses.
 inline constexpr int kFlightStreams = 9;
 inline constexpr int kFirstCommStream = 1, kLastCommStream = 5;
-// As in the program's text.
+// The names that the program's text uses.
 inline constexpr std::array<std::string_view, kFlightStreams> kFlightStreamNames{
     "compute", "dp_comm", "tp_comm", "cp_comm", "ep_comm", "pp_comm", "copy.out", "copy.in", "host"};
 
-// The phase of the training loop; ops are only expected to advance in kTrain.
+// The phase of the training loop. A rank counts as hung only in kTrain, because only there must ops advance.
 enum class FlightPhase : std::uint32_t { kStart, kTrain, kValidate, kCheckpoint, kFinish };
-// How the rank left, by its own account. kAlarmed: it ended the job because of another rank.
+// How the rank left, as it recorded itself. kAlarmed: it ended the job because of another rank.
 enum class FlightEnd : std::uint32_t { kRunning, kEnded, kFailed, kAlarmed };
 std::string_view name_of(FlightPhase phase);
 
@@ -35,7 +35,7 @@ struct FlightIdentity {
   std::uint64_t job = 0;   // the same on all ranks of an attempt, different between attempts
   std::string host, boot;  // name; boot id of the kernel: ranks that share it share a host
   std::int64_t pid = 0;
-  std::uint64_t pid_start = 0;      // clock ticks after boot; tells a reused pid
+  std::uint64_t pid_start = 0;      // in clock ticks after boot; differs when a pid is used again
   std::uint64_t pid_namespace = 0;  // pids are unique only within one namespace
   std::string program_digest;       // SHA-256 of the program's text, hexadecimal
   std::int64_t start_wall_ns = 0;
@@ -57,14 +57,14 @@ class FlightWriter {
 
   // `op`: index in the expanded program; `bytes`: payload of a collective; `ns`: steady clock.
   void record(int stream, bool end, std::int64_t step, int op, std::int64_t bytes, std::int64_t ns) noexcept;
-  // Counts as progress, as a record does.
+  // Records the phase and its step. This counts as progress, as a record does.
   void phase(FlightPhase phase, std::int64_t step) noexcept;
   void median_step(std::int64_t ns) noexcept;
   // `idle_ns`: time since the last progress, on a clock that stops while the process is stopped.
   void beat(std::int64_t idle_ns, std::int64_t ns, std::int64_t wall_ns) noexcept;
   void saw_dead(int rank) noexcept;
   void leave(FlightEnd end) noexcept;
-  // Changes with every record and phase.
+  // Returns a number that changes with every record and phase.
   std::uint64_t progress() const noexcept;
   FlightPhase phase() const noexcept;
   std::int64_t median_step() const noexcept;
@@ -105,8 +105,8 @@ struct FlightState {
   std::array<FlightStream, kFlightStreams> streams;
 };
 
-// Parses a whole file, or its head alone (`records` stay empty). Accepts any bytes: throws UsageError naming `origin`
-// when they are not such a file. Text in the result is printable.
+// Parses a whole file, or its head alone (then `records` stay empty). Throws UsageError naming `origin` for any other
+// bytes. Text in the result is printable.
 FlightState parse_flight(std::string_view bytes, std::string_view origin);
 // Reads the head only; returns a failure when the file is absent or is being created.
 Result<FlightState> read_flight_head(const fs::path& file);
@@ -114,7 +114,7 @@ FlightState read_flight(const fs::path& file);
 
 fs::path flight_file(const fs::path& directory, int rank);
 // Reads the files of the newest attempt in the directory, by rank, and ignores earlier attempts. Throws UsageError when
-// there is none, and when the files claim far more ranks (64 times as many, and 1,024) than there are files.
+// there is none, and when the files claim more ranks than 64 times the number of files plus 1,024.
 std::vector<FlightState> read_flights(const fs::path& directory);
 
 // State of a rank's process as far as this machine knows it.

@@ -12,10 +12,12 @@
 namespace molen::store {
 namespace {
 
-// Ranks beat four times a second, so a rank whose last beat is this much before the others' was no longer running.
+// Ranks beat four times a second, so a rank whose last beat is this much earlier than those of the others stopped
+// before them.
 constexpr std::int64_t kApartNs = 700'000'000;
 
-// A rank's place in the order that all ranks of one program share: its current or last collective. Further is larger.
+// A rank's progress in the order that all ranks of one program share: its current or last collective. A place further
+// on compares as larger.
 struct Place {
   std::int64_t step = 0;
   int op = -1;
@@ -27,9 +29,9 @@ bool before(const FlightStream& a, const FlightStream& b) {
   return std::pair(a.step, a.op) < std::pair(b.step, b.op);
 }
 
-// Returns the first collective in list order in which the rank waits, on whichever stream; null when it waits in none.
-// A rank that is inside of an op of compute does not wait for other ranks, although messages that need nothing of it
-// may be under way beside it.
+// Returns the first collective, in the order of the program, in which the rank waits, on whichever stream; null when it
+// waits in none. A rank inside an op of compute does not wait for other ranks: messages that are under way beside the
+// op need nothing of it.
 const FlightStream* waits_in(const FlightState& f) {
   if (f.streams[0].inside) return nullptr;
   const FlightStream* first = nullptr;
@@ -42,10 +44,10 @@ const FlightStream* waits_in(const FlightState& f) {
 
 Place comm_place(const FlightState& f) {
   const FlightStream* c = waits_in(f);
-  if (!c)  // the last that has ended
+  if (!c)  // the rank waits in none: take the last one that ended
     for (int i = kFirstCommStream; i <= kLastCommStream; ++i)
       if (const FlightStream& s = f.streams[static_cast<std::size_t>(i)]; s.any && (!c || before(*c, s))) c = &s;
-  // After a collective's end is further than inside it
+  // A rank that has left a collective is further than one inside it.
   if (c && c->step >= f.step) return {c->step, c->op, !c->inside};
   return {f.step, -1, false};
 }
@@ -117,7 +119,8 @@ std::vector<int> ranks_where(const Judgement& j, F&& condition) {
   return found;
 }
 
-// After the job, all processes are gone: finds the one that went first, by its last beat or by what other ranks saw.
+// Returns the ranks whose processes ended first, when all are gone after the job: by their last beats, else by what
+// other ranks saw.
 std::vector<int> first_gone(const Judgement& j) {
   std::vector<int> seen;
   std::int64_t last = 0;
@@ -143,9 +146,9 @@ std::vector<int> first_gone(const Judgement& j) {
   return seen;
 }
 
-// Finds the ranks to blame among living ranks. If some ranks wait in no collective: of these, the furthest behind of
-// each program. If all wait: the ranks in an earlier collective than others of their program. If none waits: the hung
-// ranks.
+// Returns the ranks to blame among living ranks. If some ranks wait in a collective and some do not: those that do not
+// wait and are furthest behind in their program. If all wait: those in an earlier collective than others of their
+// program. If none waits: the hung ranks.
 std::vector<int> behind(const Judgement& j) {
   const auto in_step = [](const Judgement::Rank& r) {
     return r.seen.flight && r.state != RankState::kEnded && r.state != RankState::kFailed;
@@ -178,8 +181,8 @@ std::vector<int> behind(const Judgement& j) {
 }
 
 std::vector<int> find_culprits(const Judgement& j) {
-  // Keep the verdict that a rank recorded when it ended the job. Later events at the hands of the launcher (a stopped
-  // rank continues before it is killed) tell less.
+  // A rank that ended the job recorded its verdict, which stands: what the launcher did afterwards (it continues a
+  // stopped rank before it kills it) blurs the picture.
   for (const auto& r : j.ranks)
     if (r.state == RankState::kAlarmed && r.seen.flight->saw_dead >= 0) return {r.seen.flight->saw_dead};
   const auto dead = ranks_where(j, [](const auto& r) { return gone(r.state); });
@@ -195,7 +198,7 @@ std::vector<int> find_culprits(const Judgement& j) {
     auto found = ranks_where(j, [s](const auto& r) { return r.state == s; });
     if (!found.empty()) return found;
   }
-  // Ranks outside of steps hold the others up rightly: nobody is to blame.
+  // The others wait rightly for a rank that validates or writes a checkpoint: nobody is to blame.
   if (std::any_of(j.ranks.begin(), j.ranks.end(), [](const auto& r) { return r.state == RankState::kBusy; })) return {};
   return behind(j);
 }

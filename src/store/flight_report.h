@@ -1,6 +1,5 @@
-// Turns the flight records of all ranks into a report: the activity of each rank, the rank that holds the others up,
-// and the place in the program. Pure functions; store/watch.h and `molen runs flight` read the files and look at
-// processes.
+// Turns the flight records of all ranks into a report: what each rank does, where in the program it is, and which rank
+// holds the others up. Pure functions; store/watch.h and `molen runs flight` read the files and look at processes.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +24,12 @@ using OpTexts = std::function<OpText(const std::string& program_digest, int op)>
 
 enum class RankState {
   kAbsent,   // no file
-  kEnded,    // left by its own account
-  kFailed,   // as above, after an error
+  kEnded,    // ended, as it recorded itself
+  kFailed,   // ended after an error, as it recorded itself
   kAlarmed,  // ended the job because of another rank
   kDead,     // its process is gone
   kStopped,  // its process is stopped (SIGSTOP, a debugger)
-  kSilent,   // does not beat; its process is out of sight
+  kSilent,   // does not beat, and its process is on a host where this process cannot look
   kBusy,     // beats, outside of steps (validation, a checkpoint, ...)
   kWaiting,  // has begun a collective
   kBetween,  // between two steps
@@ -39,7 +38,7 @@ enum class RankState {
 };
 std::string_view name_of(RankState state);
 
-// Observations of one rank. `beats` and `advances` compare two looks; absent after a single look.
+// Observations of one rank. `beats` and `advances` compare two looks; they are absent after a single look.
 struct Sighting {
   int rank = 0;
   std::optional<FlightState> flight;
@@ -55,10 +54,11 @@ struct Judgement {
     std::string doing;  // "waiting in all_reduce ...", "stopped in ..."
   };
   std::vector<Rank> ranks;
-  std::vector<int> culprits;    // empty: nobody holds the others up, or it cannot be told
-  std::vector<int> waiting;     // ranks in a collective
-  std::optional<int> waits_in;  // the op that the first waiting rank waits in; of ranks with its program the first op
-  std::string summary;          // one sentence
+  std::vector<int> culprits;  // empty: nobody holds the others up, or it cannot be told
+  std::vector<int> waiting;   // ranks in a collective
+  // The first op in which a rank waits, among the ranks that run the program of the first waiting rank.
+  std::optional<int> waits_in;
+  std::string summary;  // one sentence
 };
 Judgement judge(std::vector<Sighting> ranks, const OpTexts& ops);
 

@@ -119,7 +119,7 @@ TEST(FlightJudge, AllInTheSameCollectiveBlameNobody) {
   EXPECT_NE(j.summary.find("no rank is behind the others"), std::string::npos) << j.summary;
 }
 
-// A rank may be in two collectives, on two streams: the earlier one is its place, and it waits in either.
+// A rank may be in two collectives at once, on two streams. It waits in both, and the earlier one is its place.
 TEST(FlightJudge, SeveralStreamsOfCommunication) {
   const auto also_in = [](Sighting s, int op) {
     s.flight->streams[kLastCommStream] = {true, 7, op, true, 9, {}, 0};
@@ -138,8 +138,8 @@ TEST(FlightJudge, SeveralStreamsOfCommunication) {
   EXPECT_EQ(j.culprits, std::vector<int>{0});
 }
 
-// A message that needs nothing of this rank may be received ahead, while the rank hangs in an op of compute: it does
-// not wait, and the other ranks, which stand at earlier collectives, are not behind it.
+// A message may be received ahead of its use while this rank hangs in an op of compute. The rank does not count as
+// waiting, and the ranks at earlier collectives are not behind it.
 TEST(FlightJudge, ARankThatHangsBesideAMessage) {
   const auto receiving = [](Sighting s) {
     s.flight->streams[kLastCommStream] = {true, 7, 100, true, 9, {}, 0};
@@ -154,7 +154,7 @@ TEST(FlightJudge, ARankThatHangsBesideAMessage) {
   EXPECT_EQ(j.waits_in, 20);
 }
 
-// Ops of two pipeline stages are numbered separately: a smaller number is not behind.
+// Each pipeline stage numbers its ops on its own, so a rank with a smaller number need not be behind.
 TEST(FlightJudge, RanksOfOtherProgramsAreNotBehind) {
   auto first = living(0, 4, {}, Place{7, 90, true}), second = living(1, 4, {}, Place{7, 90, true});
   auto third = living(2, 4, {}, Place{7, 20, true}), fourth = living(3, 4, {}, Place{7, 20, true});
@@ -266,7 +266,7 @@ TEST(FlightJudge, TheStateOfARank) {
       << "beside a collective";
 }
 
-// The words of each state, as the report has them.
+// The report has words for each state.
 TEST(FlightJudge, SaysWhatARankDoes) {
   const auto doing = [](Sighting s, auto&& change) {
     change(s);
@@ -364,7 +364,7 @@ TEST(FlightJudge, HowFarApartTheLastBeatsAre) {
   EXPECT_EQ(to_text(judge(all, kReportOps), kReportOps).find("heartbeat"), std::string::npos);
   all[2].flight->beat_wall_ns = last - 700'000'001;
   EXPECT_EQ(judge(all, kReportOps).culprits, std::vector<int>{2});
-  // The ranks that fell silent together with the first one, and not a rank that did so later.
+  // Blames the ranks that fell silent together with the first one, and not a rank that fell silent later.
   all[2].flight->beat_wall_ns = last - 2'000'000'000;
   all[1].flight->beat_wall_ns = last - 1'300'000'000;
   all[3].flight->beat_wall_ns = last - 1'299'999'999;

@@ -24,7 +24,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Deadlines are for broken code on a slow machine: working code never waits for them.
+// Waits until a condition holds. Only broken code reaches the deadline, which is long enough for a slow machine.
 template <class F>
 bool soon(F&& condition, double seconds = 20.0) {
   const double end = now().value + seconds;
@@ -133,7 +133,7 @@ TEST_F(Flight, TheHeadComesBackWhole) {
   char host[256] = "";
   ASSERT_EQ(::gethostname(host, sizeof host - 1), 0);
   EXPECT_EQ(s.identity.host, std::string(host).substr(0, 63));
-  // The monotonic time of the beat, which serves debuggers only.
+  // The beat's time on the steady clock. Only a person with a debugger reads it.
   std::int64_t beat_ns = 0;
   std::memcpy(&beat_ns, read_file(file(3)).data() + 296, sizeof beat_ns);
   EXPECT_EQ(beat_ns, 124'000);
@@ -218,7 +218,7 @@ TEST_F(Flight, AProcessIsAliveStoppedOrDead) {
   end_process(pid);
 }
 
-// A watch without free descriptors must not take its neighbours for dead.
+// A process that cannot open files must not regard its neighbours as dead.
 TEST_F(Flight, WhatCannotBeAskedIsNotDead) {
   make_directories(directory_);
   const FlightIdentity own = identity();
@@ -266,13 +266,13 @@ TEST_F(Flight, HostileFiles) {
   refused(good.substr(0, good.size() - 1));
   refused(good + "x");
   refused(with(0, 'X'));
-  refused(with(8, std::uint32_t{2}));  // of molen before it had a stream for each kind of axis
+  refused(with(8, std::uint32_t{2}));  // the version of a molen that had no stream for each kind of axis
   refused(with(20, std::uint32_t{0}));
   refused(with(20, std::uint32_t{0xffffffff}));
   refused(with(20, std::uint32_t{(1 << 14) + 1}));
   refused(with(20, std::uint32_t{1025}));
   refused(with(24, std::uint32_t{1}));
-  refused(with(24, std::uint32_t{3}));  // whose rings are missing
+  refused(with(24, std::uint32_t{3}));  // three streams, but the rings of two
   refused(with(24, std::uint32_t{kFlightStreams + 1}));
   refused(with(28, std::int32_t{-1}));
   refused(with(28, std::int32_t{1}));
@@ -310,7 +310,7 @@ TEST_F(Flight, TheLargestFile) {
   EXPECT_THROW(read_flight(file()), Error);
 }
 
-// A file claims a number of ranks, and reports open files and print lines for each.
+// A file claims a number of ranks, and a report opens a file and prints a line for each.
 TEST_F(Flight, RanksWithoutFilesAreNotBelieved) {
   { const FlightWriter w(file(), identity(0, 1 << 24)); }
   const auto report = [&] {
@@ -344,7 +344,7 @@ TEST(FlightLimit, Auto) {
   EXPECT_DOUBLE_EQ(hang_limit_s(Seconds(4), 0), 40.0) << "before the first step's end";
 }
 
-// Leaves six beats before the limit, and never a tenth of the limit or more.
+// Leaves six beats before the limit for noticing and confirming, but at most a tenth of the limit.
 TEST(FlightLimit, LeavesTimeToConfirm) {
   EXPECT_DOUBLE_EQ(suspect_after_s(30.0, milliseconds(250)), 28.5);
   EXPECT_DOUBLE_EQ(suspect_after_s(15.0, milliseconds(250)), 13.5);
@@ -447,7 +447,8 @@ TEST_F(FlightWatch, AStoppedRankIsNoticedWithinTheLimit) {
   end_process(pid);
 }
 
-// Ranks are threads of one process: one hangs in its op, the other waits for it; only one writes the report.
+// The ranks are threads of one process. One hangs in its op, the other waits for it; only one of them writes the
+// report.
 TEST_F(FlightWatch, AHungRankIsNamedByOneWriter) {
   FlightWriter a(file(0), identity(0, 2)), b(file(1), identity(1, 2));
   start_step(a);
@@ -463,8 +464,8 @@ TEST_F(FlightWatch, AHungRankIsNamedByOneWriter) {
   EXPECT_TRUE(fs::exists(directory_ / "report-3.txt"));
 }
 
-// A rank raises no alarm when it waits for a rank that advances slowly, validates, or is in its first step; without
-// these reasons the same rank does.
+// A rank raises no alarm while it waits for one that advances slowly, validates, or is in its first step. In any other
+// case the same rank raises it.
 TEST_F(FlightWatch, NoFalseAlarm) {
   FlightWriter a(file(0), identity(0, 2)), b(file(1), identity(1, 2));
   start_step(a);
@@ -537,7 +538,7 @@ TEST_F(FlightWatch, ARankThatIsNoPeerIsLeftToOthers) {
   EXPECT_TRUE(soon([&] { return alarms().size() == 1; }));
 }
 
-// The lowest rank that lives writes the report; where it does not, the rank that knows announces it and then writes.
+// The lowest living rank should write the report. If it does not, the rank that saw the fault writes it.
 TEST_F(FlightWatch, AReportThatTheLowestRankDoesNotWriteComesLate) {
   FlightWriter a(file(0), identity(0, 2)), b(file(1), identity(1, 2));
   start_step(a);
@@ -545,7 +546,7 @@ TEST_F(FlightWatch, AReportThatTheLowestRankDoesNotWriteComesLate) {
   a.record(1, false, 7, 20, 0, 1);
   b.record(0, false, 7, 15, 0, 1);
   std::atomic<bool> ended = false;
-  std::thread beats([&] {  // rank 0 waits and is alive, and its watch is not there
+  std::thread beats([&] {  // rank 0 is alive and waits, but has no watch
     while (!ended) {
       a.beat(5'000'000'000, now_ns(), static_cast<std::int64_t>(wall_time() * 1e9));
       std::this_thread::sleep_for(milliseconds(2));

@@ -143,7 +143,8 @@ void abandon_lines(const fs::path& file, std::int64_t beyond, std::int64_t histo
     to += '\n';
   });
   if (left.empty()) return;
-  // Write the copy first, then the file without these lines: after a cut in between, the next start does both again.
+  // Writes the copy first, then the file without these lines. If the process is killed in between, the next start does
+  // both again.
   write_file_atomic(fmt::format("{}.abandoned-{}", file.string(), history), left);
   write_file_atomic(file, kept);
 }
@@ -152,7 +153,8 @@ void abandon_records(const fs::path& run, const History& history) {
   if (!path_exists(run)) return;
   for (const char* name : {"metrics.jsonl", "events.jsonl", "energy.jsonl"})
     abandon_lines(run / name, history.from_step, history.history);
-  if (history.from_step != kAnew) return;  // the next attempt's session tells TensorBoard the step it continues from
+  // The next attempt writes a session start, from which TensorBoard knows the step where the history continues.
+  if (history.from_step != kAnew) return;
   const fs::path shown = run / "tensorboard", aside = fmt::format("{}.abandoned-{}", shown.string(), history.history);
   if (!path_exists(shown) || path_exists(aside)) return;
   rename_path(shown, aside);

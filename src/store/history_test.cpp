@@ -80,7 +80,7 @@ TEST_F(HistoryTest, LinesBeyondAStepMoveAndTheOthersStay) {
   abandon_records(run_, {3, 4, false});
   EXPECT_EQ(text("metrics.jsonl"), steps(1, 4) + other);
   EXPECT_EQ(text("metrics.jsonl.abandoned-3"), steps(5, 7));
-  // A repeat, as after an interrupted start: the moved lines are not overwritten.
+  // Repeats the move, as after an interrupted start. It must not overwrite the lines that were moved.
   abandon_records(run_, {3, 4, false});
   EXPECT_EQ(text("metrics.jsonl.abandoned-3"), steps(5, 7));
 }
@@ -102,7 +102,7 @@ TEST_F(HistoryTest, OneThatGoesOnKeepsTensorBoardAndOneThatBeginsAnewDoesNot) {
   }
 }
 
-// The power fails at any call of the moves: the next start repeats them, and then each line exists exactly once.
+// Cuts the power at each call of the moves. The next start repeats them, and then each line exists exactly once.
 TEST_F(HistoryTest, AMoveCutShortIsFinishedByRepeatingIt) {
   UnsyncedFileSystem unsynced;
   const FileSystemOverride prepared(unsynced);

@@ -23,7 +23,7 @@ fs::path lease_file(const fs::path& directory, std::int64_t token) {
   return directory / fmt::format("{}{:09d}{}", kPrefix, token, kSuffix);
 }
 
-// The token in a file's name; 0 for anything else.
+// Returns the token in the name of a lease file; 0 for any other name.
 std::int64_t token_of(std::string_view name) {
   if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return 0;
   name = name.substr(kPrefix.size(), name.size() - kPrefix.size() - kSuffix.size());
@@ -49,7 +49,7 @@ std::string read_lease(const fs::path& directory, std::int64_t token) {
 
 struct Held {
   Owner owner;
-  bool released = false, known = false;  // known: the file could be understood
+  bool released = false, known = false;  // known: the file could be parsed
   double period_s = 0;                   // 0: not given
 };
 
@@ -208,7 +208,7 @@ Lease::~Lease() {
   renewer_.join();
   try {
     if (highest_token(directory_) == token_) write_file_unsynced(lease_file(directory_, token_), content(true));
-  } catch (const Error&) {  // the owner is then found dead after its period
+  } catch (const Error&) {  // others then regard this owner as dead after its period
   }
 }
 
@@ -237,7 +237,8 @@ void Lease::renew(std::stop_token stop) {
     try {
       if (highest_token(directory_) > token_) return;
       write_file_unsynced(lease_file(directory_, token_), content(false));
-    } catch (const Error&) {  // tried again at the next renewal; else another takes over and require() reports it
+    } catch (const Error&) {
+      // The next renewal tries again. If all fail, another process takes over, and require() throws.
     }
   }
 }

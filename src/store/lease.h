@@ -2,9 +2,9 @@
 // (docs/decisions/0008-files-checkpoints-owners.md).
 //
 // The directory holds files lease-<token>.json; the maker of the file with the highest token is the owner. A process
-// takes a lease by creating the file of the next token, which only one process can do. The owner renews its file. A
-// process that finds it not renewed for the owner's period, by its own clock, takes over. Kernel locks are not used:
-// those of network file systems are optional and do not outlive their process.
+// takes a lease by creating the file of the next token, which only one process can do. The owner renews its file.
+// Another process takes over when, by its own clock, the file was not renewed for the owner's period. Kernel locks are
+// not used: network file systems need not support them, and they do not outlive their process.
 #pragma once
 
 #include <condition_variable>
@@ -28,8 +28,8 @@ class LeaseHeld : public Error {
   using Error::Error;
 };
 
-// A process that holds or requests a lease. Its number and its start time identify the process, and both only on the
-// same host, boot and process namespace.
+// A process that holds or requests a lease. Its number and start time identify it, but only within one host, boot and
+// process namespace.
 struct Owner {
   std::string host, boot, pid_namespace;
   std::int64_t pid = 0, process_start = 0;
@@ -40,7 +40,7 @@ struct Owner {
 };
 
 struct LeaseOptions {
-  double period_s = 60;  // after this time without renewal, others take this owner for dead
+  double period_s = 60;  // without a renewal for this long, others regard this owner as dead
   Owner owner = Owner::self();
   std::optional<Owner> dead;  // an owner known to be dead: nobody waits for it
   // Called once, with a text for the user, when this process must wait for another's lease.
@@ -49,7 +49,8 @@ struct LeaseOptions {
 
 class Lease {
  public:
-  // Throws LeaseHeld when another owner is alive. Returns after at most that owner's period and a little more.
+  // Takes the lease. Throws LeaseHeld when another owner is alive. Waits at most for that owner's period and a little
+  // more.
   Lease(fs::path directory, LeaseOptions options);
   // Releases the lease, so that the next owner need not wait.
   ~Lease();
@@ -57,7 +58,8 @@ class Lease {
   Lease& operator=(const Lease&) = delete;
 
   std::int64_t token() const { return token_; }
-  // The dead owner whose lease was taken over; nullopt when it had released the lease, or there was none.
+  // Returns the dead owner whose lease this one took over; nullopt when the last owner had released it, or there was
+  // none.
   const std::optional<Owner>& outlived() const { return outlived_; }
   // Throws LeaseHeld, naming the new owner, if another one has taken over.
   void require() const;

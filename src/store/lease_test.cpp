@@ -34,12 +34,12 @@ class LeaseTest : public ::testing::Test {
     return options;
   }
 
-  // Leases of a process that died without releasing them. Without options that process is the owner.
+  // Makes leases of a process that died without releasing them. Without options that process itself is the owner.
   static void held_by_the_dead(const std::vector<fs::path>& directories, const std::optional<LeaseOptions>& options) {
     const pid_t child = ::fork();
     if (child == 0) {
       for (const fs::path& directory : directories)
-        new Lease(directory, options.value_or(LeaseOptions{}));  // never destroyed, as that would give it back
+        new Lease(directory, options.value_or(LeaseOptions{}));  // never destroyed: the destructor would release it
       ::_exit(0);
     }
     int status = 0;
@@ -86,7 +86,7 @@ TEST_F(LeaseTest, ADeadProcessOfThisHostIsKnownAtOnce) {
   EXPECT_LT(seconds_since(begin), 5);
 }
 
-// The system reuses process numbers: the present process with a number may not be the former owner.
+// The system reuses process numbers, so a process with the owner's number may be another one.
 TEST_F(LeaseTest, ANumberThatIsGivenAgainIsNotItsOwner) {
   LeaseOptions before;
   before.owner.process_start -= 1;
@@ -127,7 +127,7 @@ TEST_F(LeaseTest, ALivingOwnerElsewhereIsSeenByItsRenewals) {
   mine.require();
 }
 
-// An owner of two directories that is found dead in one counts as dead in the other, without another wait.
+// When a dead owner held two directories, a process that waited for one of its leases need not wait for the other.
 TEST_F(LeaseTest, ADeadOwnerIsWaitedForOnce) {
   held_by_the_dead({directory_ / "a", directory_ / "b"}, elsewhere("node1", 0.6));
   const Lease first(directory_ / "a", elsewhere("node2", 60));
@@ -141,7 +141,7 @@ TEST_F(LeaseTest, ADeadOwnerIsWaitedForOnce) {
   EXPECT_FALSE(Lease(directory_ / "b", options).outlived()) << "that one was released";
 }
 
-// The owner chooses its renewal period, so a waiting process uses the owner's period and not its own.
+// The owner chooses its renewal period, so a process that waits uses that period and not its own.
 TEST_F(LeaseTest, TheOwnersPeriodDecidesWhenItIsDead) {
   {
     const Lease slow(directory_, elsewhere("node1", 3));
@@ -190,8 +190,8 @@ TEST_F(LeaseTest, WorksWithoutSecondNames) {
   EXPECT_THROW(Lease(directory_, {}), LeaseHeld);
 }
 
-// Two jobs start on one directory at slightly different times. In each of 200 runs one gets the lease, and the other is
-// refused or follows after the first has ended; both never hold it together.
+// Two jobs start on one directory at slightly different times, in 200 runs. One gets the lease; the other is refused or
+// gets it after the first has ended. They never hold it together.
 TEST_F(LeaseTest, TwoHundredRandomInterleavings) {
   std::atomic<int> next = 0, in_turn = 0, refused = 0;
   const auto interleave = [&](int run) {

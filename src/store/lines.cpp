@@ -10,7 +10,8 @@ namespace molen::store {
 namespace {
 
 constexpr std::size_t kBlock = std::size_t{1} << 20;
-// Kept while the storage fails: hours of steps. Beyond this limit the oldest lines are dropped, which is reported too.
+// The most that is kept while the storage fails: the lines of hours of steps. Beyond it the oldest lines are dropped,
+// which is reported too.
 constexpr std::size_t kMostPending = std::size_t{64} << 20;
 
 }  // namespace

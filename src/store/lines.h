@@ -17,8 +17,9 @@ inline constexpr std::int64_t kMaxLineBytes = std::int64_t{1} << 24;
 // one block at a time. Throws the errors of File, and UsageError for a line above kMaxLineBytes.
 void each_line(const fs::path& file, const std::function<void(std::string_view line, std::int64_t number)>& f);
 
-// Appends lines. It first ends a line torn by a crash, so that the next line is intact. Lines that cannot be written
-// are kept, in order, and tried again with the next line: the run continues, and the first failure is reported.
+// Appends lines to a file. If a crash left the last line incomplete, the writer ends that line first, so that the next
+// one is intact. Lines that cannot be written are kept, in order, and tried again with the next line: the run
+// continues, and the first failure is reported.
 class LineWriter {
  public:
   using Warn = std::function<void(const std::string&)>;
@@ -30,7 +31,7 @@ class LineWriter {
   void append(std::string_view line);
   // Returns true when every appended line is on disk; else it has reported the failure and the next call tries again.
   bool sync();
-  bool mended() const { return mended_; }  // a torn last line was found at open
+  bool mended() const { return mended_; }  // the file ended with an incomplete line when it was opened
   std::size_t waiting() const { return pending_.size(); }
 
  private:
@@ -41,7 +42,8 @@ class LineWriter {
   Warn warn_;
   std::string pending_;  // not written yet; may begin within a line
   bool failing_ = false, lost_ = false, mended_ = false;
-  bool entered_ = false;  // the file's name is durable too: its creator may have been killed at once
+  // Whether the directory was synced, so that the file's name is durable. Its creator may have died before it did that.
+  bool entered_ = false;
 };
 
 }  // namespace molen::store

@@ -1,5 +1,5 @@
 // metrics.jsonl, the authoritative record of a run: one JSON object per step and attempt, append-only. Keys are a
-// contract (DESIGN section 5) and contain their units. A value that was not measured is null, never 0.
+// contract (docs/formats/metrics.md) and contain their units. A value that was not measured is null, never 0.
 #pragma once
 
 #include <array>
@@ -20,19 +20,21 @@ struct StepMetrics {
   double loss = 0;         // mean over the valid tokens of the global batch
   double grad_norm = 0;    // before clipping; not finite when the step was skipped
   double lr = 0;
-  std::optional<double> balance_loss, z_loss;  // of the routers; no keys where the model has no sparse layers
-  std::optional<double> loss_scale;            // of the step; null when the loss is not scaled, no key in older files
-  std::optional<std::int64_t> skipped_steps;   // of the run so far, including this step; null and absent likewise
+  std::optional<double> balance_loss, z_loss;  // of the routers; a model without sparse layers has no such keys
+  // The scale of the step's loss, and the number of skipped steps of the run so far, including this step. Both are null
+  // when the loss is not scaled; older files lack the keys.
+  std::optional<double> loss_scale;
+  std::optional<std::int64_t> skipped_steps;
   std::int64_t tokens_total = 0;
   double step_s = 0, tokens_per_s = 0, tokens_per_s_per_device = 0;
   std::string flops_formula;  // how model FLOPs are counted: "causal", "palm"; empty (no key) in older files
   std::optional<double> model_tflops_per_device, mfu, hfu;
-  // Maxima over ranks: the highest byte of the plan that ops had in use, counted from the plan's places and the ops'
-  // scratch, and the plan's own peak. Neither is a measurement.
+  // Maxima over ranks. Peak: the highest byte of the plan that ops had in use, computed from the buffers' places in the
+  // plan and the ops' scratch. Planned: the plan's own peak. Neither is a measurement.
   std::int64_t memory_peak_bytes = 0, memory_planned_bytes = 0;
   double data_wait_s = 0;
   std::map<std::string, double> phase_s;                  // with "bubble" and "idle" they sum to step_s
-  std::map<std::string, std::optional<double>> energy_j;  // by scope
+  std::map<std::string, std::optional<double>> energy_j;  // joules by scope (energy/meter.h)
   std::map<std::string, std::string> energy_source;       // "counter", "power", "model", "none"
   std::optional<double> j_per_token;
   std::string energy_coverage;  // parts that j_per_token leaves out: "gpu only"; empty (no key in the file): none
@@ -43,22 +45,23 @@ struct StepMetrics {
 
 // Returns one line without its newline. Doubles round-trip bit for bit; a non-finite value becomes null.
 std::string to_line(const StepMetrics& metrics);
-// Throws UsageError naming origin and key.
+// Parses one line. Throws UsageError naming origin and key.
 StepMetrics from_line(std::string_view line, std::string_view origin);
 StepMetrics from_json(const Json& json, std::string_view origin);
 
 struct MetricsFile {
-  // By step, from the last attempt of each. When an attempt continued from an earlier step, older attempts' steps
-  // beyond that step are dropped: steps that were not reached again are not part of the run.
+  // The steps in order, each from the last attempt that wrote it. When an attempt continued from an earlier step, the
+  // lines of older attempts beyond that step are dropped: steps that were not reached again are not part of the run.
   std::vector<StepMetrics> steps;
   std::int64_t torn_lines = 0;  // lines that are not JSON: cut short by a crash
   std::int64_t last_attempt = 0;
 };
-// An absent file gives an empty result. Throws UsageError for a line that is JSON but not of this form.
+// Reads a file; returns an empty result when there is none. Throws UsageError for a line that is JSON but not of this
+// form.
 MetricsFile read_metrics(const fs::path& path);
 
-// Compares step, loss, grad_norm, lr, tokens_total and samples (DESIGN section 5) bit for bit. Returns an empty string
-// when they are identical, else the first difference.
+// Compares step, loss, grad_norm, lr, tokens_total and samples bit for bit: the values that a resumed run must repeat.
+// Returns an empty string when they are identical, else the first difference.
 std::string first_difference(const std::vector<StepMetrics>& a, const std::vector<StepMetrics>& b);
 
 }  // namespace molen::store

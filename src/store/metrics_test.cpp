@@ -52,7 +52,7 @@ TEST(MetricsLine, NotMeasuredIsNull) {
 
 TEST(MetricsLine, SaysHowFlopsAreCounted) {
   StepMetrics m = at(1, 1, 2.0);
-  EXPECT_EQ(to_line(m).find("flops_formula"), std::string::npos);  // as older files
+  EXPECT_EQ(to_line(m).find("flops_formula"), std::string::npos);  // as in older files
   EXPECT_EQ(from_line(to_line(m), "test").flops_formula, "");
   m.flops_formula = "palm";
   EXPECT_NE(to_line(m).find("\"flops_formula\":\"palm\""), std::string::npos);

@@ -71,7 +71,7 @@ void write_lines(const fs::path& file, int first, Said& said) {
   }
 }
 
-// `before` makes the file of an earlier run. Cuts the power before each call of write_lines in turn.
+// Cuts the power before each call of write_lines in turn. `before` makes the file of an earlier run.
 void cut_lines(const std::function<int(const fs::path&)>& before, std::size_t most = SIZE_MAX) {
   UnsyncedFileSystem unsynced;
   const FileSystemOverride prepared(unsynced);
@@ -159,8 +159,8 @@ TEST(Faults, OfEveryCallOfLines) {
       }
 }
 
-// A run directory: an attempt that is interrupted at any call leaves a directory that the next attempt can use. It
-// keeps the run's id if that was written, and the lines that were synced.
+// An attempt that is interrupted at any call leaves a run directory that the next attempt can use. The directory keeps
+// the run's id if that was written, and the lines that were synced.
 TEST(PowerCut, OfARunDirectory) {
   UnsyncedFileSystem unsynced;
   const FileSystemOverride prepared(unsynced);

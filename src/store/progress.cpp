@@ -60,7 +60,7 @@ void Progress::note(const std::string& line) {
   put(place_.log, line);
 }
 
-// On the terminal, writes above the live line; other files do not disturb it.
+// Writes above the live line if the file is its terminal. Output to another file does not disturb the line.
 void Progress::put(std::FILE* file, const std::string& line) {
   if (place_.live == file) {
     live_.note(line);

@@ -25,8 +25,8 @@ class Progress {
   // `verb` leads each line: "verify". `clock`: seconds from any start.
   Progress(std::string verb, const ProgressPlace& place, std::function<double()> clock);
 
-  // `share` of `stage` is done, 0 to 1; `doing`: the next item, for people. Cheap, may be called often. The remaining
-  // time follows from the share done since this process began the stage, which may have begun partly done.
+  // Says that `share` (0 to 1) of `stage` is done, and names the next item (`doing`). Cheap, so it may be called often.
+  // The remaining time follows from what this process did in the stage, because part of it may have been done before.
   void at(std::string_view stage, double share, std::string_view doing);
   // Write a line of the command's results, or a note beside them. Both stay.
   void result(const std::string& line);
@@ -45,8 +45,8 @@ class Progress {
   std::optional<double> said_;              // time of the last output
 };
 
-// "verify layouts [####------------] 25% | FULL_SHARD, tp 2 | eta 01:30", at most `columns` columns: the current item
-// is shortened to fit.
+// Returns "verify layouts [####------------] 25% | FULL_SHARD, tp 2 | eta 01:30", at most `columns` columns: the
+// current item is shortened to fit.
 std::string progress_text(std::string_view verb, std::string_view stage, double share, std::string_view doing,
                           std::optional<double> eta_s, bool bar, int columns);
 

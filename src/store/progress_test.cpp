@@ -52,7 +52,7 @@ TEST(Progress, ALogHasNothingOfShortStages) {
   EXPECT_EQ(log.text(), "");
 }
 
-// A stage that began half done: the remaining time counts only the second half.
+// When half of a stage was done before, the remaining time follows from the pace of the second half alone.
 TEST(Progress, WhatWasDoneBeforeIsNoPace) {
   Memory log;
   double time = 0.0;

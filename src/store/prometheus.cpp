@@ -43,7 +43,7 @@ std::string escape(std::string_view text, bool quote) {
 std::string prometheus_number(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
-  return fmt::format("{}", value);  // the shortest that reads back to the same bits
+  return fmt::format("{}", value);  // the shortest text that reads back as the same bits
 }
 
 std::string_view name_of(PrometheusType type) {

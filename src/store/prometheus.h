@@ -1,5 +1,5 @@
-// Prometheus text exposition 0.0.4, written whole and renamed, as node_exporter's textfile collector requires: no open
-// port on a compute node.
+// Writes the Prometheus text format 0.0.4 to a file, for node_exporter's textfile collector: so a compute node needs no
+// open port. The file is written under another name and renamed, as the collector requires.
 #pragma once
 
 #include <map>
@@ -14,7 +14,7 @@ enum class PrometheusType { kCounter, kGauge, kUntyped };
 
 struct PrometheusSample {
   std::string name;  // [a-zA-Z_:][a-zA-Z0-9_:]*; base units in it; a counter ends in _total
-  std::string help;  // one for all samples of a name; any text
+  std::string help;  // any text; the same for all samples of a name
   PrometheusType type = PrometheusType::kGauge;
   std::map<std::string, std::string> labels;  // names [a-zA-Z_][a-zA-Z0-9_]*, not __...; values any UTF-8
   double value = 0;                           // NaN and infinities are written as such; leave out unmeasured values
@@ -25,7 +25,7 @@ struct PrometheusSample {
 // one name, or two samples with the same name and labels: one bad line makes the collector drop the whole file.
 std::string prometheus_text(const std::vector<PrometheusSample>& samples);
 
-// Atomic: a scrape sees the old or the new file. The collector reads only names that end in .prom.
+// Writes the file atomically: a scrape sees the old or the new one. The collector reads only names that end in .prom.
 void write_prometheus(const fs::path& path, const std::vector<PrometheusSample>& samples);
 
 }  // namespace molen::store

@@ -1,4 +1,4 @@
-// runs/<name>/: the files of a run (DESIGN section 5).
+// runs/<name>/: the files of a run (docs/formats).
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace molen::store {
 
 class RunDirectory {
  public:
-  // Creates missing files and keeps existing ones; enters this attempt into run.json durably. `warn` receives later
-  // write failures: the data are kept, tried again, and never end the run.
+  // Creates missing files, keeps existing ones, and enters this attempt into run.json durably. `warn` receives later
+  // write failures. They do not end the run: the data are kept and written later.
   explicit RunDirectory(fs::path path, LineWriter::Warn warn = nullptr);
 
   const fs::path& path() const { return path_; }
@@ -25,7 +25,7 @@ class RunDirectory {
   fs::path checkpoints() const { return path_ / "checkpoints"; }
 
   const RunIdentity& identity() const { return identity_; }
-  std::int64_t attempt() const { return identity_.attempts; }  // of this start, from 1
+  std::int64_t attempt() const { return identity_.attempts; }  // number of this attempt, from 1
 
   void write_config(std::string_view toml) const;
   void write_environment(const Json& environment) const;
@@ -34,7 +34,7 @@ class RunDirectory {
   void write_prediction(const Json& json) const;
 
   void append(StepMetrics metrics);
-  // {"event": name, "wall_time_s": ..., "attempt": ..., fields...}
+  // Appends {"event": name, "wall_time_s": ..., "attempt": ..., fields...} to events.jsonl.
   void event(const std::string& name, const Json& fields);
   void energy(const Json& line) { energy_.append(line.dump()); }
   // Makes metrics, events and energy so far durable; a failure is reported and tried again.

@@ -27,7 +27,7 @@ constexpr std::array<std::uint32_t, 256> make_table() {
 }
 constexpr auto kTable = make_table();
 
-// Little-endian on every host.
+// Appends a number in little-endian order, whatever the host's order.
 template <class T>
 void put_fixed(std::string& out, T value) {
   for (std::size_t i = 0; i < sizeof(T); ++i) out += static_cast<char>(value >> (8 * i));
@@ -50,7 +50,7 @@ void put_bytes(std::string& out, int field, std::string_view bytes) {
   out += bytes;
 }
 
-// Event without its payload: wall_time = 1, step = 2 (absent when 0, as protobuf writes it).
+// Returns an Event without its payload: wall_time is field 1; step is field 2, which protobuf leaves out when it is 0.
 std::string event_head(std::int64_t step, double wall) {
   std::string event;
   put_key(event, 1, kFixed64);
@@ -145,8 +145,8 @@ std::int64_t after_those_in(const fs::path& dir, std::int64_t seconds) {
 fs::path new_file(const fs::path& dir, const std::string& host, std::int64_t pid, double wall) {
   make_directories(dir);
   const std::int64_t seconds = after_those_in(dir, static_cast<std::int64_t>(wall));
-  // Attempts may begin within a second under one process id (in a container each is 1): the number separates and orders
-  // them.
+  // Two attempts may begin within a second with the same process id (1 in every container). The number tells them apart
+  // and orders them.
   for (int n = 0;; ++n) {
     const std::string start = fmt::format("{}{:010}.", kFileStart, seconds);
     const std::string name = fmt::format("{}{:04}.{}.{}", start, n, host, pid);

@@ -11,19 +11,19 @@
 
 namespace molen::store {
 
-// CRC-32C (Castagnoli), and TensorFlow's rotation of it, which protects a CRC of data that itself contains CRCs.
+// Return CRC-32C (Castagnoli), and TensorFlow's rotation of it, which it uses because its data may contain CRCs.
 std::uint32_t crc32c(std::string_view data);
 std::uint32_t masked_crc32c(std::string_view data);
 
 // Each returns one framed record. `wall`: seconds since 1970.
 std::string file_version_record(double wall);
 std::string scalar_record(std::string_view tag, float value, std::int64_t step, double wall);
-// A text in TensorBoard's text panel (Markdown).
+// For TensorBoard's text panel; `text` is Markdown.
 std::string text_record(std::string_view tag, std::string_view text, std::int64_t step, double wall);
 std::string session_start_record(std::int64_t step, double wall);
 
-// Writes `dir`/events.out.tfevents.<seconds>.<n>.<host>.<pid>. Each writer makes a new file, whose name sorts after
-// existing files; those are never changed.
+// Writes `dir`/events.out.tfevents.<seconds>.<n>.<host>.<pid>. Each writer makes a new file whose name sorts after
+// those of existing files, which it never changes.
 class TensorBoardWriter {
  public:
   // Creates `dir`. Throws Error naming the file and the reason. `wall` < 0: now.

@@ -48,7 +48,7 @@ TEST(TensorBoard, GoldenText) {
       "746578742aea31b6");
 }
 
-// Reads records back by the frame alone and checks both sums.
+// Counts the records of a file by their frames alone, and checks both sums of each.
 std::size_t count_records(std::string_view file) {
   std::size_t records = 0, at = 0;
   const auto u32 = [&](std::size_t i) {

@@ -127,7 +127,7 @@ std::string trace_json(const std::vector<TraceSpan>& spans, const std::vector<Tr
                         {"tid", 0},
                         {"args", {{"value", c.value}}}});
   const Json document = {{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}};
-  // Names may come from anywhere: invalid UTF-8 bytes are replaced rather than losing the trace.
+  // Names may come from anywhere, and invalid UTF-8 in one must not lose the trace: such bytes are replaced.
   return document.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

@@ -1,4 +1,5 @@
-// Chrome trace JSON, which Perfetto and chrome://tracing open: spans on named threads of named processes, and counters.
+// Writes Chrome trace JSON, which Perfetto and chrome://tracing open: spans on named threads of named processes, and
+// counters.
 #pragma once
 
 #include <cstdint>

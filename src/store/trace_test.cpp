@@ -65,7 +65,8 @@ TEST(Trace, TheWholeOfASmallOne) {
       << t.dump(1);
 }
 
-// Overlapping spans that do not nest go to a separate lane; a directly following span and an inner span do not.
+// A span that overlaps another without nesting goes to a further thread. A span that follows directly or lies within
+// another stays.
 TEST(Trace, OverlapsGoToFurtherThreads) {
   const Json t = parsed({{"outer", "", "t", 0, 4, {}, 0},
                          {"inner", "", "t", 0, 2, {}, 0},

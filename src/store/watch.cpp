@@ -44,7 +44,7 @@ bool lives(RankState s) {
 struct Watch::Peer {
   int rank = 0;
   std::uint64_t beat = 0;
-  double last_beat_s = 0.0;  // on the looking thread's clock
+  double last_beat_s = 0.0;  // on the clock of the thread that looks at other ranks
 };
 
 double hang_limit_s(std::optional<Seconds> hang_timeout, std::int64_t median_step_ns) {
@@ -123,7 +123,8 @@ bool Watch::pause(milliseconds time) {
   return !changed_.wait_for(lock, time, [this] { return ended_; });
 }
 
-// Between two looks the `idle` clock advances by two beats at most: while this process was stopped, nothing idled.
+// Between two heartbeats the `idle` clock advances by at most two beat periods. So the time in which this process was
+// stopped does not count as idle.
 void Watch::beat_loop() {
   const std::int64_t most = 2'000'000 * options_.beat.count();
   std::uint64_t progress = writer_.progress();
@@ -157,12 +158,13 @@ void Watch::look_loop() {
       if (!suspect(peers, awake_s)) continue;
       if (const auto judgement = confirm()) return raise(*judgement);
     } catch (const std::exception&) {
-      // Out of memory or files: look again. The watch must not end the run because of its own trouble.
+      // Out of memory or of file descriptors: look again later. The watch must not end the run for a trouble of its
+      // own.
     }
   }
 }
 
-// Decides whether to look at all ranks: something here or at a peer stands still, or another rank reports an alarm.
+// Returns whether to look at all ranks: this rank or a peer does not advance, or another rank reports an alarm.
 bool Watch::suspect(std::vector<Peer>& peers, double awake_s) {
   bool found = false;
   std::set<int> silent;
@@ -190,8 +192,8 @@ bool Watch::suspect(std::vector<Peer>& peers, double awake_s) {
   return found || hangs || fs::exists(directory_ / fmt::format("alarm-{}", identity_.job));
 }
 
-// Looks twice at all ranks. Returns nullopt when the suspicion does not hold: ranks that advance, validate, or write a
-// checkpoint keep others waiting rightly.
+// Looks twice at all ranks. Returns nullopt when the suspicion does not hold: the others wait rightly for a rank that
+// advances, validates or writes a checkpoint.
 std::optional<Judgement> Watch::confirm() {
   Judgement j = judge(sight(directory_, identity_, options_.beat * 5 / 2), ops_);
   bool dead = false, silent = false, all_idle = true,
@@ -222,7 +224,8 @@ void Watch::raise(const Judgement& j) {
       break;
     }
   if (lowest != identity_.rank) {
-    // The lowest rank writes the report once it knows. If it does not, this rank does.
+    // The lowest living rank writes the report; this file tells it to. If it does not within 12 beats, this rank writes
+    // it.
     create(directory_ / fmt::format("alarm-{}", identity_.job), "");
     for (int i = 0; i < 12 && !fs::exists(alarm.file); ++i)
       if (!pause(options_.beat)) return;

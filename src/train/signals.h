@@ -1,6 +1,6 @@
 // Handling of Ctrl-C, SIGTERM and the signals that batch systems send before they end a job (SIGUSR1, SIGHUP, SIGXCPU).
-// The first signal asks the loop to save and stop. The second ends the process at once, but lets a save in progress
-// complete; a third does not.
+// The first signal asks the loop to save and stop. The second ends the process at once, except that a save in progress
+// may complete. The third does not wait even for that.
 #pragma once
 
 namespace molen::train {

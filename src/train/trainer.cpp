@@ -94,8 +94,8 @@ class Loop {
       one_step();
       const auto [stop, why, save_due] = decide(begun);
       const bool last = stop || state_.step == total_steps_;
-      // A launcher that was told to stop leaves a second to save in, so validation is skipped: the run is not at its
-      // end.
+      // After a stop signal there is no validation: the launcher may leave only a second to save in, and the run is not
+      // at its end.
       if (!validation_.empty() && !stopped_ && (validate_every_.due(state_.step) || last)) run_validation();
       if (save_due || last) save();
       if (stop) {
@@ -128,13 +128,13 @@ class Loop {
   }
 
   int data_rank() const { return program::data_rank(executor_.program().grid, executor_.coordinates()); }
-  // Several ranks may see the same samples; only one of them counts its losses.
+  // Returns whether this rank's losses count: when several ranks see the same samples, only one of them counts.
   bool counts_losses() const { return executor_.coordinates()[mesh::Axis::kTp] == 0 && executor_.program().has_head(); }
 
   void start() {
     const std::string hash = launch::state_hash(executor_, world_);
-    // `other` is what the loader holds ahead. The base includes pages of libraries that the first steps touch: 5 to 14
-    // MiB were measured.
+    // `other` is what the loader holds ahead. The base includes an estimate of the pages of libraries that the first
+    // steps touch (5 to 14 MiB were measured).
     constexpr std::int64_t kLibraryPages = 8 << 20;
     const bool threads = job_.communicator == "threads";
     const Bytes peak = executor_.memory().peak, arena = peak + executor_.memory().host;
@@ -201,8 +201,8 @@ class Loop {
         state_.next_sample + job_.setting.global_batch - 1, places);
   }
 
-  // Updates the loss scale for the next step. A step that was skipped has used its samples and its place in the
-  // schedule. The decision uses only values that are equal on all ranks, so ranks cannot disagree.
+  // Updates the loss scale for the next step. A skipped step has used its samples and its place in the schedule. The
+  // decision uses only values that are equal on all ranks, so ranks cannot disagree.
   void rescale(const exec::StepResult& result) {
     if (result.overflow)
       state_.loss_scale.overflow(state_.step);
@@ -212,7 +212,7 @@ class Loop {
 
   void record(const exec::StepResult& result, const exec::StepInput& input, double wait) {
     const auto phases = program::phase_seconds(job_.setting, executor_.ops(), result.timeline);
-    // Means over ranks, but for the peak, which is the maximum.
+    // The values become means over ranks, except the peak of memory, which is a maximum.
     std::vector<double> sums = phases.values();
     sums.push_back(result.timeline.total_s);
     sums.push_back(wait);
@@ -302,7 +302,7 @@ class Loop {
     if (recorder_) recorder_->checkpoint(state_.step, path.string(), now().value - start);
   }
 
-  // Runs on all ranks: only together do they know whether one waited for others.
+  // Runs on all ranks, because only their times together show how long each waited for others.
   void compare_with_prediction(std::int64_t rss) {
     const auto comparison = predicted_->compare();
     if (!recorder_) return;
@@ -363,7 +363,7 @@ bool run_job(Job& job, Ownership& ownership, comm::Communicator& world) {
   try {
     loop.run();
   } catch (const UsageError& error) {
-    // One rank alone may have met the error; the others must not wait for it.
+    // One rank alone may have met the error. As an Error it ends the job at once, so that the other ranks do not wait.
     if (world.size() > 1) throw Error(error.what());
     throw;
   }

@@ -29,8 +29,8 @@ struct TrainOptions {
   std::optional<std::string> cluster;                          // a calibration: predict and compare at the end
 };
 
-// All decisions that are made once. They are the same on every rank of the job, except for what a pipeline stage has of
-// its own: setting.pipeline.stage, and the program.
+// All decisions that are made once. They are the same on every rank of the job, except that each pipeline stage has its
+// own setting.pipeline.stage and its own program.
 struct Job {
   config::Config config;  // resolved
   arch::Architecture arch;
@@ -39,7 +39,7 @@ struct Job {
   program::Program program;
   // Returns the program of any stage: built, or read again.
   program::Program program_of(int stage) const;
-  // Returns the program that validation runs on the training's weights.
+  // Returns the forward-only program with which validation uses the weights of the training.
   program::Program evaluation() const;
   plan::Machine machine;
   std::string communicator;
@@ -67,8 +67,8 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
 void train(const config::Config& config, const plan::Machine& machine, const std::string& communicator,
            const TrainOptions& options, comm::Communicator& world);
 
-// The memory that the process will hold, by name: the arena of each of its ranks; the base, which is what the process
-// held before, measured at the start; and what the loaders hold.
+// The memory that the process will hold, in three parts: the arenas of its ranks; the base, which is what the process
+// held before and which is measured at the start; and what the loaders hold.
 struct MemoryPrediction {
   Bytes arena, base, other;
   Bytes workspace;  // of the GEMM library; part of `base`

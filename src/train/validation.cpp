@@ -18,8 +18,8 @@ Sum run_language(exec::Executor& evaluator, const data::ValidationSet& set, int 
   const std::int64_t windows = most_windows > 0 ? std::min(there, most_windows) : there;
   const std::int64_t micro = setting.micro_batch, sequence = setting.sequence;
   Sum sum;
-  // All ranks run the same number of batches, the last perhaps empty, because they may have to gather parameters
-  // together.
+  // All ranks run the same number of batches, because they may have to gather parameters together. A rank's last batch
+  // may be empty.
   for (std::int64_t round = 0; round < windows; round += micro * place.ranks) {
     const std::int64_t first = round + place.rank * micro;
     exec::StepInput input;
@@ -46,7 +46,7 @@ Sum run_language(exec::Executor& evaluator, const data::ValidationSet& set, int 
   return sum;
 }
 
-// Sums of losses and bits with their denominators, before the division.
+// Sums of losses and of bits, with the numbers to divide them by.
 struct Tally {
   double loss = 0.0, tokens = 0.0;
   std::map<std::string, std::pair<double, double>> bits;  // by language: bits per byte times tokens, and tokens

@@ -45,8 +45,8 @@ class Variables {
   const ReadVariable& read_;
 };
 
-// Tasks per node in Slurm's notation: "4(x2),3" means 4, 4 and 3. The tasks of node `node`, of all nodes, and the
-// number of nodes.
+// Numbers from Slurm's list of tasks per node, in which "4(x2),3" means 4, 4 and 3: the tasks of one node, the tasks of
+// all nodes, and the number of nodes.
 struct Tasks {
   std::int64_t of_node = 0, all = 0, nodes = 0;
 };
@@ -71,7 +71,8 @@ std::optional<Tasks> parse_tasks(std::string_view text, std::int64_t node) {
   }
 }
 
-// Ranks of a Slurm step on this node. SLURM_NTASKS_PER_NODE is the requested number, which the last node may not have.
+// Returns the number of a Slurm step's ranks on this node. SLURM_NTASKS_PER_NODE does not say it: that is the number
+// requested, and the last node may have fewer.
 std::optional<int> slurm_local_size(const Variables& v, int size) {
   for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
     if (!v.has(name)) continue;
@@ -116,7 +117,7 @@ LaunchEnvironment of_open_mpi(const Variables& v) {
                  "OMPI_COMM_WORLD_LOCAL_SIZE");
 }
 
-// Hydra gives the ranks of a host in MPI_LOCAL... variables; under Slurm's own PMI only Slurm's variables give them.
+// Hydra has MPI_LOCAL... variables for the ranks of a host. Under Slurm's own PMI only Slurm's variables have them.
 LaunchEnvironment of_pmi(const Variables& v) {
   LaunchEnvironment e;
   e.source = "PMI";
@@ -141,7 +142,7 @@ LaunchEnvironment launch_environment(const ReadVariable& read) {
   const Variables v(read);
   if (v.has("OMPI_COMM_WORLD_SIZE")) return of_open_mpi(v);
   if (v.has("PMI_SIZE")) return of_pmi(v);
-  // The batch script itself sees SLURM_NTASKS but is not a step: only a step has ranks.
+  // A batch script has SLURM_NTASKS too, but only a step has ranks.
   if (v.has("SLURM_STEP_ID") && v.has("SLURM_PROCID") && v.has("SLURM_NTASKS")) return of_slurm(v);
   return {};
 }

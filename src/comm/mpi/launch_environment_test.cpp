@@ -23,7 +23,7 @@ LaunchEnvironment of(const Environment& variables) {
   });
 }
 
-// rank, size, rank and size on the host.
+// Returns rank and size in the job, and rank and size on the host.
 std::tuple<int, int, int, int> figures(const Environment& variables) {
   const LaunchEnvironment e = of(variables);
   return {e.rank, e.size, e.local_rank, e.local_size};
@@ -62,7 +62,7 @@ Environment without(Environment e, const std::string& name) {
 TEST(LaunchEnvironment, NoLauncher) {
   EXPECT_EQ(of({}).size, 0);
   EXPECT_EQ(of({{"OMPI_COMM_WORLD_SIZE", ""}}).size, 0);
-  // A batch script is not a step, and neither are a step's variables without a rank.
+  // Neither a batch script's variables nor a step's variables without a rank make a step.
   EXPECT_EQ(of({{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}).size, 0);
   EXPECT_EQ(of({{"SLURM_NTASKS", "4"}, {"SLURM_STEP_ID", "0"}}).size, 0);
 }
@@ -71,7 +71,7 @@ TEST(LaunchEnvironment, OpenMpi) {
   const GoldenMessages golden;
   EXPECT_EQ(figures(kOpenMpi), std::tuple(4, 6, 1, 3));
   EXPECT_EQ(of(kOpenMpi).source, "Open MPI");
-  // Its variables take precedence over those of the Slurm step in which mpirun runs.
+  // Open MPI's variables take precedence over those of the Slurm step in which mpirun runs.
   auto both = kOpenMpi;
   both.merge(slurm("0", "2", "0", "0", "1(x2)"));
   EXPECT_EQ(figures(both), std::tuple(4, 6, 1, 3));
@@ -88,7 +88,7 @@ TEST(LaunchEnvironment, Pmi) {
   EXPECT_EQ(figures(with(with(pmi, "MPI_LOCALNRANKS", "2"), "MPI_LOCALRANKID", "1")), std::tuple(3, 4, 1, 2));
   EXPECT_EQ(figures(with(pmi, "PMI_LOCAL_SIZE", "1")), std::tuple(3, 4, 0, 1));
   EXPECT_NE(refusal(with(pmi, "PMI_LOCAL_SIZE", "2")).find("which of the 2 ranks of this host"), std::string::npos);
-  // srun --mpi=pmi2 gives the rest in Slurm's own variables.
+  // Under srun --mpi=pmi2, Slurm's own variables give the rest.
   auto both = slurm("3", "4", "1", "0", "3,1");
   both.insert(pmi.begin(), pmi.end());
   EXPECT_EQ(figures(both), std::tuple(3, 4, 0, 1));

@@ -12,19 +12,21 @@ namespace molen::comm {
 
 bool mpi_available();
 
-// A launcher's environment: the ranks of the job and of this host. size 0: no launcher started this process as a rank.
+// The ranks of the job and of this host, according to the environment variables of a launcher. `size` is 0 when no
+// launcher started this process as a rank.
 struct LaunchEnvironment {
   int rank = 0, size = 0, local_rank = 0, local_size = 1;
   std::string source;  // "Open MPI", "PMI", "Slurm"
 };
-// Throws UsageError, with the variable, when the variables are incomplete or not of one job.
+// Reads this process's environment. Throws UsageError naming the variable when variables are missing or contradict each
+// other.
 LaunchEnvironment launch_environment();
-// The same for another environment; `read` works like getenv.
+// Reads another environment; `read` works like getenv.
 using ReadVariable = std::function<const char*(const char* name)>;
 LaunchEnvironment launch_environment(const ReadVariable& read);
 
-// Selects the code that moves the data of broadcast, all_gather and the second half of all_reduce. Our own
-// point-to-point messages do the rest, and every sum, in any case, so the results have the same bits.
+// Selects the code that moves the data of broadcast, all_gather and the second half of all_reduce. Everything else, in
+// particular every sum, is our own code in each case, so the results have the same bits.
 //   kOwn: our own messages (mpi/routes.h), so wire bytes are counted. Short blocks take a number of rounds that is
 //         logarithmic in the group's size, long blocks go around a ring; gathered blocks of medium size go from each
 //         rank to each.
@@ -33,12 +35,12 @@ LaunchEnvironment launch_environment(const ReadVariable& read);
 //          kLibrary, because blocks sent from each rank to each would enter a host once for every rank on it.
 enum class MpiCollectives { kOwn, kLibrary, kAuto };
 
-// An all_reduce of up to this many bytes gathers all data on every rank: one exchange, but each of n ranks sends n-1
-// times the payload. A larger all_reduce sends 2(n-1)/n times the payload.
+// An all_reduce of up to this many bytes gathers all data on every rank. That takes one exchange, but each of n ranks
+// sends n-1 times the payload. A larger all_reduce sends 2(n-1)/n times the payload.
 inline constexpr std::int64_t kMpiShort = std::int64_t{1} << 15;
 
-// MPI_COMM_WORLD, initialised at the first call and finalised at exit. Several threads may use
-// different communicators at once: they take turns in the library.
+// Returns a communicator over MPI_COMM_WORLD. MPI is initialised at the first call and finalised at exit. Several
+// threads may use different communicators at once: they take turns in the library.
 std::unique_ptr<Communicator> mpi_world(MpiCollectives collectives = MpiCollectives::kAuto);
 
 }  // namespace molen::comm

@@ -1,6 +1,7 @@
 // The MPI-3 communicator. Reductions are our own: a pairwise exchange that adds in rank order. MPI's reductions may add
 // in any order, drop a NaN in a maximum, and have no bf16; ours give the same bits as the threads communicator. A
-// reduction passed around a ring would send as much, but add each block in another order and round bf16 at every hop.
+// reduction around a ring would send as many bytes, but it would add each block in another order and round bf16 at
+// every hop.
 #include <mpi.h>
 
 #include <time.h>
@@ -27,15 +28,15 @@ constexpr std::int64_t kScratch = std::int64_t{8} << 20;  // bytes received befo
 constexpr std::int64_t kHop = std::int64_t{4} << 20;      // largest piece in bytes that goes around a ring
 constexpr std::size_t kAhead = 4;                         // messages under way in each direction
 
-// The library is asked for MPI_THREAD_SERIALIZED, which every MPI gives without loss of speed: one thread at a time is
-// in it. Threads of a rank that call different communicators take turns by this mutex. No call of the library waits for
-// other ranks while it is held, except when communicators are made or freed, which happens between steps.
+// We ask for MPI_THREAD_SERIALIZED, which every MPI gives without loss of speed: only one thread at a time may be in
+// the library. Threads of a rank that call different communicators take turns by this mutex. While a thread holds it,
+// no call of the library waits for other ranks, except those that make or free communicators, between steps.
 std::timed_mutex& library_mutex() {
   static std::timed_mutex mutex;
   return mutex;
 }
 
-// The caller holds the mutex: asking for the error's text is a call of the library.
+// The caller must hold the mutex, because asking for the error's text is a call of the library.
 void check(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING];
@@ -50,8 +51,8 @@ void in_library(const char* what, Call call) {
   check(call(), what);
 }
 
-// MPI's own waits spin. If ranks fill the cores of a host, a spinning communication thread takes its compute thread's
-// core while it waits for a slower rank. After a moment our wait therefore sleeps between looks.
+// MPI's own waits spin. When the ranks use all cores of a host, a communication thread that spins while it waits for a
+// slower rank takes the core of its compute thread. So after a moment our wait sleeps between looks.
 class Patience {
  public:
   void pause() {
@@ -61,7 +62,7 @@ class Patience {
   }
 
  private:
-  static constexpr int kSpins = 200;  // looks before the first nap: about 20 us
+  static constexpr int kSpins = 200;  // looks before the first sleep: about 20 us
   static constexpr std::chrono::nanoseconds kNap{20'000};
   int looks_ = 0;
 };
@@ -247,7 +248,7 @@ class Mpi final : public Communicator {
     traffic_[kind_].bytes += count * size_of(dtype);
   }
 
-  // Messages. A peer of MPI_PROC_NULL sends and receives nothing, and nothing is counted.
+  // A message that is under way. A peer of MPI_PROC_NULL sends and receives nothing, and nothing is counted.
   struct Arrival {
     MPI_Request request;
     int expected, from;
@@ -269,8 +270,8 @@ class Mpi final : public Communicator {
     in_library(what, [&] { return MPI_Test(&request, &flag, MPI_STATUS_IGNORE); });
     return flag != 0;
   }
-  // Returns true once the message has arrived. MPI itself fails on a message that is too long, but not on one too
-  // short.
+  // Returns true once the message has arrived. Checks its length: MPI itself fails on a message that is too long, but
+  // not on one that is too short.
   bool arrived(Arrival& a) {
     int flag = 0, got = 0;
     MPI_Status status;
@@ -303,7 +304,7 @@ class Mpi final : public Communicator {
 
   void exchange(const void* out, std::int64_t count_out, int to, void* in, std::int64_t count_in, int from,
                 DType dtype) {
-    // Each direction takes as many rounds as its own message needs: the lengths sent and received are independent.
+    // The lengths sent and received are independent, so each direction takes as many rounds as its own message needs.
     std::int64_t at_out = 0, at_in = 0;
     do {
       const bool sends = at_out == 0 || at_out < count_out, receives = at_in == 0 || at_in < count_in;
@@ -350,7 +351,7 @@ class Mpi final : public Communicator {
     }
   }
 
-  // Each rank's block must already be in its place in `data`.
+  // Gathers all blocks on every rank. This rank's block must already be in its place in `data`.
   void gather_blocks(void* data, std::span<const std::int64_t> counts, DType dtype) {
     const std::int64_t all = offset_of(counts, size_);
     if (size_ == 1 || all == 0) return;
@@ -388,7 +389,8 @@ class Mpi final : public Communicator {
     }
   }
 
-  // Gathers all blocks: this rank's `own` first, then the next rank's, and so on around. Valid until the next call.
+  // Gathers all blocks: this rank's `own` first, then the next rank's, and so on around. The result is valid until the
+  // next call.
   const char* gather_rotated(const void* own, std::span<const std::int64_t> counts, DType dtype) {
     char* all = scratch_of(static_cast<std::size_t>(offset_of(counts, size_) * size_of(dtype)));
     std::int64_t have = counts[static_cast<std::size_t>(rank_)];
@@ -401,8 +403,8 @@ class Mpi final : public Communicator {
     return all;
   }
 
-  // Shorter pieces would wait for their rank's turn more often when ranks share cores. With two ranks no rank forwards
-  // anything.
+  // Gathers all blocks around a ring. Shorter pieces than kHop would be slower when ranks share cores, because each
+  // piece waits until its rank has a core. Two ranks forward nothing, so they do not cut their blocks.
   void pass_around(void* data, std::span<const std::int64_t> counts, DType dtype) {
     carry(data, mpi::ring_of(counts, rank_, size_ == 2 ? kMany : kHop / size_of(dtype)), dtype);
   }

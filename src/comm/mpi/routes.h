@@ -15,21 +15,21 @@ struct Piece {
   int peer = 0;
 };
 
-// The pieces that one rank sends and receives, each list in its order; no piece is empty. The first `ready` pieces of
-// `out` are available from the start; out[ready + k] forwards in[k] and is sent once in[k] has arrived.
+// The pieces that one rank sends and receives, in order; no piece is empty. The rank holds the first `ready` pieces of
+// `out` from the start. out[ready + k] forwards in[k] and is sent once in[k] has arrived.
 struct Route {
   std::vector<Piece> out, in;
   std::size_t ready = 0;
 };
 
-// All-gather around a ring: receives from rank - 1 and sends to rank + 1. Each rank sends every block except that of
-// the rank to its right: (n-1)/n of the whole when blocks are equal. With a single non-empty block it is a broadcast:
-// every rank except the last sends the whole. Pieces are at most `longest` elements, so that a rank forwards the start
-// of a block while the rest still arrives.
+// Returns the route of an all-gather around a ring: the rank receives from rank - 1 and sends to rank + 1. Each rank
+// sends every block except that of the rank to its right: (n-1)/n of the whole when blocks are equal. With a single
+// non-empty block it is a broadcast: every rank except the last sends the whole. Pieces are at most `longest` elements,
+// so that a rank forwards the start of a block while the rest still arrives.
 Route ring_of(std::span<const std::int64_t> counts, int rank, std::int64_t longest);
 
-// All-gather without forwarding: each rank sends its block to all other ranks, rank + 1 first. It moves as many bytes
-// as the ring.
+// Returns the route of an all-gather without forwarding: each rank sends its block to all other ranks, rank + 1 first.
+// It moves as many bytes as the ring.
 Route pairs_of(std::span<const std::int64_t> counts, int rank);
 
 // All-gather in ceil(log2 n) rounds (Bruck et al., "Efficient algorithms for all-to-all communications in multiport
@@ -42,7 +42,8 @@ struct Round {
 };
 std::vector<Round> rounds_of(std::span<const std::int64_t> counts, int rank);
 
-// A short broadcast: receive from `parent` (-1 at the root), then send to the children, the largest subtree first.
+// A short broadcast: a rank receives from `parent` (-1 at the root), then sends to its children, the one with the
+// largest subtree first.
 struct Tree {
   int parent = -1;
   std::vector<int> children;

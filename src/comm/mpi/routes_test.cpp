@@ -91,7 +91,7 @@ std::vector<std::int64_t> play_pairs(const Counts& counts) {
   return play(counts, [&](int rank) { return pairs_of(counts, rank); });
 }
 
-// The same for the rounds, in which all ranks send at once.
+// Simulates the rounds, in which all ranks send at once, in the same way.
 std::vector<std::int64_t> play_rounds(const Counts& counts) {
   const int n = static_cast<int>(counts.size());
   std::vector<std::vector<Round>> rounds;

@@ -62,7 +62,8 @@ void find_nccl(const Library& library, Api& api) {
   find(library, "ncclGetLastError", api.last_error, false);
 }
 
-// HIP's functions are CUDA's with other names, except for its memory types: before ROCm 6 they had other numbers.
+// HIP has CUDA's functions under other names. Its memory types had other numbers before ROCm 6, so older versions are
+// refused.
 void find_runtime(const Library& library, Api& api) {
   api.hip = ::dlsym(library.handle, "hipGetDeviceCount") != nullptr;
   const auto function = [&](const char* name, auto& f) {

@@ -13,8 +13,8 @@ namespace {
 
 constexpr double kGrace = 5;  // seconds before an orderly shutdown becomes an abort
 
-// Short collectives take tens of microseconds, so the first polls follow each other at once. After that the thread
-// sleeps between polls, because the thread that launches kernels may need its core.
+// Short collectives take tens of microseconds, so the first polls follow each other without a pause. After that the
+// thread sleeps between polls, because the thread that launches kernels may need its core.
 class Patience {
  public:
   explicit Patience(double timeout) : timeout_(timeout) {}
@@ -86,7 +86,7 @@ void* Device::scratch(std::size_t bytes) {
     scratch_bytes_ = 0;
     check(api->allocate(&scratch_, bytes), "Malloc");
     scratch_bytes_ = bytes;
-    // Clear the buffer, so that a barrier does not read uninitialized memory.
+    // Clears the buffer, because a barrier reduces its content: it must not read uninitialized memory.
     check(api->fill(scratch_, 0, bytes, stream), "MemsetAsync");
   }
   return scratch_;
@@ -95,7 +95,7 @@ void* Device::scratch(std::size_t bytes) {
 void Device::check_memory(const void* data, std::int64_t bytes) const {
   if (bytes <= 0) return;
   PointerAttributes found;
-  // HIP may not know plain host memory at all, like CUDA before 11.
+  // HIP may return an error for plain host memory, as CUDA did before 11.
   if (const int error = api->attributes(&found, data); error == kInvalidValue) {
     api->clear_error();
     found.type = kUnregistered;
@@ -163,7 +163,7 @@ void Link::split_from(Link& parent, int color, int key) {
   verify();
 }
 
-// Compares NCCL's rank and size with the bootstrap's, by which we divide blocks.
+// Compares NCCL's rank and size with those of the bootstrap, which decide where blocks begin.
 void Link::verify() {
   const Call call{"creating a communicator"};
   int rank = -1, size = -1;
@@ -201,8 +201,8 @@ void Link::wait_stream(const Call& call) {
   Patience patience(device_->options.timeout.value);
   for (;;) {
     const int error = api.stream_query(device_->stream);
-    // The runtime keeps any error, "not ready" too, as the thread's last error: a launch check of libtorch would find
-    // it.
+    // The runtime keeps any error (even "not ready") as the thread's last error, where libtorch's check after a launch
+    // would find it.
     if (error != 0) api.clear_error();
     if (error != 0 && error != kNotReady) {
       const char* text = api.runtime_error(error);
@@ -236,8 +236,8 @@ void Link::kill() noexcept {
   api.set_device(device_->ordinal);
   api.abort(comm_);
   comm_ = nullptr;
-  // The caller frees its buffers when we throw: the kernels that use them must have ended, unless the device itself
-  // hangs.
+  // The caller frees its buffers when this throws, so waits until the kernels that use them have ended, unless the
+  // device itself hangs.
   Patience patience(kGrace);
   while (api.stream_query(device_->stream) == kNotReady && patience.pause()) {
   }

@@ -1,4 +1,5 @@
-// One NCCL communicator and how to wait for it. Every call that may hang, fail or be aborted goes through `Link`.
+// One NCCL communicator, and the code that waits for it. Every call that may hang, fail or be aborted goes through
+// `Link`.
 #pragma once
 
 #include <atomic>
@@ -12,7 +13,8 @@
 
 namespace molen::comm::nccl {
 
-// Shared by all ranks of a world in this process, and by the groups split off: the first failure ends all of them.
+// A failure that all ranks of a world in this process share, with the groups that were split off: the first failure
+// ends all of them.
 class Failure {
  public:
   void set(const std::string& reason) noexcept;

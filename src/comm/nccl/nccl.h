@@ -1,6 +1,6 @@
 // Ranks with one GPU each, over NCCL on NVIDIA GPUs and over RCCL, which has the same functions, on AMD GPUs. Neither
-// is needed to build: a communicator opens the libraries when it is opened. If they are missing, it throws a UsageError
-// that names the libraries it tried. These comments name NCCL and CUDA; the same holds for RCCL and HIP.
+// is needed to build, because the libraries are loaded when a communicator is opened. If they are missing, open_nccl
+// throws a UsageError that names those it tried. These comments name NCCL and CUDA; the same holds for RCCL and HIP.
 //
 // Memory: all buffers are device memory of the communicator's GPU (managed or pinned host memory is accepted, plain
 // host memory is refused before anything is sent). Host values go over the bootstrap communicator.

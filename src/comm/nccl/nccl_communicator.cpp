@@ -47,7 +47,7 @@ int op_of(Reduce op) {
 bool is_float(DType dtype) {
   return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
 }
-// NCCL's maximum and minimum of floats may drop a NaN.
+// Returns whether a reduction runs on the host, because NCCL's maximum and minimum of floats may drop a NaN.
 bool by_host(DType dtype, Reduce op) {
   return op != Reduce::kSum && is_float(dtype);
 }
@@ -78,8 +78,8 @@ class Nccl final : public Communicator {
   int rank() const override { return bootstrap_->rank(); }
   int size() const override { return bootstrap_->size(); }
   std::string name() const override { return "nccl"; }
-  // NCCL does not promise that operations of two communicators of a device proceed at once: their kernels wait for
-  // other ranks on cores that both need. All communicators of a rank share one stream of the device.
+  // NCCL does not promise that operations of two communicators proceed at once on one device: their kernels wait for
+  // other ranks while they hold cores that both need. So all communicators of a rank share one stream.
   bool one_at_a_time() const override { return true; }
 
   void all_reduce(void* data, std::int64_t count, DType dtype, Reduce op) override {
@@ -248,8 +248,8 @@ class Nccl final : public Communicator {
     link_->settle(call);
   }
 
-  // Groups all operations of `enqueue`, which NCCL starts together. Closes the group before an error ends the
-  // communicator.
+  // Puts all operations of `enqueue` into a group, which NCCL starts together. After an error it closes the group
+  // before it ends the communicator.
   template <class Enqueue>
   void group(const Call& call, Enqueue enqueue) {
     link_->check(api().group_start(), call);
@@ -276,7 +276,8 @@ class Nccl final : public Communicator {
     group(call, [&](Comm c, auto add) {
       for (int r = 0; r < size(); ++r) {
         if (counts[unsign(r)] == 0) continue;
-        // Only the root's second buffer is written; elsewhere it may be null, but older libraries check it.
+        // A receive buffer is used only on the root. NCCL allows null elsewhere, but older libraries check it, so it is
+        // set everywhere.
         const char* block = byte(send, offset_of(counts, r), call.dtype);
         void* into = r == rank() ? receive : const_cast<char*>(block);
         add(api().reduce(block, into, unsign(counts[unsign(r)]), type_of(call.dtype), op_of(op), r, c,
@@ -346,7 +347,8 @@ std::unique_ptr<Communicator> Nccl::split(int color, int key) {
   return std::make_unique<Nccl>(device_, failure_, std::move(bootstrap), std::move(link));
 }
 
-// All ranks exchange the version that they opened (RCCL's negated, 0 if none), so that no rank continues alone.
+// All ranks exchange the version of the library that they opened (negative for RCCL, 0 for none), so that all fail when
+// one did.
 void agree(Communicator& bootstrap, const Device* gpu, const std::exception_ptr& error) {
   std::vector<std::int32_t> versions(unsign(bootstrap.size()));
   const std::vector<std::int64_t> one(versions.size(), 1);

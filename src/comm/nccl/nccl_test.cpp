@@ -27,7 +27,7 @@ struct Fake {
   explicit Fake(const std::string& file) : handle(::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) {
     if (handle == nullptr) throw Error("{}", ::dlerror());
   }
-  // The first argument only gives the function's type.
+  // Returns a function by its name. The first argument only gives its type.
   template <class F>
   F* get(F* /*type*/, const char* name) const {
     return reinterpret_cast<F*>(::dlsym(handle, name));
@@ -40,7 +40,7 @@ struct Fake {
 struct Maker {
   const char *name, *device, *prefix, *runtime, *collectives;
   bool hip;
-  std::string without(const char* what) const {  // e.g. "split": the library that lacks it
+  std::string without(const char* what) const {  // the library that lacks a function, e.g. "split"
     std::string file = collectives;
     return file.insert(file.rfind(".so"), fmt::format("_no_{}", what));
   }
@@ -364,7 +364,7 @@ TEST_P(Nccl, AnErrorOfACallIsNamedAndEndsAll) {
   }
 }
 
-// Inside a group: the group is closed, and the next communicator of the thread works.
+// After an error inside a group the group is closed, and the next communicator of the thread works.
 TEST_P(Nccl, AnErrorInsideAGroup) {
   FAKE(nccl, fake_nccl_fail)("ncclSend", 2, 0);
   expect_all(on_ranks(2, options(),

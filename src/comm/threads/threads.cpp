@@ -38,7 +38,8 @@ struct Call {
   }
 };
 
-// A waiting rank. `text` describes the awaited event; empty: other ranks' copies, which end whatever fails.
+// A waiting rank. `text` describes the awaited event. It is empty when the rank waits for copies of other ranks, which
+// end whatever fails.
 struct Waiter {
   Waiter(int r, std::function<bool()> until, std::function<std::string()> what)
       : rank(r), done(std::move(until)), text(std::move(what)) {}
@@ -54,7 +55,7 @@ const char* text_of(Reduce op) {
 
 }  // namespace
 
-// The world: one failure ends all groups. `mutex` guards all members.
+// State that all groups of a world share, such as the failure that ends them all. `mutex` guards all members.
 struct ThreadWorld::Shared {
   std::mutex mutex;
   std::string failure;  // empty: none
@@ -73,8 +74,8 @@ struct ThreadWorld::Shared {
     set_failure(reason);
   }
 
-  // Waits for `done()` or a failure anywhere; `text` describes the awaited event. When all threads of all ranks that
-  // call communicators wait and no condition holds, none ever will.
+  // Waits for `done()` or a failure anywhere; `text` describes the awaited event. When all threads that call
+  // communicators wait, on all ranks, and the condition of none holds, none ever will: that is reported as a failure.
   template <class Done, class Text>
   void wait(std::unique_lock<std::mutex>& lock, int rank, Done done, Text text) {
     if (done() || !failure.empty()) return;
@@ -145,9 +146,9 @@ struct Moved {
 };
 
 // A group of ranks. The world's mutex guards all its state, except `calls` while `moving` > 0. During that time no rank
-// writes `calls`, and every published buffer stays valid: no rank leaves a collective, not even by an exception, before
-// all ranks have moved their data. Only its own rank writes a row of `moved`, while `moving` > 0. All ranks read
-// `moved` between then and their next collective, in which no rank begins to move before all have arrived.
+// writes `calls`, and every published buffer stays valid, because no rank leaves a collective, not even by an
+// exception, before all ranks have moved their data. Only its own rank writes a row of `moved`, while `moving` > 0. All
+// ranks read `moved` between then and their next collective, in which no rank begins to move before all have arrived.
 struct Group {
   Group(std::shared_ptr<World> w, std::vector<int> world_ranks)
       : world(std::move(w)),
@@ -170,7 +171,7 @@ struct Group {
 
 class Threads final : public Communicator {
  public:
-  // Requires the world's mutex.
+  // The caller must hold the world's mutex.
   Threads(std::shared_ptr<Group> group, int rank) : group_(std::move(group)), rank_(rank) {
     int& handles = world().handles[static_cast<std::size_t>(me())];
     handles = std::max(handles, 0) + 1;
@@ -199,7 +200,8 @@ class Threads final : public Communicator {
       // Each rank reduces one slice of all buffers and writes it to all of them.
       const std::int64_t first = count * rank_ / size(), last = count * (rank_ + 1) / size();
       const std::int64_t width = size_of(dtype);
-      // Small blocks keep the reduced block in cache while it is copied out; a device takes the whole slice at once.
+      // On the host, small blocks stay in cache between their reduction and the copies. A device takes the whole slice
+      // at once.
       const std::int64_t block = here(data) ? std::int64_t{1} << 15 : std::max<std::int64_t>(last - first, 1);
       std::vector<const void*> sources(group_->calls.size());
       for (std::int64_t at = first; at < last; at += block) {
@@ -279,7 +281,7 @@ class Threads final : public Communicator {
     world().wait(
         lock, me(), [&] { return message.state == Message::kTaken || left(to); },
         [&] { return fmt::format("send of {} x {} to rank {}", count, name_of(dtype), other(to)); });
-    // The receiver reads our buffer until it reports the end of its copy, whatever else has failed.
+    // Waits even after a failure elsewhere, because the receiver reads our buffer until it reports the end of its copy.
     world().wait_for_copies(lock, me(), [&] { return message.state != Message::kCopying; });
     if (message.state != Message::kTaken) {
       group_->mail.erase(box);
@@ -469,7 +471,8 @@ class Threads final : public Communicator {
     note_collective(kind, count, dtype);
   }
 
-  // Publishes `call`, waits for all ranks, compares the calls, runs `move` on all ranks, waits for all.
+  // Runs a collective: publishes `call`, waits for all ranks, compares their calls, runs `move`, and waits again for
+  // all.
   template <class Move>
   void collective(std::string_view kind, Call call, Move move) {
     begin();
@@ -494,7 +497,7 @@ class Threads final : public Communicator {
     if (!world().failure.empty()) throw Error(world().failure);
   }
 
-  // Waits until all ranks have arrived; throws when one never will.
+  // Waits until all ranks have arrived. Throws when one cannot arrive any more.
   void enter(Call call) {
     std::unique_lock lock(world().mutex);
     if (!world().failure.empty()) throw Error(world().failure);

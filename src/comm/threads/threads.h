@@ -25,7 +25,8 @@ class ThreadWorld {
   ThreadWorld(const ThreadWorld&) = delete;
   ThreadWorld& operator=(const ThreadWorld&) = delete;
 
-  // Call once per rank. When a communicator is destroyed while other ranks wait for it, those ranks throw Error.
+  // Returns the communicator of a rank; to be called once per rank. When a communicator is destroyed while other ranks
+  // wait for its rank, those throw Error.
   std::unique_ptr<Communicator> communicator(int rank);
 
   struct Shared;

@@ -72,8 +72,8 @@ std::int32_t AddedTokenMatcher::longest(std::string_view text, std::size_t at, s
     const auto byte_of = [depth](const auto& entry) {
       return entry.first.size() > depth ? static_cast<unsigned char>(entry.first[depth]) : -1;
     };
-    // If all tokens of the range continue with this byte, a search cannot narrow the range. Tokens with a long common
-    // beginning give such a range at every byte of it.
+    // If all tokens of the range continue with this byte, the range stays as it is, without a search. Tokens with a
+    // long common beginning give this case at every byte of it.
     if (byte_of(*first) != byte || byte_of(*(last - 1)) != byte) {
       first = std::lower_bound(first, last, byte, [&](const auto& entry, int b) { return byte_of(entry) < b; });
       last = std::upper_bound(first, last, byte, [&](int b, const auto& entry) { return b < byte_of(entry); });
@@ -102,7 +102,8 @@ void AddedTokenMatcher::find(std::string_view whole, std::size_t first, std::siz
     const Flags& flags = flags_[token];
     if (flags.special && !allow_special) continue;
     if (flags.single_word && (word_before(text, start) || word_after(text, stop))) continue;
-    // As in Hugging Face, a token still counts when an earlier token's white space already covered it.
+    // As in Hugging Face, a token counts even when an earlier token has already taken the white space in which it
+    // begins.
     if (flags.lstrip) start = std::max(skip_spaces_back(text, start), done);
     if (flags.rstrip) stop = skip_spaces(text, stop);
     if (done < start) out.push_back({-1, first + done, first + start});

@@ -14,7 +14,7 @@ namespace molen::data {
 
 class AddedTokenMatcher {
  public:
-  // A part of a text: an added token, or (token < 0) text between them. Offsets in bytes.
+  // A part of a text: an added token or, when token < 0, text between added tokens. Offsets are in bytes.
   struct Part {
     std::int32_t token;  // index into the tokens given to the constructor
     std::size_t first, last;
@@ -24,10 +24,10 @@ class AddedTokenMatcher {
   // Uses those of `tokens` whose `normalized` flag equals the argument.
   AddedTokenMatcher(std::span<const AddedToken> tokens, bool normalized);
 
-  // Whether a search can find anything.
+  // Returns whether a search can find anything.
   bool active(bool allow_special) const { return allow_special ? any_ : any_plain_; }
-  // Appends the parts of text[first, last) to `out`. Special tokens count only with allow_special; without it, as in
-  // Hugging Face, the text that they cover is still not searched for other tokens.
+  // Appends the parts of text[first, last) to `out`. Special tokens count only with allow_special. Without it they are
+  // ordinary text but, as in Hugging Face, that text is not searched for other added tokens.
   void find(std::string_view text, std::size_t first, std::size_t last, bool allow_special,
             std::vector<Part>& out) const;
 

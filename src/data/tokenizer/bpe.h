@@ -1,4 +1,4 @@
-// Byte-pair merging of one piece: lowest rank first, leftmost on a tie.
+// Merges the byte pairs of one piece: the pair of lowest rank first, and the leftmost of equal ones.
 #pragma once
 
 #include <array>

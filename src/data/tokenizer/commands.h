@@ -17,7 +17,7 @@ struct EncodeCommand {
   bool add_template = false;
   int threads = 0;  // 0 = all cores
 };
-// Throws UsageError naming the line for malformed input; the output of earlier lines has been written.
+// Throws UsageError naming the line for malformed input. The output of earlier lines has then been written.
 void encode_command(const EncodeCommand& command, std::istream& in, std::ostream& out);
 
 struct DecodeCommand {

@@ -39,7 +39,7 @@ inline const Byte* run_of(CharClass c, const ClassTable& table, const Byte* p, c
   return run<kOther>(table, p, end);
 }
 
-// Returns the end of 's 't 're 've 'm 'll 'd at p (which points to an apostrophe), or p.
+// Returns the end of 's 't 're 've 'm 'll or 'd at p, which points to an apostrophe; p if there is none of them.
 inline const Byte* contraction(const Byte* p, const Byte* end) {
   if (end - p < 2) return p;
   const Byte a = p[1], b = end - p > 2 ? p[2] : 0;
@@ -48,7 +48,7 @@ inline const Byte* contraction(const Byte* p, const Byte* end) {
   return p;
 }
 
-// The same regardless of case; U+017F folds to s.
+// Does the same regardless of case; U+017F folds to s.
 inline const Byte* contraction_any_case(const Byte* p, const Byte* end) {
   if (end - p < 2) return p;
   const Byte a = p[1], b = end - p > 2 ? p[2] : 0;
@@ -61,8 +61,8 @@ inline const Byte* contraction_any_case(const Byte* p, const Byte* end) {
   return a == 0xc5 && b == 0xbf ? p + 3 : p;
 }
 
-// \s+(?!\S)|\s+ at p. At the end of the text: the whole run. Elsewhere: all but its last character, which belongs to
-// the next piece. A run of one character is its own piece.
+// Scans \s+(?!\S)|\s+ at p. At the end of the text the piece is the whole run. Elsewhere it is all but the last
+// character, which belongs to the next piece; a run of one character is its own piece.
 inline const Byte* spaces(const ClassTable& table, const Byte* p, const Byte* end) {
   const Byte* last = p;
   const Byte* q = p;
@@ -95,7 +95,7 @@ inline const Byte* line_ends(const Byte* p, const Byte* end) {
   return p;
 }
 
-// \s*[\r\n]+|\s+(?!\S)|\s+ : up to the run's last line end if it has one.
+// Scans \s*[\r\n]+|\s+(?!\S)|\s+ at p: the piece ends at the run's last line end if it has one.
 inline const Byte* spaces_and_lines(const ClassTable& table, const Byte* p, const Byte* end) {
   const Byte* last = p;  // start of the run's last character
   const Byte* lines = nullptr;

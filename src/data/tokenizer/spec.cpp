@@ -16,7 +16,8 @@ namespace {
 constexpr TokenId kMaxId = 1 << 24;
 constexpr std::size_t kMaxTokenBytes = 1 << 16;
 constexpr std::size_t kMaxAdded = 1 << 16;
-// Real added tokens have up to 50 bytes; text is compared with them at each of its bytes.
+// Real added tokens have up to 50 bytes. The limit bounds the work, because at each byte the text is compared with
+// them.
 constexpr std::size_t kMaxAddedBytes = 512;
 // Ids without a token still take memory; added tokens may fill them.
 constexpr std::size_t kMaxHoles = kMaxAdded;
@@ -318,7 +319,7 @@ TokenizerSpec parse_tokenizer_json(std::string_view text, std::string_view origi
   const Json root = parse_json(text, origin);
   try {
     return Reader(root, origin).read();
-  } catch (const Json::exception& error) {  // a malformed file that no check above covers
+  } catch (const Json::exception& error) {  // the file is malformed in a way that no check above covers
     throw UsageError("{}: not a tokenizer.json: {}", origin, error.what());
   }
 }

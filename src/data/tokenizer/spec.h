@@ -15,8 +15,8 @@ struct AddedToken {
   TokenId id = 0;
   std::string content;
   bool single_word = false;  // only if no word character is beside it
-  bool lstrip = false;       // takes the white space before it
-  bool rstrip = false;       // takes the white space after it
+  bool lstrip = false;       // the token takes the white space before it
+  bool rstrip = false;       // the token takes the white space after it
   bool normalized = false;   // matched in a second pass, on the text that the first pass left
   bool special = false;
 };
@@ -34,7 +34,8 @@ struct TokenizerSpec {
   std::string post_processor;                       // its JSON text from the file; "" = none
 };
 
-// Throws UsageError naming `origin` and the key for anything malformed, inconsistent or not supported.
+// Parses a tokenizer.json. Throws UsageError naming `origin` and the key for anything malformed, inconsistent or not
+// supported.
 TokenizerSpec parse_tokenizer_json(std::string_view text, std::string_view origin);
 std::string tokenizer_json(const TokenizerSpec& spec);
 

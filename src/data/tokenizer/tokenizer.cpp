@@ -63,7 +63,8 @@ std::string fingerprint_of(const TokenizerSpec& spec) {
   return hash.hex();
 }
 
-// Appends to a vector through a pointer: room for a whole piece is made before it, so appending a token needs no test.
+// Appends to a vector through a pointer. Before each piece there is room for all its tokens, so appending a token needs
+// no test.
 class TokenOutput {
  public:
   explicit TokenOutput(std::vector<TokenId>& out) : out_(out), at_(out.size()) {}

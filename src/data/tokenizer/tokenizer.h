@@ -17,7 +17,7 @@ namespace molen::data {
 
 struct EncodeOptions {
   // Match special tokens in the text. Keep it off for any text from outside: a document that contains "<|endoftext|>"
-  // must not be able to end itself. Off equals Hugging Face's `encode_special_tokens = True`, on equals its default.
+  // must not be able to end itself. Off is Hugging Face's `encode_special_tokens = True`; on is its default.
   bool allow_special = false;
   // Put the post-processor's tokens (begin of text, say) around the text.
   bool add_template = false;
@@ -41,9 +41,9 @@ class Tokenizer {
 
   // Accepts any bytes: each maximal ill-formed part of UTF-8 counts as one U+FFFD.
   std::vector<TokenId> encode(std::string_view text, EncodeOptions options = {}) const;
-  // The same, but appends to `out`.
+  // Does the same, but appends to `out`.
   void encode_to(std::string_view text, EncodeOptions options, std::vector<TokenId>& out) const;
-  // One result per text, the same for any number of threads (0 = all cores).
+  // Returns one result per text. It does not depend on the number of threads (0 = all cores).
   std::vector<std::vector<TokenId>> encode_batch(std::span<const std::string_view> texts, EncodeOptions options = {},
                                                  int threads = 0) const;
 
@@ -56,16 +56,17 @@ class Tokenizer {
   std::optional<TokenId> find(std::string_view token) const;
   bool is_special(TokenId id) const;
 
-  // Largest id + 1.
+  // Returns the largest id + 1.
   std::uint32_t vocab_size() const;
-  // From the template or the well-known names (<|begin_of_text|>, <s>; <|endoftext|>, <|end_of_text|>, </s>).
+  // Return the ids of begin and end of text, from the template or by the well-known names (<|begin_of_text|>, <s>;
+  // <|endoftext|>, <|end_of_text|>, </s>).
   std::optional<TokenId> bos_id() const;
   std::optional<TokenId> eos_id() const;
   const std::string& pattern() const;
   const TokenizerSpec& spec() const;
 
-  // SHA-256 (hexadecimal) of everything that decides ids: vocabulary, merges, pattern, flags, added tokens, template,
-  // Unicode version. Independent of the file's layout.
+  // Returns the SHA-256 (hexadecimal) of everything that decides ids: vocabulary, merges, pattern, flags, added tokens,
+  // template, Unicode version. It does not depend on the file's layout.
   const std::string& fingerprint() const;
 
  private:

@@ -232,7 +232,7 @@ TEST(Tokenizer, KnowsItsEnds) {
   EXPECT_EQ(llama3.token_bytes(*llama3.find(" ")), " ");
   EXPECT_EQ(llama3.decode(std::vector{*llama3.bos_id()}, {.skip_special = true}), "");
   EXPECT_NOTED(llama3.decode(std::vector{llama3.vocab_size()}), UsageError);
-  // Each id by itself, up to the last.
+  // Decodes each id by itself, up to the last.
   for (TokenId id = 0; id < llama3.vocab_size(); ++id) EXPECT_FALSE(llama3.decode(std::vector{id}).empty()) << id;
 }
 

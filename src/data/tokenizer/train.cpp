@@ -62,8 +62,8 @@ class PairIndex {
 };
 
 // The merge loop. It reproduces the bookkeeping of Hugging Face's trainer, quirks included, because the ids must be the
-// same. A merged pair keeps its count. A pair that appears again (because its token has another derivation) is queued a
-// second time, only with the words of that second appearance.
+// same. A merged pair keeps its count. A pair may appear again, when one of its tokens is also made by another merge.
+// It is then queued a second time, with the words of the second appearance only.
 class MergeLoop {
  public:
   MergeLoop(const WordCounts& words, TokenizerSpec& spec, const TrainOptions& options)

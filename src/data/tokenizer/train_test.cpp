@@ -88,8 +88,8 @@ TEST(Train, FollowsTheDefinition) {
   }
 }
 
-// More pairs than the trainer's table begins with. Merges are replayed word by word, and some are compared with the
-// counts of all pairs at their time.
+// There are more pairs than the trainer's table has room for at first. Merges are replayed word by word, and some are
+// compared with the counts of all pairs at that point.
 TEST(Train, ManyPairsAreCountedAsFewAre) {
   std::mt19937_64 random(3);
   std::vector<std::string> texts;

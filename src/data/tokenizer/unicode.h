@@ -24,17 +24,17 @@ struct CharRange {
   std::uint32_t first, last;
 };
 
-// Ranges (sorted, disjoint) of a general category ("Lu") or of a group ("L"); empty for an unknown name.
+// Returns the ranges (sorted, disjoint) of a general category ("Lu") or of a group ("L"); empty for an unknown name.
 std::vector<CharRange> category_ranges(std::string_view name);
-// The white space that \s means, equal to Oniguruma's.
+// Returns the white space that \s means, as in Oniguruma.
 const std::vector<CharRange>& space_ranges();
-// All code points (without surrogates) that are in none of `ranges`.
+// Returns all code points (without surrogates) that are in none of `ranges`.
 std::vector<CharRange> complement(const std::vector<CharRange>& ranges);
 
 // Implements \w of the regex crate, which decides `single_word` of added tokens.
 bool is_word_char(std::uint32_t code_point);
 
-// code point -> class, two look-ups. One for the process.
+// Gives the class of a code point by two look-ups. There is one table for the process.
 class ClassTable {
  public:
   static const ClassTable& get();

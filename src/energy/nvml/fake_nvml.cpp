@@ -43,7 +43,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
   *device = &gpus[index];
   return 0;
 }
-// The text needs 96 bytes: this fails for a shorter buffer rather than write behind its end.
+// The text needs 96 bytes. For a shorter buffer this fails and writes nothing.
 int nvmlDeviceGetUUID(void* device, char* uuid, unsigned length) {
   if (length != 96) return 7;
   return std::snprintf(uuid, length, "GPU-%c0000000", "abcdefgh"[static_cast<FakeGpu*>(device) - gpus]), 0;

@@ -12,7 +12,7 @@
 namespace molen::energy {
 namespace {
 
-// The part of NVML's C interface that is used (the same in nvml.h of every driver since 2017).
+// The part of NVML's C interface that molen uses. It is the same in nvml.h of every driver since 2017.
 using Device = void*;
 constexpr int kSuccess = 0;
 

@@ -1,5 +1,5 @@
-// NVIDIA GPUs through NVML, loaded at run time: the energy counter (mJ since driver load, Volta and newer, updated
-// about every 100 ms), else power integrated from samples.
+// Reads NVIDIA GPUs through NVML, which is loaded at run time. GPUs since Volta have an energy counter (in mJ since the
+// driver was loaded, updated about every 100 ms); for others, power is sampled and integrated.
 #pragma once
 
 #include <optional>
@@ -12,13 +12,13 @@ namespace molen::energy {
 
 struct NvmlOptions {
   std::string library = "libnvidia-ml.so.1";
-  // Same form as CUDA_VISIBLE_DEVICES: indices or UUIDs. Scope gpuN is the N-th visible device. Absent: all devices.
+  // Indices or UUIDs, as in CUDA_VISIBLE_DEVICES; absent: all devices. Scope gpuN is the N-th visible device.
   std::optional<std::string> visible;
   Seconds sample_every{0.1};  // of power, when there is no counter
 };
 
-// Returns only the reason when the library is missing or no device is visible. On GH200-class modules the counter
-// includes CPU and memory.
+// When the library is missing or no device is visible, the result has the reason and no meter. On GH200-class modules
+// the counter includes CPU and memory.
 Meters open_nvml(const Machine& machine, const NvmlOptions& options = {});
 
 }  // namespace molen::energy

@@ -37,7 +37,7 @@ std::vector<data::DataEntry> entries(const Job& job) {
 
 void require_same_data(const Job& job, const data::Dataset& data) {
   const checkpoint::Checkpoint& from = *job.from;
-  if (!from.state().contains("step_done")) return;  // only weights
+  if (!from.state().contains("step_done")) return;  // an imported checkpoint has only weights
   const std::string path = from.path().string();
   const std::string digest = JsonFields(from.state(), path + "/state.json").text("data_digest");
   const auto& allowed = job.options.allow_change;

@@ -14,9 +14,10 @@
 
 namespace molen::train {
 
-// The files that a rank reads. Throws UsageError, which names the file and the remedy.
+// The files that a rank reads.
 struct Inputs {
-  // `verify`: reads the shards and compares them with their manifests, unless this machine has done so before.
+  // With `verify`, reads the shards and compares them with their manifests, unless this machine has done so before.
+  // Throws UsageError that names the file and the remedy.
   Inputs(const Job& job, bool verify);
   data::Dataset train;
   std::vector<std::unique_ptr<data::ValidationSet>> validation;
@@ -46,7 +47,7 @@ struct Course {
   optim::Options optimizer;
   Period save_every, validate_every;
 };
-// Throws UsageError when a key that needs steps is given in seconds.
+// Returns the job's course. Throws UsageError when a key that needs steps is given in seconds.
 Course course_of(const Job& job, const data::Dataset& data);
 
 // Opens the job's inputs on every rank. Throws UsageError, the same on every rank, when they are not valid, or when

@@ -53,7 +53,8 @@ std::string new_run_name(const config::Config& c, const std::string& model) {
   return free;
 }
 
-// Chooses the name when run.name is not set: the run that this job began before Slurm requeued it, or a new one.
+// Chooses the name when run.name is not set: the name of the run that this job began before Slurm requeued it, or a new
+// one.
 std::string find_run_name(const config::Config& c, const std::string& model, bool& is_new) {
   const auto begun = store::requeued_runs(c.run.dir);
   if (begun.size() > 1)
@@ -65,8 +66,9 @@ std::string find_run_name(const config::Config& c, const std::string& model, boo
   return is_new ? new_run_name(c, model) : begun[0].filename().string();
 }
 
-// Keeps what the earlier run measured or derived for keys that this configuration leaves open: bits depend on the
-// number of threads too. Returns a note for the user. When the number of ranks differs, the cores are divided anew.
+// Takes over what the earlier run measured or derived for keys that this configuration leaves open, because such keys
+// (the number of threads, say) decide bits. When the number of ranks differs, the cores are divided anew. Returns a
+// note for the user.
 std::string keep_measured(config::Config& c, const config::Config& before, bool same_ranks,
                           const plan::Machine& machine) {
   const config::Origin origin{config::Origin::Kind::kOther, "as in the checkpoint"};
@@ -101,7 +103,7 @@ void take_decided(config::Config& c, const std::string& text) {
 
 void refuse_changes(const config::Config& c, const config::Config& before, const std::vector<std::string>& allowed,
                     const std::string& path) {
-  for (const auto& key : allowed) config::field(key);  // an unknown key is an error of its own
+  for (const auto& key : allowed) config::field(key);  // throws for an unknown key
   std::string text, flags;
   bool horizon = false;
   for (const auto& d : config::diff(before, c)) {
@@ -161,8 +163,8 @@ program::Program read_program(const Job& job, const program::Setting& setting) {
   return p;
 }
 
-// Returns the arena that evaluations need beside the training's (exec::Executor): none when they fit into the
-// training's transient memory.
+// Returns the memory that the job needs. Evaluations have an arena of their own (exec::Executor) only if they do not
+// fit into the transient memory of the training.
 plan::MemoryNeed need_of(const Job& job) {
   const auto plan = program::plan_memory(job.program);
   plan::MemoryNeed need{plan.peak, plan.host};
@@ -173,7 +175,7 @@ plan::MemoryNeed need_of(const Job& job) {
   return need;
 }
 
-// Checks that the stages' messages match, which no rank can see from its own program.
+// Checks that the messages of the pipeline's stages match, because no rank can see that from its own program.
 void require_stages(const Job& job, comm::Communicator& world) {
   launch::together(world, [&] {
     if (world.rank() != 0) return;
@@ -197,7 +199,8 @@ program::Program Job::evaluation() const {
   program::Setting s = setting;
   s.purpose = program::Purpose::kEvaluate;
   s.global_batch = s.micro_batch;
-  // Every rank, or every group of stages, tensor ranks and expert ranks, has the whole model.
+  // Without sharded parameters, every rank (or every group of stages, tensor ranks and expert ranks) has the whole
+  // model.
   if (!s.sharded_parameters()) {
     s.zero = 0;
     s.own_over_dp = false;
@@ -220,7 +223,7 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
   job.machine = machine;
   job.communicator = communicator;
   job.options = options;
-  on_rank_zero(world, [&] {  // reports a wrong path as such, whatever the checkpoint contains
+  on_rank_zero(world, [&] {  // first, so that a wrong path is reported as such whatever the checkpoint contains
     config::Problems problems;
     plan::require_training(config, problems);
     problems.raise();
@@ -257,7 +260,8 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
     const bool same_ranks = ranks == world.size();
     job.note = keep_measured(config, *before, same_ranks, machine);
   }
-  // Rank 0 decides the open keys: what each rank measures or fits into a budget could differ from host to host.
+  // Rank 0 decides the open keys for all, because what is measured, or fits into a budget, could differ from host to
+  // host.
   const std::string decided = on_rank_zero(world, [&] {
     job.setting = plan::resolve_setting(config, job.arch, measuring);
     return decided_text(config);

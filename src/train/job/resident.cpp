@@ -19,16 +19,16 @@
 namespace molen::train {
 namespace {
 
-// Returns resident bytes now, and their peak.
+// Returns the bytes of this process that are resident now.
 Bytes resident() {
   std::ifstream in("/proc/self/statm");
   std::int64_t pages = 0, rss = 0;
   in >> pages >> rss;
   return Bytes(rss * ::sysconf(_SC_PAGESIZE));
 }
-// Runs one product of each kind and shape of the model, in the compute type, so that the library's packing buffers, its
-// workspace and its generated code are allocated. Of a very large product it runs only a part, because the buffers stop
-// growing. The operands lie in a mapping of their own, which leaves no memory behind.
+// Runs one GEMM of each kind and shape of the model, in the compute type, so that the library allocates its packing
+// buffers, its workspace and its generated code. Runs only a part of a very large GEMM, because the buffers grow no
+// further. The operands lie in a memory mapping of their own, which leaves no memory behind.
 void run_products(const Job& job) {
   const c10::InferenceMode inference;
   const auto& a = job.arch;
@@ -37,7 +37,7 @@ void run_products(const Job& job) {
   struct Shape {
     std::int64_t m, n, k;
   };
-  // The heights of all rows or, when the rows are cut into pieces, of the largest and the smallest piece.
+  // The height of all rows or, when the rows are cut into pieces, the heights of the largest and the smallest piece.
   std::vector<std::int64_t> heights{job.setting.tokens()};
   if (job.setting.chunked_rows()) {
     heights.clear();
@@ -80,7 +80,7 @@ void run_products(const Job& job) {
   }
 }
 
-// As run_products, for the products of experts, which each thread makes by itself.
+// Does what run_products does for the GEMMs of experts, each of which runs on a single thread.
 template <class S>
 void run_grouped(const Job& job, std::int64_t out, std::int64_t in) {
   const int threads = job.setting.threads;

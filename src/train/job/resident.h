@@ -10,9 +10,9 @@ namespace molen::train {
 struct Resident {
   Bytes total, workspace;  // of the process; the workspace of the GEMM library is part of the total
 };
-// Returns the largest figures of all ranks. Runs a product of each kind first, so that the memory which the library
-// keeps for itself is allocated. Collective: rank-threads share the process, so during the reading no rank may be ahead
-// or still hold the operands of its products.
+// Returns the largest figures of all ranks. Runs a GEMM of each kind first, so that the memory that the library keeps
+// for itself is allocated. Collective: ranks that are threads share the process, so while its memory is read no rank
+// may be ahead or still hold the operands of its GEMMs.
 Resident resident_before_arena(const Job& job, comm::Communicator& world);
 
 }  // namespace molen::train

@@ -1,4 +1,4 @@
-// The environment of a run: its machine, and how the run uses it. For environment.json.
+// The environment of a run, for environment.json: its machine, and how the run uses it.
 #pragma once
 
 #include "base/json.h"

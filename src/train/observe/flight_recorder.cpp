@@ -26,7 +26,7 @@ static_assert(store::kFlightStreams == program::kNumStreams);
 static_assert(store::kFirstCommStream == static_cast<int>(program::Stream::kDpComm));
 static_assert(store::kLastCommStream == static_cast<int>(program::Stream::kPpComm));
 
-// Not in an anonymous namespace: FlightRecorder::Open, which is not in one either, holds them.
+// Not in an anonymous namespace, because FlightRecorder::Open, which is in none, has members of this type.
 struct ListedProgram {
   program::Program program;
   std::vector<program::Expanded> ops;
@@ -102,7 +102,7 @@ struct FlightRecorder::Open {
   std::optional<std::map<std::string, std::unique_ptr<ListedProgram>>> others;
   std::optional<store::Watch> watch;  // last member: it uses the others
 
-  // Called only by the watch, which must complete whatever happens here.
+  // Catches every exception, because only the watch calls this, and it must write its report whatever happens here.
   store::OpText text_of_other(const std::string& digest, int op) {
     try {
       if (!others) others = other_stages();
@@ -127,7 +127,7 @@ FlightRecorder::~FlightRecorder() {
 void FlightRecorder::open(const Job& job, std::int64_t attempt, comm::Communicator& world) {
   const fs::path directory = run_directory(job.config) / "flight";
   store::FlightIdentity identity = store::identify_process({});
-  // Rank 0's attempt and job id for all ranks; one host key per rank.
+  // All ranks take rank 0's attempt and job id. Each rank has a key of its host.
   std::int64_t common[2] = {attempt, now_ns() ^ (identity.pid << 40)};
   world.broadcast(common, 2, DType::kI64, 0);
   const auto ranks = static_cast<std::size_t>(world.size());

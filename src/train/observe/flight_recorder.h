@@ -1,5 +1,5 @@
-// A training rank's flight record and its watch over the other ranks (src/store/flight.h, watch.h); both run beside the
-// executor and the loop.
+// A training rank's flight record and its watch over the other ranks (src/store/flight.h, watch.h). The executor and
+// the loop report to the record; the watch has threads of its own.
 #pragma once
 
 #include <memory>

@@ -25,7 +25,7 @@ class Flight : public ::testing::Test {
   void TearDown() override { fs::remove_all(runs_); }
 
   store::FlightState state() const { return store::read_flight(store::flight_file(runs_ / "run/flight", 0)); }
-  // The median that is recorded after a step of so many seconds.
+  // Returns the median that is recorded after a step of so many seconds.
   double median_after(FlightRecorder& recorder, double seconds) const {
     recorder.step_took(seconds);
     return static_cast<double>(state().median_step_ns) * 1e-9;
@@ -40,7 +40,7 @@ TEST_F(Flight, MedianIsOfTheLastSteps) {
   FlightRecorder recorder;
   recorder.open(job_, 1, *world);
   EXPECT_EQ(state().median_step_ns, 0);
-  constexpr double kNanosecond = 1.1e-9;  // what is recorded is rounded down to one
+  constexpr double kNanosecond = 1.1e-9;  // the record has whole nanoseconds, rounded down
   EXPECT_NEAR(median_after(recorder, 0.5), 0.5, kNanosecond);
   EXPECT_NEAR(median_after(recorder, 0.125), 0.5, kNanosecond) << "of two the greater";
   EXPECT_NEAR(median_after(recorder, 0.25), 0.25, kNanosecond);

@@ -63,7 +63,8 @@ class VisibleDevices {
 EnergyHost this_host() {
   char name[256] = "";
   ::gethostname(name, sizeof name - 1);
-  // Counters belong to a running kernel: containers of one machine share them under different host names.
+  // The boot id identifies a host here. Counters belong to a running kernel, which containers with different host names
+  // may share.
   const auto boot = energy::read_small("/proc/sys/kernel/random/boot_id");
   EnergyHost host{boot && !boot.value().empty() ? boot.value() : name, name, std::nullopt};
   if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) host.visible = visible;
@@ -188,8 +189,8 @@ energy::StepEnergy JobEnergy::step(std::span<const double> summed) const {
   MOLEN_CHECK(summed.size() == values(), "{} sums of joules, {} expected", summed.size(), values());
   energy::StepEnergy job;
   std::size_t at = 0;
-  // Takes the joules of all hosts, or the reason why they are unknown: a lasting reason, else this host's, else how
-  // many hosts lack them.
+  // Returns the joules of all hosts, or sets the reason why they are unknown: the lasting reason if there is one, else
+  // this host's reason, else the number of hosts that lack them.
   const auto take = [&](const std::string& lasting, const std::string& here, std::string& reason) {
     const double joules = summed[at], read = summed[at + 1], all = static_cast<double>(hosts_);
     at += 2;

@@ -1,5 +1,5 @@
-// Joules of a whole job. One rank of each host reads that host's meters, and a reduction over ranks that the loop makes
-// anyway adds the readings of all hosts.
+// The joules of a whole job. One rank of each host reads that host's meters. The readings of all hosts are added by the
+// reduction over ranks that the loop makes in each step anyway.
 #pragma once
 
 #include <functional>
@@ -39,7 +39,8 @@ class JobEnergy {
   JobEnergy(comm::Communicator& world, const config::Config& config);
 
   void begin_step();
-  // Ends the step on this host and appends its joules: the same number of values on every rank, for a sum over ranks.
+  // Ends the step on this host and appends its joules to `sums`, which the caller then sums over ranks. Every rank
+  // appends the same number of values.
   void end_step(std::vector<double>& sums);
   // Returns the job's step from the appended values after their sum over ranks. A scope is null, with its reason, when
   // any host has no reading of it; the total is then null too.
@@ -50,7 +51,8 @@ class JobEnergy {
   energy::EnergySoFar so_far();
 
   const energy::Coverage& coverage() const { return coverage_; }
-  // For the run's events, as Accountant::describe; when there are several hosts, each key begins with "HOST: ".
+  // Returns the meters for the run's events, as Accountant::describe does. When there are several hosts, each key
+  // begins with "HOST: ".
   const Json& describe() const { return description_; }
 
  private:

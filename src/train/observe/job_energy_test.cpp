@@ -1,5 +1,4 @@
-// Tests joules of several hosts: thread-ranks act as processes on hosts of their own, with recorded meters and one
-// clock.
+// Tests the joules of several hosts. Threads act as ranks on hosts of their own, with recorded meters and one clock.
 #include "train/observe/job_energy.h"
 
 #include <gtest/gtest.h>
@@ -177,7 +176,7 @@ TEST_F(Hosts, OneHostIsItsAccountant) {
     const auto e = step(job, world, 3);
     EXPECT_EQ(e.total_j, 1050.0) << "bit for bit";
     EXPECT_TRUE(job.describe()["available"].contains("gpu0"));
-    // The clock does not advance here. A counter that did not move does not count as 0 J.
+    // The clock does not advance here, so the counters do not change. That must not count as 0 J.
     if (world.rank() == 0)
       EXPECT_EQ(step(job, world, 0).total_reason, "cpu-package0: the counter did not change in this time");
     else

@@ -40,7 +40,7 @@ Result<program::Comparison> Predicted::compare() {
   if (world_.rank() != 0) return Failure{"rank 0 has it"};
   try {
     return beside(std::move(measured));
-  } catch (const std::exception& error) {  // an op that the calibration lacks, a file that was removed
+  } catch (const std::exception& error) {  // e.g. the calibration lacks an op, or its file was removed
     return Failure{error.what()};
   }
 }

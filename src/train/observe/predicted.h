@@ -1,5 +1,5 @@
-// Comparison of prediction and measurement at the end of a run: the program's step, simulated with the measurements of
-// `molen calibrate`, beside the median of the last steps. A missing prediction never fails a run.
+// Compares prediction and measurement at the end of a run: the program's step, simulated with the measurements of
+// `molen calibrate`, beside the median of the last steps. A run never fails because there is no prediction.
 #pragma once
 
 #include <string>
@@ -35,9 +35,9 @@ class Predicted {
   std::vector<program::Timeline> timelines_;  // of the last steps
 };
 
-// Sets, for each collective of `timeline`, how long this rank waited in it for others (OpTime::waited_s): its duration
-// here minus its duration on the fastest rank of the group, because the last rank to arrive waits for nobody. The
-// ranks' clocks need not agree. Collective; rank 0's timeline becomes complete.
+// Sets, for each collective of `timeline`, how long this rank waited in it for others (OpTime::waited_s). That is its
+// duration here minus its shortest duration on any rank of the group, because the last rank to arrive waits for nobody.
+// The ranks' clocks need not agree. Collective; rank 0's timeline becomes complete.
 void tell_waiting(const program::Program& program, const std::vector<program::Expanded>& ops,
                   program::Timeline& timeline, comm::Communicator& world);
 

@@ -23,8 +23,7 @@ program::Program predicted_program(int ranks, int replicas) {
   return program::build(a, s);
 }
 
-// Rank r takes r + 1 seconds for the collective of the whole world, and so on: the rank that takes least waits for
-// nobody.
+// Rank r takes r + 1 seconds for each op. The rank of a group that takes least waits for nobody.
 TEST(Waiting, IsWhatACollectiveTookLongerThanOnTheRankThatTookLeast) {
   const auto p = predicted_program(4, 2);
   const auto ops = program::expand(p);

@@ -233,8 +233,8 @@ class Recorder::Impl {
   }
 
  private:
-  // Writes the views that others read beside the metrics. A view that cannot be written is reported once and tried
-  // again with the next step; it ends no training.
+  // Writes files that other programs read beside the metrics. A file that cannot be written is reported once and tried
+  // again with the next step; the training goes on.
   template <class F>
   void telemetry(F&& write) {
     try {
@@ -249,7 +249,7 @@ class Recorder::Impl {
     return energy::add(before_, step - start_step_, tokens - start_tokens_, used, energy_.coverage());
   }
 
-  // energy.jsonl (docs/formats/energy.md).
+  // Appends a line to energy.jsonl (docs/formats/energy.md).
   void energy_line(const char* event, std::int64_t step, const Json& fields) {
     Json line{{"event", event}, {"wall_time_s", wall_time()}, {"attempt", run_.attempt()}, {"step", step}};
     line.update(fields);
@@ -345,7 +345,7 @@ class Recorder::Impl {
     store::write_prometheus(run_.path() / "metrics.prom", samples);
   }
 
-  // A rate that depends on how model FLOPs are counted says so in a label.
+  // A rate that depends on how model FLOPs are counted has a label for it.
   void rates(const store::StepMetrics& m, const std::map<std::string, std::string>& labels,
              std::vector<store::PrometheusSample>& samples) const {
     using store::PrometheusType;

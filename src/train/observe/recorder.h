@@ -20,7 +20,7 @@ struct RouterLosses {
   double balance = 0, z = 0;
 };
 
-// One step as the loop knows it; its sums and means are already over ranks.
+// One step as the loop knows it. Its sums and means already include all ranks.
 struct StepRecord {
   std::int64_t step = 0;
   double loss = 0, grad_norm = 0, lr = 0;
@@ -42,7 +42,8 @@ class Recorder {
   Recorder(const Job& job, const JobEnergy& energy, std::int64_t total_steps, std::int64_t stop_step);
   ~Recorder();
 
-  // `start_tokens`: trained on before this attempt. `hardware_flops`: of one rank's step, on average.
+  // Records the start. `start_tokens`: the tokens trained on before this attempt. `hardware_flops`: the FLOPs that a
+  // rank executes in a step, averaged over ranks.
   void begin(std::int64_t start_step, std::int64_t start_tokens, const MemoryPrediction& memory,
              const std::string& state_hash, double hardware_flops);
   void step(const StepRecord& record);
@@ -57,15 +58,15 @@ class Recorder {
   Json identity() const;               // {"id", "attempt", "history"}, for a checkpoint
   void sync();                         // writes all records so far to disk; reports a failure and tries again later
   void note(const std::string& text);  // a line for people, which is also an event
-  // `tokens` and `used` as in `totals`.
+  // Records the end. `tokens` and `used` are as in `totals`.
   void end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used,
            const launch::Communication& communication, const std::string& reason);
 
   // Returns the object "totals" of a checkpoint after `step` steps and `tokens` tokens: the sum over all attempts that
   // led there, of which this one has used `used` so far. Also writes a line of energy.jsonl.
   Json totals(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used);
-  // Takes over the totals of the checkpoint that this attempt continues; to be called before `begin`. Throws UsageError
-  // naming `origin` and the key.
+  // Sets the totals to those of the checkpoint that this attempt continues; to be called before `begin`. Throws
+  // UsageError naming `origin` and the key.
   void restore_totals(const Json& totals, std::int64_t step_done, const std::string& origin);
 
  private:

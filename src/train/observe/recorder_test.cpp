@@ -1,4 +1,4 @@
-// Tests that every record of a run holds the figures it is given, by amount: metrics, events, TensorBoard, Prometheus,
+// Tests that every record of a run holds the figures that it is given: metrics, events, TensorBoard, Prometheus,
 // traces, energy, and the console in a log and on a terminal.
 #include "train/observe/recorder.h"
 
@@ -45,7 +45,7 @@ Job small_job(const fs::path& folder) {
   return job;
 }
 
-// Meters of a host with GPUs that has a meter of its processor alone.
+// Returns the meters of a host with GPUs on which only the processor has a meter.
 energy::Meters recorded_meters(const fs::path& file) {
   write_file_atomic(file,
                     "{\"time_s\": 0, \"energy_j\": {\"cpu-package0\": 0}}\n"
@@ -131,7 +131,7 @@ class Records : public ::testing::Test {
     EXPECT_FALSE(found.is_null()) << "no event " << name;
     return found;
   }
-  // Whether TensorBoard's file has the scalar, at any time.
+  // Returns whether TensorBoard's file has the scalar, at any wall time.
   bool has_scalar(const std::string& tag, double value, std::int64_t step) const {
     std::string all;
     for (const auto& entry : fs::directory_iterator(run / "tensorboard")) all += read_file(entry.path());
@@ -507,7 +507,7 @@ TEST_F(Records, ALogHasEveryStep) {
   });
   for (int step = 1; step <= 4; ++step) EXPECT_EQ(count_of(said, fmt::format("step {}/20 ", step)), 1) << said;
   EXPECT_NE(said.find("loss 3.2500"), std::string::npos) << said;
-  // The mean of 2, 4, 6 and 8 seconds, 14 times.
+  // 14 steps remain, of 5 s each: the mean of 2, 4, 6 and 8.
   EXPECT_NE(said.find("eta 01:10"), std::string::npos) << said;
   EXPECT_NE(said.find("~0.25 J/tok"), std::string::npos) << said;
 }

@@ -27,7 +27,7 @@ store::ConsoleStyle style_of(bool terminal) {
   return store::console_style(std::getenv("NO_COLOR"), std::getenv("TERM"), terminal, size.ws_col);
 }
 
-// "2 x arena 1.5 MiB".
+// Returns a text such as "2 x arena 1.5 MiB".
 std::string arenas_text(const MemoryPrediction& m) {
   if (m.ranks == 1) return "arena " + human(m.arena);
   if (m.arenas.value == m.arena.value * m.ranks) return fmt::format("{} x arena {}", m.ranks, human(m.arena));
@@ -44,13 +44,14 @@ RunConsole::RunConsole(const Job& job, std::int64_t total_steps, std::int64_t st
       style_(style_of(terminal_)),
       live_(stdout, terminal_) {}
 
-// The writer ignores a reader that is gone and, once the run was told to stop, one that does not keep up; fmt::print
-// would throw.
+// Uses the live line's writer, because fmt::print would throw when the reader of the output is gone or, once the run
+// was told to stop, does not keep up.
 void RunConsole::say(const std::string& text) {
   live_.note(store::wrapped(text, style_.width));
 }
 
-// A log has every step. A terminal, where one line is rewritten, keeps the first, the last, and one a minute.
+// Returns whether a step's line stays. In a log every line does. On a terminal, where one line is rewritten, the first,
+// the last and one line a minute stay.
 bool RunConsole::keeps_line(std::int64_t step) {
   constexpr double kEvery = 60.0;
   const double time = now().value;

@@ -19,8 +19,8 @@ class RunConsole {
   RunConsole(const Job& job, std::int64_t total_steps, std::int64_t stop_step);
 
   void begin(std::int64_t start_step, const MemoryPrediction& memory, const std::string& state_hash);
-  // `meters`: their description, including the "unavailable" ones and why. `partial`: what the joules leave out; empty
-  // when they leave out nothing. `some`: whether anything is measured.
+  // Prints what is measured. `meters`: the meters' description, with the "unavailable" ones and why. `partial`: what
+  // the joules leave out; empty when they leave out nothing. `some`: whether anything is measured.
   void energy(const Json& meters, bool some, const std::string& partial);
   void step(const store::StepMetrics& metrics, bool skipped);
   void note(const std::string& line);

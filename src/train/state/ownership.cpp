@@ -15,7 +15,7 @@
 
 namespace molen::train {
 
-// A generated name belongs to the process that creates the directory.
+// Creates the directory of a generated name. The process that succeeds owns the name.
 bool Ownership::claim(const Job& job) {
   if (!job.new_name) return true;
   make_directories(run_.parent_path());
@@ -48,7 +48,8 @@ bool Ownership::take(const Job& job) {
 bool Ownership::settle(const Job& job) {
   if (path_exists(checkpoints_)) checkpoint::recover(checkpoints_);
   if (!identity_.current().settled) finish_history();
-  // Oldest first: the reported loss is then counted from the checkpoint that the run continues from.
+  // Begins with the oldest, so that the reported number of lost steps counts from the checkpoint that the run continues
+  // from.
   for (auto it = job.damaged.rbegin(); it != job.damaged.rend(); ++it) {
     if (!path_exists(it->checkpoint.path)) continue;
     try {

@@ -27,8 +27,8 @@ class Ownership {
   bool settle(const Job& job);
   // Renames a checkpoint whose content differs from what was written.
   void set_aside(const fs::path& checkpoint, const std::string& why);
-  // To be called once the job's state is loaded and before the job records anything. When `--resume never` or a step
-  // abandons a later part of the history, begins a new history and moves that part aside.
+  // Begins a new history when the start (`--resume never`, or a step) leaves later steps behind, and moves those aside.
+  // To be called once the job's state is loaded and before the job records anything.
   void enter(const Job& job);
 
   bool held() const { return !leases_.empty(); }

@@ -1,5 +1,5 @@
-// Tests a power failure at every call of a start that moves something aside: the next start continues from what the
-// first one had decided, or from the earlier state, and every checkpoint and every line exists whole and in one place.
+// Tests a power failure at every call of a start that moves something aside. The next start continues from what the
+// first one had decided, or from the earlier state. Every checkpoint and every line is whole and in one place.
 #include "train/state/ownership.h"
 
 #include <gtest/gtest.h>
@@ -67,7 +67,7 @@ std::string names_in(const fs::path& directory) {
   return names;
 }
 
-// Captures stderr: each move is reported there.
+// Captures stderr, where each move is reported.
 class Quiet {
  public:
   Quiet() { ::testing::internal::CaptureStderr(); }
@@ -97,7 +97,7 @@ void cut_everywhere(const std::function<void(const fs::path& run)>& before, cons
          {std::pair(Durable::kSynced, 0), std::pair(Durable::kEntries, 0), std::pair(Durable::kRandom, 1)}) {
       SCOPED_TRACE(fmt::format("cut before call {}, kind {}", call, static_cast<int>(which)));
       faulty.lay_out(folder / "after", which, static_cast<std::uint64_t>(call * 10 + seed));
-      // The lease's owner is this process, which is still alive.
+      // Removes the leases: their owner is this process, which is still alive.
       for (const fs::path& directory : {folder / "after/run", folder / "after/run/checkpoints"})
         for (const DirectoryEntry& entry : list_directory(directory))
           if (entry.name.starts_with("lease-")) fs::remove(directory / entry.name);
@@ -156,8 +156,8 @@ TEST(PowerCutOfAStart, ThatSetsADamagedCheckpointAside) {
                  });
 }
 
-// Between reading the list of checkpoints and taking the lease, another job may have saved, or an unfinished save may
-// be completed: the start then looks again.
+// After a start has read the list of checkpoints and before it has the lease, another job may save, or an unfinished
+// save may be completed. The start must then look again.
 TEST(Ownership, TheJobIsPreparedAgainWhereTheNewestCheckpointIsAnother) {
   const checkpoint::TestFolder folder;
   make_run(folder / "run");

@@ -21,8 +21,8 @@ std::int64_t step_number(const std::string& resume) {
   return std::stoll(resume);
 }
 
-// Refuses a checkpoint that another run saved in the same place: which of the two runs continued would be chance. A
-// directory that holds no run yet may begin from any checkpoint.
+// Refuses a checkpoint that another run saved in the same directory. Otherwise chance would decide which of the two
+// runs continues. A directory that holds no run yet may begin from any checkpoint.
 void refuse_other_run(const checkpoint::Checkpoint& found, const std::optional<store::RunIdentity>& identity,
                       const fs::path& run) {
   if (!identity || !found.state().contains("run")) return;  // imported, or written by an older version of molen

@@ -1,4 +1,4 @@
-// The choice of the checkpoint that a start continues from. Only reads.
+// Chooses the checkpoint that a start continues from. Only reads.
 #pragma once
 
 #include <memory>
@@ -23,9 +23,10 @@ struct Found {
   std::vector<Damaged> damaged;  // with `auto`: newer checkpoints that were skipped, newest first
 };
 
-// `resume`: auto, never or a step. Checkpoints beyond the step of a history that has not settled count as gone
-// (store/history.h). Throws UsageError (no such step; the checkpoint belongs to another run), DamagedError (the
-// requested step is damaged; checkpoints exist but none can be used), IoError, VersionError.
+// Finds the checkpoint for `resume`: auto, never or a step. Ignores checkpoints beyond the step of a history that has
+// not settled (store/history.h), because they are about to be moved. Throws UsageError (no such step; the checkpoint
+// belongs to another run), DamagedError (the requested step is damaged; checkpoints exist but none can be used),
+// IoError, VersionError.
 Found find_checkpoint(const config::Config& config, const std::string& resume);
 
 // Opens a checkpoint and checks its state, its index and that its step is the one that its name gives. Throws as

@@ -40,7 +40,7 @@ class SavedState {
   std::string tokenizer_;   // rank 0: kept in memory, so that a save does not depend on another file
 };
 
-// Returns whether a checkpoint was imported from elsewhere: molen did no step of it.
+// Returns whether a checkpoint was imported: it has only weights, and molen did no step of it.
 bool weights_only(const checkpoint::Checkpoint& from);
 
 }  // namespace molen::train

@@ -21,8 +21,8 @@ void TrainingState::restore(const Json& state, const std::string& origin, const 
   }
 }
 
-// Runs whose loss was never scaled have no loss scale; a run that continues one in fp16 (--allow-change) begins with
-// the configuration's.
+// A run whose loss was never scaled saved no loss scale. A run that continues it in fp16 (--allow-change) begins with
+// the scale of the configuration.
 void TrainingState::restore_loss_scale(const Json& state, const std::string& origin, const config::Config& config) {
   if (!state.contains("loss_scale")) {
     if (config::from_json(state.at("config"), origin).precision.scales_loss())
@@ -43,7 +43,8 @@ void TrainingState::restore_loss_scale(const Json& state, const std::string& ori
 
 Json TrainingState::to_json(bool scales_loss) const {
   Json state{{"step_done", step}, {"next_sample", next_sample}, {"tokens_total", tokens_total}};
-  // Also saved for a run that continues in another type: the optimizer counts updates.
+  // Also saved when this run scales no loss but an earlier part of it skipped steps: the optimizer counts updates,
+  // which are fewer than steps.
   if (const auto& scale = loss_scale.state(); scales_loss || scale.skipped > 0)
     state["loss_scale"] = {{"scale", scale.scale}, {"good_steps", scale.good_steps}, {"skipped_steps", scale.skipped}};
   return state;

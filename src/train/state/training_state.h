@@ -1,4 +1,5 @@
-// The progress of a training beside its tensors: what a checkpoint's state.json keeps. The same on every rank.
+// The progress of a training apart from its tensors, which a checkpoint keeps in state.json. It is the same on every
+// rank.
 #pragma once
 
 #include <cstdint>

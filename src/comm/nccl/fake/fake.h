@@ -12,7 +12,7 @@ extern "C" {
 
 void fake_runtime_reset(int devices);
 FakeRuntime fake_runtime_state();
-void fake_runtime_stream_error(int error);  // result of every later stream query; 0: the true state
+void fake_runtime_stream_error(int error);  // every later stream query returns this; 0: the true state
 // Until the next reset, treats memory that was not allocated here as plain host memory.
 void fake_runtime_strict();
 // Marks pointers as plain host memory and as memory of another device. All others are this thread's device's memory.
@@ -23,7 +23,7 @@ void fake_runtime_enqueue(void* stream, void (*run)(void*), void* argument);
 
 // `polls`: polls of the communicator's state before it accepts an operation.
 void fake_nccl_reset(int version, int polls);
-// Makes function `name` return `result` on rank `rank` (-1: any).
+// Makes the function `name` return `result` on rank `rank` (-1: on any rank).
 void fake_nccl_fail(const char* name, int result, int rank);
 // The next operation of rank `rank` never completes, and the communicator's state becomes `result`.
 void fake_nccl_async(int result, int rank);

@@ -197,7 +197,7 @@ void perform(World& w) {
   }
 }
 
-// Waits on the stream's thread until `done`; false if the communicator was aborted first.
+// Waits on the stream's thread until `done`; returns false if the communicator was aborted first.
 template <class Done>
 bool wait(std::unique_lock<std::mutex>& lock, FakeComm& c, Done done) {
   c.world->changed.wait(lock, [&] { return c.aborted || done(); });
@@ -333,7 +333,7 @@ std::shared_ptr<World> world_of(int size) {
   return world;
 }
 
-// Makes every color's communicator, once all ranks have called split.
+// Makes the communicator of every color. Called once all ranks have called split.
 [[maybe_unused]] void divide(World& w, int wanted_polls) {
   std::map<int, std::vector<FakeComm*>> colors;
   for (FakeComm* c : w.comms) colors[c->color].push_back(c);
