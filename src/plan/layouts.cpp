@@ -231,7 +231,7 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
         with.offload = offload;
         if ((with.sharded_rows() && with.tokens() / with.tensor_chunks < grid.tensor) ||
             program::offload_refused(arch, with) || program::chunks_refused(arch, with) ||
-            program::optimizer_refused(with))
+            program::capacity_refused(arch, with) || program::optimizer_refused(with))
           continue;
         layouts.push_back(layout_of(with));
       }

@@ -43,6 +43,7 @@ struct Trial {
 struct Outcome {
   std::vector<double> losses, norms;          // per step
   std::vector<double> balance, z;             // losses of the routers, per step; empty of a model without sparse layers
+  std::vector<double> dropped;                // share that capacities drop, per step; empty of a model without them
   std::map<std::string, at::Tensor> tensors;  // weights, and last-step gradients as "grad/NAME"; fp64, whole
   std::string hash;                           // of the state (launch/checkpointing.h)
   launch::Traffic traffic;                    // of this rank in the last step

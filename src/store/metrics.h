@@ -21,6 +21,7 @@ struct StepMetrics {
   double grad_norm = 0;    // before clipping; not finite when the step was skipped
   double lr = 0;
   std::optional<double> balance_loss, z_loss;  // of the routers; no keys where the model has no sparse layers
+  std::optional<double> dropped_share;         // no key where its experts have no capacity
   std::optional<double> loss_scale;            // of the step; null when the loss is not scaled, no key in older files
   std::optional<std::int64_t> skipped_steps;   // of the run so far, including this step; null and absent likewise
   std::int64_t tokens_total = 0;

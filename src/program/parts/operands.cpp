@@ -41,6 +41,8 @@ bool holds(const Program& p, When when) {
       return p.setting.shares_experts();
     case When::kExpertsHere:
       return !p.setting.shares_experts();
+    case When::kDropsHere:
+      return !p.setting.shares_experts() && p.arch.drops_tokens();
   }
   throw Error("no such condition");
 }

@@ -113,7 +113,9 @@ std::int64_t size_of_letter(const Program& program, char letter, std::int64_t ro
     case 'p':
       return s.expert_ranks();
     case 'G':
-      return most_rows_of_experts(*a.experts, s.tokens(), s.expert_ranks());
+      return most_rows_of_experts(*a.experts, s.micro_batch, s.local_sequence(), s.expert_ranks());
+    case 'M':
+      return most_rows_of_experts(*a.experts, s.micro_batch, s.local_sequence(), 1);
     case 't':
       return a.experts->per_token;
     case 'W':
