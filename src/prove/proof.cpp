@@ -203,6 +203,7 @@ Outcome prove(const program::Program& program, comm::Communicator& world, const 
   at::set_num_threads(program.setting.threads);
   exec::Executor executor(program, world.rank(), &world, trial.options);
   launch::initialize_parameters(executor, trial.seed, program.setting.threads);
+  if (trial.prepare) trial.prepare(executor);
   const auto& s = program.setting;
   const auto planned = program::payloads_of(program, executor.ops(), executor.coordinates());
   Outcome out;
@@ -216,6 +217,8 @@ Outcome prove(const program::Program& program, comm::Communicator& world, const 
     const auto result = executor.run(input);
     out.traffic = launch::since(before, launch::traffic_of(executor));
     launch::require_planned(out.traffic, planned);
+    if (program.setting.shares_experts())
+      launch::require_planned_exchanges(out.traffic, planned, program.arch.drops_tokens(), world);
     if (result.non_finite) throw Error("step {}: the loss or the gradient is not finite", step);
     check_memory(executor);
     out.losses.push_back(result.mean_loss());

@@ -38,6 +38,7 @@ struct Trial {
   double lr = 3e-3;
   double loss_scale = 1024.0;  // used when the program scales its loss
   exec::Options options;
+  std::function<void(const exec::Executor&)> prepare = {};  // called once the parameters have their first values
 };
 
 struct Outcome {
