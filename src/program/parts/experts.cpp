@@ -69,13 +69,14 @@ PartDeclaration expert_up() {
 }
 
 PartDeclaration expert_activation() {
+  // Without expert ranks and a capacity, there is a row for each slot.
   const PartOperand x = reads(Arg::kX, Value::kExpertUp),
-                    dropped = only(When::kDropsHere, reads(Arg::kOffsets, Value::kOffsets));
+                    offsets_here = only(When::kDropsHere, reads(Arg::kOffsets, Value::kOffsets));
   return {
       .part = arch::Part::kExpertActivation,
       .standing = Standing::kMlpBlock,
-      .forward = {x, dropped, offsets().apart, writes(Arg::kY, Value::kExpertActivation)},
-      .backward = {reads(Arg::kDY, Value::kDExpertActivation), x, dropped, offsets().apart,
+      .forward = {x, offsets_here, offsets().apart, writes(Arg::kY, Value::kExpertActivation)},
+      .backward = {reads(Arg::kDY, Value::kDExpertActivation), x, offsets_here, offsets().apart,
                    writes(Arg::kDX, Value::kDExpertUp)},
       .forward_types = {by_experts(takes(Arg::kX, {kOfFfn})), by_experts(takes(Arg::kOffsets, {kReplicated})),
                         by_experts(leaves(Arg::kY, kOfFfn))},
