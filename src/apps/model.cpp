@@ -32,6 +32,7 @@ Json describe(const arch::Architecture& a) {
   if (a.experts->scores != arch::RouterScores::kSoftmax) json["router_scores"] = name_of(a.experts->scores);
   if (a.experts->scale != 1.0) json["router_scale"] = a.experts->scale;
   if (a.biases_router()) json["router_bias_rate"] = a.experts->bias_rate;
+  if (a.drops_tokens()) json["expert_capacity"] = a.experts->capacity;
   if (a.shares_experts()) json["shared_experts"] = a.experts->shared;
   json.update({{"experts", a.experts->count},
                {"experts_per_token", a.experts->per_token},

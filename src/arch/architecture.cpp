@@ -93,8 +93,10 @@ void check_experts(const Architecture& a) {
   if (layers * e.count * e.ffn > kMaxLayers * kMaxWidth)
     throw UsageError("model.expert_ffn: {} experts of {} in each of {} layers are together wider than the limit, {}",
                      e.count, e.ffn, layers, kMaxLayers * kMaxWidth);
-  for (const auto& [key, factor] :
-       {std::pair{"balance_loss", e.balance_loss}, {"z_loss", e.z_loss}, {"router_bias_rate", e.bias_rate}})
+  for (const auto& [key, factor] : {std::pair{"balance_loss", e.balance_loss},
+                                    {"z_loss", e.z_loss},
+                                    {"router_bias_rate", e.bias_rate},
+                                    {"expert_capacity", e.capacity}})
     if (!(std::isfinite(factor) && factor >= 0.0))
       throw UsageError("model.{}: must be finite and not negative, is {}", key, factor);
   check_positive("router_scale", e.scale);
@@ -107,6 +109,19 @@ void check_experts(const Architecture& a) {
 }
 
 }  // namespace
+
+std::int64_t capacity_of(const Experts& e, std::int64_t sequence) {
+  if (!e.drops()) return sequence;
+  const double even = static_cast<double>(e.per_token) * static_cast<double>(sequence) / static_cast<double>(e.count);
+  // A factor such as 1.1 is a little more than it says, which must not round a whole number up.
+  const double share = std::ceil(e.capacity * even * (1.0 - 1e-12));
+  return share < static_cast<double>(sequence) ? static_cast<std::int64_t>(share) : sequence;
+}
+
+std::int64_t most_rows_of_experts(const Experts& e, std::int64_t batch, std::int64_t sequence, int ranks) {
+  const std::int64_t own = e.count / ranks;
+  return ranks * batch * std::min(sequence * std::min(e.per_token, own), own * capacity_of(e, sequence));
+}
 
 void validate(const Architecture& a) {
   check_counts(a);

@@ -49,14 +49,19 @@ struct Experts {
   // Above 0, each expert has a bias that only the choice of experts sees. It has no gradient: every step moves it by
   // bias_rate towards equal loads (arXiv 2408.15664).
   double bias_rate = 0.0;
+  // Above 0, the capacity factor of Switch Transformers (arXiv 2101.03961, equation 3) and GShard (arXiv 2006.16668):
+  // training drops a token's choice of an expert that has taken its share of the sequence. 0: nothing is dropped.
+  double capacity = 0.0;
+  bool drops() const { return capacity > 0.0; }
   bool operator==(const Experts&) const = default;
 };
 
-// The most rows that the experts of one of `ranks` expert ranks may get, where each rank has `tokens`: all tokens of
-// all ranks, each as often as it can choose experts of the rank.
-inline std::int64_t most_rows_of_experts(const Experts& experts, std::int64_t tokens, int ranks) {
-  return ranks * tokens * std::min(experts.per_token, experts.count / ranks);
-}
+// The tokens of a sequence that an expert takes: `capacity` times its even share, rounded up; without a capacity, all.
+std::int64_t capacity_of(const Experts& experts, std::int64_t sequence);
+
+// The most rows that the experts of one of `ranks` expert ranks may get, where each rank has `batch` sequences: of each
+// sequence of all ranks, as many as its tokens can choose experts of the rank, or as these experts take.
+std::int64_t most_rows_of_experts(const Experts& experts, std::int64_t batch, std::int64_t sequence, int ranks);
 
 struct Architecture {
   std::string name;  // preset's name, or "custom"
@@ -98,6 +103,7 @@ struct Architecture {
   // The columns of one expert's up projection, gate included.
   std::int64_t expert_up_size() const { return experts ? (gated() ? 2 : 1) * experts->ffn : 0; }
   bool biases_router() const { return experts && experts->bias_rate > 0.0; }
+  bool drops_tokens() const { return experts && experts->drops(); }
   bool shares_experts() const { return experts && experts->shared > 0; }
   std::int64_t shared_ffn() const { return experts ? experts->shared * experts->ffn : 0; }
   std::int64_t shared_up_size() const { return (gated() ? 2 : 1) * shared_ffn(); }

@@ -129,6 +129,8 @@ TEST(Validate, NamesTheKeyThatCannotBe) {
          a.experts = Experts{4, 2, 8, true, -0.5};
        }},
       {"z_loss", [=](auto& a) { a.experts = Experts{4, 2, 8, true, 0.01, nan}; }},
+      {"expert_capacity", [](auto& a) { a.experts = Experts{.count = 4, .per_token = 2, .ffn = 8, .capacity = -0.5}; }},
+      {"expert_capacity", [=](auto& a) { a.experts = Experts{.count = 4, .per_token = 2, .ffn = 8, .capacity = nan}; }},
       {"biases",
        [](auto& a) {
          a.experts = Experts{4, 2, 8}, a.activation = Activation::kGeluTanh, a.biases = true;

@@ -41,8 +41,8 @@ RopeScaling rope_scaling_from_json(const Json& json, const std::string& origin) 
 
 // The members that only models with experts have.
 constexpr std::array kOfExperts{
-    "experts_per_token", "expert_ffn",     "norm_topk",     "balance_loss", "z_loss",
-    "dense_layers",      "shared_experts", "router_scores", "router_scale", "router_bias_rate"};
+    "experts_per_token", "expert_ffn",    "norm_topk",    "balance_loss",     "z_loss",         "dense_layers",
+    "shared_experts",    "router_scores", "router_scale", "router_bias_rate", "expert_capacity"};
 
 const std::vector<std::string>& known_keys() {
   static const std::vector<std::string> all = [] {
@@ -66,6 +66,7 @@ Json experts_to_json(const Experts& e) {
   if (e.scores != RouterScores::kSoftmax) json["router_scores"] = std::string(name_of(e.scores));
   if (e.scale != 1.0) json["router_scale"] = e.scale;
   if (e.bias_rate != 0.0) json["router_bias_rate"] = e.bias_rate;
+  if (e.drops()) json["expert_capacity"] = e.capacity;
   return json;
 }
 
@@ -77,6 +78,7 @@ Experts experts_from_json(const JsonFields& f) {
   if (f.find("router_scores")) e.scores = choice(f, "router_scores", kRouterScores);
   e.scale = f.number("router_scale", 1.0);
   e.bias_rate = f.number("router_bias_rate", 0.0);
+  e.capacity = f.number("expert_capacity", 0.0);
   return e;
 }
 

@@ -42,7 +42,8 @@ Json scaled() {
                       .shared = 1,
                       .scores = RouterScores::kSigmoid,
                       .scale = 2.5,
-                      .bias_rate = 0.5};
+                      .bias_rate = 0.5,
+                      .capacity = 1.25};
   return to_json(a);
 }
 
@@ -67,7 +68,7 @@ TEST(ArchitectureJson, KeepsItsBytesAndReadsNumbers) {
 TEST(ArchitectureJson, RefusesAMissingKey) {
   refuses_each(scaled(), [](Json& object, const std::string& key) {
     for (const char* optional : {"rope_scaling", "experts", "dense_layers", "shared_experts", "router_scores",
-                                 "router_scale", "router_bias_rate"})  // may be left out
+                                 "router_scale", "router_bias_rate", "expert_capacity"})  // may be left out
       if (key == optional) return false;
     object.erase(key);
     return true;

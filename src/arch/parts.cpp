@@ -48,11 +48,12 @@ FlopsConvention flops_convention_from_name(std::string_view name) {
 namespace {
 
 // Rows and columns that the matrices of a layer's MLP, and of its router, have beside the hidden size: those that a
-// token meets.
-std::int64_t mlp_columns(const Architecture& arch, std::int64_t layer) {
-  if (!arch.sparse(layer)) return arch.up_size() + arch.ffn;
+// sequence of tokens meets. With a capacity, these are at most what experts take.
+std::int64_t mlp_columns(const Architecture& arch, std::int64_t layer, std::int64_t sequence) {
+  if (!arch.sparse(layer)) return sequence * (arch.up_size() + arch.ffn);
   const Experts& e = *arch.experts;
-  return e.count + e.per_token * (arch.expert_up_size() + e.ffn) + arch.shared_up_size() + arch.shared_ffn();
+  return most_rows_of_experts(e, 1, sequence, 1) * (arch.expert_up_size() + e.ffn) +
+         sequence * (e.count + arch.shared_up_size() + arch.shared_ffn());
 }
 
 }  // namespace
@@ -63,9 +64,11 @@ Flops model_flops(const Architecture& arch, std::int64_t tokens, std::int64_t se
       static_cast<double>(arch.layers) * static_cast<double>(arch.query_size()) * static_cast<double>(sequence);
   if (convention == FlopsConvention::kPalm)
     return Flops(n * (6.0 * static_cast<double>(num_active_parameters(arch)) + 12.0 * attention));
-  std::int64_t columns = arch.vocabulary;  // of products with rows of the hidden size
-  for (std::int64_t l = 0; l < arch.layers; ++l) columns += arch.qkv_size() + arch.query_size() + mlp_columns(arch, l);
-  const double matrices = static_cast<double>(columns) * static_cast<double>(arch.hidden);
+  // Of products with rows of the hidden size, over a sequence.
+  std::int64_t columns = sequence * (arch.vocabulary + arch.layers * (arch.qkv_size() + arch.query_size()));
+  for (std::int64_t l = 0; l < arch.layers; ++l) columns += mlp_columns(arch, l, sequence);
+  const double matrices =
+      static_cast<double>(columns) / static_cast<double>(sequence) * static_cast<double>(arch.hidden);
   return Flops(n * (6.0 * matrices + 6.0 * attention));
 }
 

@@ -15,7 +15,8 @@
 //   kNormUp        mid_Nd                      up_N(2f|f)  (gate|up)      mid_Nd, rstd_N [mean_N]
 //   kActivation    up                          a_Nf                       up
 //   kDown          a_Nf, mid_Nd                y_Nd = mid + a Wd^T        a
-//   Instead of the last three, a sparse layer (E experts, t of them for each token, w the width of one, M = N*t slots):
+//   Instead of the last three, a sparse layer (E experts, t of them for each token, w the width of one, M rows: one for
+//   each of N*t slots that no capacity drops):
 //   kRoute         mid_Nd, labels_N            y_Nd = norm(mid), scores   mid_Nd, rstd_N [mean_N], scores, lse, choice,
 //                                              of experts, choice, weight  sums of each sequence
 //   kSharedUp      y_Nd                        shared_up_N(2u|u)          y_Nd         (u: width of the shared experts,

@@ -39,6 +39,49 @@ TEST(PartCost, SparseLayersCostWhatATokenMeets) {
   EXPECT_EQ(model_flops(a, 1, 512, FlopsConvention::kPalm).value - palm, 6.0 * 8 * 512);
 }
 
+// The even share of 16 experts in 512 tokens with two each is 64 tokens.
+TEST(ExpertCapacity, IsTheShareRoundedUp) {
+  Experts e{.count = 16, .per_token = 2, .ffn = 704};
+  const auto of = [&](double factor, std::int64_t sequence) {
+    e.capacity = factor;
+    return capacity_of(e, sequence);
+  };
+  EXPECT_EQ(of(0.0, 512), 512);
+  EXPECT_EQ(of(1.0, 512), 64);
+  EXPECT_EQ(of(1.25, 512), 80);
+  EXPECT_EQ(of(1.01, 512), 65);
+  EXPECT_EQ(of(1e-9, 512), 1);
+  EXPECT_EQ(of(8.0, 512), 512);
+  EXPECT_EQ(of(1e300, 512), 512);
+  EXPECT_EQ(of(1.0, 1), 1);
+  // The nearest double to 0.07 times 100 is above 7.
+  EXPECT_GT(0.07 * 100.0, 7.0);
+  EXPECT_EQ(of(0.07, 800), 7);
+  // One rank: what the tokens choose, or all experts take. Several: those of the rank, of all ranks' sequences.
+  const auto rows = [&](double factor, int ranks) {
+    e.capacity = factor;
+    return most_rows_of_experts(e, 3, 512, ranks);
+  };
+  EXPECT_EQ(rows(0.0, 1), 3 * 512 * 2);
+  EXPECT_EQ(rows(1.0, 1), 3 * 512 * 2);
+  EXPECT_EQ(rows(0.5, 1), 3 * 512);
+  EXPECT_EQ(rows(0.0, 4), 4 * 3 * 512 * 2);
+  EXPECT_EQ(rows(1.25, 4), 4 * 3 * 4 * 80);
+  EXPECT_EQ(rows(0.0, 16), 16 * 3 * 512);
+  EXPECT_EQ(rows(1.25, 16), 16 * 3 * 80);
+}
+
+// Half of the choices is computed at most.
+TEST(ExpertCapacity, BoundsTheWork) {
+  Architecture a = bench_llama();
+  a.experts = Experts{.count = 16, .per_token = 2, .ffn = 704};
+  const double whole = model_flops(a, 2048, 512, FlopsConvention::kCausal).value;
+  a.experts->capacity = 1.0;
+  EXPECT_EQ(model_flops(a, 2048, 512, FlopsConvention::kCausal).value, whole);
+  a.experts->capacity = 0.5;
+  EXPECT_EQ(whole - model_flops(a, 2048, 512, FlopsConvention::kCausal).value, 6.0 * 2048 * 8 * 3 * 704 * 512);
+}
+
 TEST(Parts, OfALayerFollowFromItsNumber) {
   Architecture a = bench_llama();
   const Parts dense = parts_of_layer(a, 0);

@@ -38,7 +38,7 @@ struct ModelTable {
   std::optional<double> norm_eps;
   std::optional<std::int64_t> experts, experts_per_token, expert_ffn, dense_layers, shared_experts;
   std::optional<bool> norm_topk;
-  std::optional<double> balance_loss, z_loss, router_scale, router_bias_rate;
+  std::optional<double> balance_loss, z_loss, router_scale, router_bias_rate, expert_capacity;
   std::optional<std::string> norm, qk_norm, position, activation, router_scores;
   std::optional<double> init_std;
 };

@@ -33,6 +33,10 @@ std::vector<Field> experts_fields() {
       make("model.router_bias_rate", m, &T::router_bias_rate, natural_number(), e,
            "each step moves a bias, which only the choice of experts sees, by so much towards equal loads (the balance "
            "without a loss of DeepSeek-V3); 0: no bias; where not set, the preset's, or 0"),
+      make("model.expert_capacity", m, &T::expert_capacity, natural_number(), e,
+           "capacity factor: in training, an expert takes the first of each sequence's tokens that choose it, up to so "
+           "many times an even share, and the others go without it; 0: no token is dropped; where not set, the "
+           "preset's, or 0"),
       make("model.balance_loss", m, &T::balance_loss, natural_number(), e,
            "factor of the router's balance loss, the mean over layers of DeepSeek-V3's loss of a sequence, which is 1 "
            "where all experts have the same load; where not set, the preset's, or 0.01"),

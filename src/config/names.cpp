@@ -78,6 +78,7 @@ std::string_view known_elsewhere_as(std::string_view name) {
       {"routed_scaling_factor", "model.router_scale"},
       {"moe_router_topk_scaling_factor", "model.router_scale"},
       {"moe_router_bias_update_rate", "model.router_bias_rate"},
+      {"moe_expert_capacity_factor", "model.expert_capacity"},
       {"moe_aux_loss_coeff", "model.balance_loss"},
       {"moe_z_loss_coeff", "model.z_loss"},
       {"learning_rate", "optimizer.lr"},

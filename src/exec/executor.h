@@ -42,8 +42,9 @@ struct StepResult {
   // The losses of the routers of a model with sparse layers, each a mean over sparse layers and valid tokens. The
   // balance loss is 1 where all experts have the same load. loss_sum is without them.
   double balance_loss = 0.0, z_loss = 0.0;
-  double grad_norm = 0.0;   // before clipping, of the mean loss
-  bool non_finite = false;  // the loss or the gradient is not finite: the update was skipped, on all ranks alike
+  double dropped_share = 0.0;  // of the choices of experts, those that a capacity drops
+  double grad_norm = 0.0;      // before clipping, of the mean loss
+  bool non_finite = false;     // the loss or the gradient is not finite: the update was skipped, on all ranks alike
   // Set for such a step when the loss is scaled (Attributes::scaled): the loss is finite and only the gradient is
   // not, so a smaller loss_scale may succeed.
   bool overflow = false;

@@ -41,10 +41,21 @@ exec::UnitWeights Weights::unit(const std::string& name) const {
   return {arch_, parameters_, kEmpty, -1, {}};
 }
 
+namespace {
+
+// A capacity is a matter of training: what is generated must not depend on what else is in the sequence.
+arch::Architecture without_capacity(arch::Architecture a) {
+  if (a.experts) a.experts->capacity = 0.0;
+  return a;
+}
+
+}  // namespace
+
 class Inference::Impl {
  public:
   Impl(std::shared_ptr<const Weights> weights, int threads, std::int64_t max_sequence)
       : weights_(std::move(weights)),
+        arch_(without_capacity(weights_->arch())),
         threads_(threads),
         max_sequence_(max_sequence),
         type_(exec::to_aten(weights_->dtype())),
@@ -55,7 +66,7 @@ class Inference::Impl {
     cache_v_ = at::zeros_like(cache_k_);
   }
 
-  const arch::Architecture& arch() const { return weights_->arch(); }
+  const arch::Architecture& arch() const { return arch_; }
 
   at::Tensor logits(std::span<const std::int32_t> ids, std::int64_t batch, std::int64_t sequence) {
     if (sequence > max_sequence_)
@@ -351,6 +362,7 @@ class Inference::Impl {
   }
 
   std::shared_ptr<const Weights> weights_;
+  arch::Architecture arch_;
   int threads_;
   std::int64_t max_sequence_;
   at::ScalarType type_;

@@ -154,6 +154,24 @@ TEST(Inference, IsTheModelThatIsTrained) {
   }
 }
 
+// Training drops what is beyond the capacity of an expert; a model that is used drops nothing.
+TEST(Inference, DropsNothing) {
+  const arch::Architecture dropless = models()[6];
+  arch::Architecture capped = dropless;
+  ASSERT_TRUE(dropless.sparse());
+  capped.experts->capacity = 0.5;
+  std::vector<std::int32_t> ids;
+  for (std::uint64_t i = 0; i < 31; ++i) ids.push_back(static_cast<std::int32_t>(uniform_at(8, i) * 97));
+  const std::vector<std::int32_t> labels(ids.rbegin(), ids.rend());
+  const auto weights = random_weights(capped);
+  Inference as_trained(weights, 1, 40), as_used(random_weights(dropless), 1, 40);
+  const double dropping = trained_loss(capped, *weights, ids, labels),
+               whole = trained_loss(dropless, *weights, ids, labels);
+  const c10::InferenceMode mode;
+  EXPECT_TRUE(at::equal(as_trained.logits(ids, 1, 31), as_used.logits(ids, 1, 31)));
+  EXPECT_GT(std::abs(dropping - whole), 10 * 64 * 0x1p-24 * whole) << "nothing is dropped in training";
+}
+
 TEST(Inference, RefusesWhatDoesNotFit) {
   Inference inference(random_weights(small("llama-tiny")), 1, 10);
   const std::vector<std::int32_t> eleven(11, 1), outside{97}, negative{-1};

@@ -41,6 +41,20 @@ void require_planned(const Traffic& moved, const program::Payloads& planned) {
     if (!planned.contains(key)) require(key, was, {});
 }
 
+void require_planned_exchanges(const Traffic& moved, const program::Payloads& planned, bool at_most,
+                               comm::Communicator& world) {
+  constexpr auto kCall = comm::CallKind::kAllToAll;
+  std::int64_t bytes[2] = {0, 0};
+  for (const auto& [key, t] : moved)
+    if (key.second == kCall) bytes[0] += t.bytes;
+  for (const auto& [key, plan] : planned)
+    if (key.second == comm::name_of(kCall)) bytes[1] += plan.bytes;
+  world.all_reduce(bytes, 2, DType::kI64, comm::Reduce::kSum);
+  if (bytes[0] != bytes[1] && !(at_most && bytes[0] < bytes[1]))
+    throw Error("{} moved {} bytes over all ranks where their programs have {}{}", comm::name_of(kCall), bytes[0],
+                at_most ? "at most " : "", bytes[1]);
+}
+
 Json to_json(const Traffic& traffic) {
   Json rows = Json::array();
   for (const auto& [key, t] : traffic)

@@ -3,7 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <thread>
+#include <vector>
+
 #include "base/error.h"
+#include "comm/threads/threads.h"
 
 namespace molen::launch {
 namespace {
@@ -50,6 +55,37 @@ TEST(Traffic, CallsOfOneSideAloneAreFound) {
                      {{Axis::kTp, CallKind::kBroadcast}, {1, 8, 0, 0}}};
   EXPECT_EQ(refusal(more, kPlanned), "over tp: broadcast moved 8 bytes in 1 calls where the program has 0 bytes in 0");
   EXPECT_NE(refusal({}, kPlanned), "");
+}
+
+// Rows go where routers send them, so only the sum over all ranks is planned: two ranks send 300 and 100 bytes.
+TEST(Traffic, ExchangesAreComparedOverAllRanks) {
+  const auto refused = [](std::int64_t first, std::int64_t second, bool at_most) {
+    comm::ThreadWorld world(2);
+    std::string errors[2];
+    {
+      std::vector<std::jthread> ranks;
+      for (const int rank : {0, 1})
+        ranks.emplace_back([&, rank] {
+          const auto all = world.communicator(rank);
+          const Traffic moved{{{Axis::kEp, CallKind::kAllToAll}, {2, rank == 0 ? first : second, {}, {}}},
+                              {{Axis::kDp, CallKind::kAllGather}, {3, 77, {}, {}}}};
+          const program::Payloads planned{{{Axis::kEp, "all_to_all"}, {2, 200}}, {{Axis::kDp, "all_gather"}, {3, 300}}};
+          EXPECT_EQ(refusal(moved, {{{Axis::kEp, "all_to_all"}, {2, 200}}, {{Axis::kDp, "all_gather"}, {3, 77}}}), "");
+          try {
+            require_planned_exchanges(moved, planned, at_most, *all);
+          } catch (const Error& error) {
+            errors[rank] = error.what();
+          }
+        });
+    }
+    EXPECT_EQ(errors[0], errors[1]);
+    return errors[0];
+  };
+  EXPECT_EQ(refused(300, 100, false), "");
+  EXPECT_EQ(refused(300, 100, true), "");
+  EXPECT_EQ(refused(300, 90, false), "all_to_all moved 390 bytes over all ranks where their programs have 400");
+  EXPECT_EQ(refused(300, 90, true), "");
+  EXPECT_EQ(refused(300, 110, true), "all_to_all moved 410 bytes over all ranks where their programs have at most 400");
 }
 
 TEST(Traffic, OfAStepAlone) {

@@ -1,6 +1,9 @@
 // The order of a mixture of experts: which row each (token, expert) pair of a router's choice takes when the rows of
 // every expert stand together, and which pairs a capacity drops. Integers only, the same for all element types.
 //
+// A choice is the number of an expert, or its complement where the pair is dropped (`dropped`): the router's backward
+// reads what was chosen, and the order leaves out what is dropped.
+//
 // Letters of all files of a mixture of experts: N tokens (rows) of a micro-batch, d hidden, E experts, k experts a
 // token, f width of an expert's FFN, M = N*k slots. Slot n*k + j is choice j of token n.
 #pragma once
@@ -9,20 +12,36 @@
 
 namespace molen::math {
 
-inline constexpr std::int64_t kNoCapacity = -1;
+inline std::int32_t dropped(std::int32_t expert) {
+  return ~expert;
+}
+inline bool is_dropped(std::int32_t choice) {
+  return choice < 0;
+}
+inline std::int32_t expert_of(std::int32_t choice) {
+  return is_dropped(choice) ? ~choice : choice;
+}
 
-// Sorts the slots by (expert, token) and numbers the rows. An expert takes the slots of its first `capacity` tokens (0
-// or more); those of later tokens are dropped (GShard, arXiv 2006.16668, section 2.2). kNoCapacity: none is. GShard's
-// algorithm 1 lets first choices of all tokens go before second choices; here a token's choices go together.
+// Marks the choices beyond the capacity: of each of the B sequences, an expert takes the slots of its first `capacity`
+// tokens (0 or more), and those of later tokens are dropped (GShard, arXiv 2006.16668, section 2.2). The order is that
+// of positions, so no token's experts depend on later tokens. Tokens with a label below 0 take what the others leave
+// (labels_N null: there are none). GShard's algorithm 1 lets first choices of all tokens go before second choices; here
+// a token's choices go together. Returns the number of slots that are dropped, of tokens with a label.
 //
-//   counts_E     slots that chose the expert, dropped ones included: a balance of the load is after what was wanted
+//   taken_E   overwritten
+std::int64_t limit_experts(std::int64_t N, std::int64_t k, std::int64_t E, std::int64_t B, std::int64_t capacity,
+                           const std::int32_t* labels_N, std::int32_t* choice_Nk, std::int32_t* taken_E);
+
+// Sorts the slots that are not dropped by (expert, token) and numbers the rows.
+//
+//   counts_E     slots of the expert
 //   offsets_E1   [E + 1]: the expert's rows are offsets_E1[e] to offsets_E1[e + 1]; the last number is that of all rows
 //   place_Nk     the slot's row; -1: dropped
 //
 // Two passes over M integers on the calling thread, without scratch: about 2 ns a slot, where an expert's products take
 // microseconds. Throws Error when a choice is not an expert, or when M is beyond the range of int32.
-void expert_order(std::int64_t N, std::int64_t k, std::int64_t E, std::int64_t capacity, const std::int32_t* choice_Nk,
-                  std::int32_t* counts_E, std::int32_t* offsets_E1, std::int32_t* place_Nk);
+void expert_order(std::int64_t N, std::int64_t k, std::int64_t E, const std::int32_t* choice_Nk, std::int32_t* counts_E,
+                  std::int32_t* offsets_E1, std::int32_t* place_Nk);
 
 // The slots, as the functions see them that move rows between token order and expert order. A row has d elements.
 struct Slots {

@@ -60,7 +60,7 @@ void measure(int threads, i64 N, i64 d, i64 f, i64 E, i64 k, double skew) {
       [&] {
         reference::route<float>(threads, router, logits.data(), nullptr, choice.data(), weight.data(), scores.data(),
                                 lse.data());
-        expert_order(N, k, E, kNoCapacity, choice.data(), counts.data(), offsets.data(), place.data());
+        expert_order(N, k, E, choice.data(), counts.data(), offsets.data(), place.data());
       },
       [&] { dispatch(threads, s, x.data(), rows.data()); },
       [&] { matmul_nt(M, f, d, rows.data(), w.data(), false, y.data()); },

@@ -54,6 +54,8 @@ Values<double> read(const Values<S>& v) {
   return out;
 }
 
+constexpr i64 kNoCapacity = -1;
+
 struct Order {
   i64 N, k, E;
   Ints choice, counts, offsets, place;
@@ -61,10 +63,12 @@ struct Order {
   Slots slots(i64 d) const { return {N, k, d, place.data()}; }
   Groups groups(i64 out, i64 in) const { return {E, out, in, offsets.data()}; }
 };
+// With a capacity, the tokens are one sequence.
 Order order_of(i64 N, i64 k, i64 E, i64 capacity, Ints choice) {
   const auto size = [](i64 n) { return static_cast<std::size_t>(n); };
   Order o{N, k, E, std::move(choice), Ints(size(E), -7), Ints(size(E + 1), -7), Ints(size(N * k), -7)};
-  expert_order(N, k, E, capacity, o.choice.data(), o.counts.data(), o.offsets.data(), o.place.data());
+  if (capacity != kNoCapacity) limit_experts(N, k, E, 1, capacity, nullptr, o.choice.data(), o.counts.data());
+  expert_order(N, k, E, o.choice.data(), o.counts.data(), o.offsets.data(), o.place.data());
   return o;
 }
 // Each token chooses k different experts among the first `used`.
@@ -97,7 +101,8 @@ TEST(ExpertOrder, ByHand) {
   EXPECT_EQ(all.offsets, (Ints{0, 3, 4, 8, 8}));
   EXPECT_EQ(all.place, (Ints{4, 0, 5, 3, 1, 6, 7, 2}));
   const Order two = order_of(4, 2, 4, 2, choice);
-  EXPECT_EQ(two.counts, all.counts);
+  EXPECT_EQ(two.counts, (Ints{2, 1, 2, 0}));
+  EXPECT_EQ(two.choice, (Ints{2, 0, 2, 1, 0, ~2, ~2, ~0}));
   EXPECT_EQ(two.offsets, (Ints{0, 2, 3, 5, 5}));
   EXPECT_EQ(two.place, (Ints{3, 0, 4, 2, 1, -1, -1, -1}));
   EXPECT_EQ(order_of(4, 2, 4, 1, choice).place, (Ints{2, 0, -1, 1, -1, -1, -1, -1}));
@@ -110,11 +115,12 @@ TEST(ExpertOrder, ByHand) {
 
 TEST(ExpertOrder, RefusesWhatIsNoChoice) {
   EXPECT_THROW(order_of(1, 2, 3, kNoCapacity, {0, 3}), Error);
-  EXPECT_THROW(order_of(1, 2, 3, kNoCapacity, {-1, 0}), Error);
+  EXPECT_THROW(order_of(1, 2, 3, kNoCapacity, {-4, 0}), Error);
   EXPECT_THROW(order_of(1, 2, 1, kNoCapacity, {0, 0}), Error);
   EXPECT_THROW(order_of(1, 1, 1, -2, {0}), Error);
+  EXPECT_THROW(order_of(1, 2, 3, 1, {0, 3}), Error);
   Ints one(4);
-  EXPECT_THROW(expert_order(i64{1} << 30, 2, 3, kNoCapacity, one.data(), one.data(), one.data(), one.data()), Error);
+  EXPECT_THROW(expert_order(i64{1} << 30, 2, 3, one.data(), one.data(), one.data(), one.data()), Error);
 }
 
 // With a capacity, the rows are those of the first tokens of each expert; without, every slot has a row of its own.
@@ -123,10 +129,10 @@ RC_GTEST_PROP(ExpertOrder, SortsByExpertAndToken, ()) {
   const i64 used = *rc::gen::inRange<i64>(k, E + 1);
   const i64 capacity = *rc::gen::elementOf(Values<i64>{kNoCapacity, 0, 1, 3, 40});
   const Order o = order_of(N, k, E, capacity, choices(N, k, used, *rc::gen::arbitrary<unsigned>()));
-  RC_ASSERT(std::accumulate(o.counts.begin(), o.counts.end(), i64{0}) == N * k);
+  RC_ASSERT(std::accumulate(o.counts.begin(), o.counts.end(), i64{0}) == o.rows());
   Ints slots(static_cast<std::size_t>(N * k));
   std::iota(slots.begin(), slots.end(), 0);
-  const auto expert = [&](std::int32_t slot) { return o.choice[static_cast<std::size_t>(slot)]; };
+  const auto expert = [&](std::int32_t slot) { return expert_of(o.choice[static_cast<std::size_t>(slot)]); };
   std::stable_sort(slots.begin(), slots.end(), [&](auto a, auto b) { return expert(a) < expert(b); });
   Ints want(slots.size(), -1);
   std::int32_t row = 0;
@@ -142,6 +148,55 @@ RC_GTEST_PROP(ExpertOrder, SortsByExpertAndToken, ()) {
     std::sort(sorted.begin(), sorted.end());
     for (std::size_t i = 0; i < sorted.size(); ++i) RC_ASSERT(sorted[i] == static_cast<std::int32_t>(i));
   }
+}
+
+// Limits the experts of B sequences; returns the choices and how many are dropped of tokens that count.
+std::pair<Ints, i64> limited(i64 k, i64 E, i64 B, i64 capacity, const Ints& labels, Ints choice) {
+  Ints taken(static_cast<std::size_t>(E), -7);
+  const i64 beyond = limit_experts(std::ssize(choice) / k, k, E, B, capacity, labels.empty() ? nullptr : labels.data(),
+                                   choice.data(), taken.data());
+  return {choice, beyond};
+}
+
+TEST(ExpertCapacity, IsOfEachSequenceAndOfTokensThatCountFirst) {
+  const Ints choice{0, 1, 0, 2, 0, 1, 0, 1, 0, 2, 1, 0};  // of six tokens
+  EXPECT_EQ(limited(2, 3, 1, 2, {}, choice), (std::pair{Ints{0, 1, 0, 2, ~0, 1, ~0, ~1, ~0, 2, ~1, ~0}, i64{6}}));
+  EXPECT_EQ(limited(2, 3, 2, 2, {}, choice), (std::pair{Ints{0, 1, 0, 2, ~0, 1, 0, 1, 0, 2, 1, ~0}, i64{2}}));
+  // Tokens 0 and 3 have no label: they take what is left, and nobody counts what they lose.
+  EXPECT_EQ(limited(2, 3, 1, 2, {-1, 5, 6, -1, 7, 8}, choice),
+            (std::pair{Ints{~0, ~1, 0, 2, 0, 1, ~0, ~1, ~0, 2, 1, ~0}, i64{2}}));
+  EXPECT_EQ(limited(2, 3, 1, 4, {-1, 5, 6, -1, 7, 8}, choice),
+            (std::pair{Ints{~0, 1, 0, 2, 0, 1, ~0, 1, 0, 2, 1, 0}, i64{0}}));
+  EXPECT_EQ(limited(2, 3, 3, 2, {}, choice), (std::pair{choice, i64{0}}));
+  EXPECT_EQ(limited(2, 3, 2, 0, {}, choice).second, 12);
+  EXPECT_THROW(limited(2, 3, 4, 1, {}, choice), Error);  // six tokens are no four sequences
+}
+
+// No expert takes more than its capacity, none leaves what it could take, and marks do not change the choice.
+RC_GTEST_PROP(ExpertCapacity, IsUsedUpAndNotMore, ()) {
+  const i64 E = *rc::gen::inRange<i64>(1, 7), k = *rc::gen::inRange<i64>(1, E + 1), B = *rc::gen::inRange<i64>(1, 4);
+  const i64 S = *rc::gen::inRange<i64>(1, 12), capacity = *rc::gen::inRange<i64>(0, 8);
+  const Ints choice = choices(B * S, k, E, *rc::gen::arbitrary<unsigned>());
+  const Ints labels = *rc::gen::container<Ints>(static_cast<std::size_t>(B * S), rc::gen::inRange(-1, 2));
+  const auto [marked, beyond] = limited(k, E, B, capacity, labels, choice);
+  i64 lost = 0;
+  for (i64 b = 0; b < B; ++b)
+    for (i64 e = 0; e < E; ++e) {
+      i64 wanted = 0, of_labels = 0, taken = 0, taken_of_labels = 0;
+      for (i64 slot = b * S * k; slot < (b + 1) * S * k; ++slot) {
+        const auto at = static_cast<std::size_t>(slot);
+        RC_ASSERT(expert_of(marked[at]) == choice[at]);
+        if (choice[at] != e) continue;
+        const bool takes = !is_dropped(marked[at]), labelled = labels[static_cast<std::size_t>(slot / k)] >= 0;
+        // Of tokens that count, and of the others, the first ones are taken.
+        RC_ASSERT(!takes || (labelled ? taken_of_labels == of_labels : taken - taken_of_labels == wanted - of_labels));
+        ++wanted, of_labels += labelled, taken += takes, taken_of_labels += takes && labelled;
+      }
+      RC_ASSERT(taken == std::min(wanted, capacity));
+      RC_ASSERT(taken_of_labels == std::min(of_labels, capacity));
+      lost += of_labels - taken_of_labels;
+    }
+  RC_ASSERT(beyond == lost);
 }
 
 // --- the reference

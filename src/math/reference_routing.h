@@ -14,6 +14,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "math/expert_order.h"
 #include "math/reference.h"
 
 namespace molen::math::reference {
@@ -81,7 +82,7 @@ template <class T>
 Accum<T> weight_divisor(const Router& r, const T* scores, const std::int32_t* choice) {
   if (!r.renormalise) return Accum<T>(1);
   Accum<T> sum(0);
-  for (std::int64_t j = 0; j < r.k; ++j) sum += Accum<T>(scores[choice[j]]);
+  for (std::int64_t j = 0; j < r.k; ++j) sum += Accum<T>(scores[expert_of(choice[j])]);
   return sum + kNoScore;
 }
 // Divisor that makes a token's scores add up to 1.
@@ -232,7 +233,7 @@ struct RouteBackward {
         D(weight_divisor(r, s, c)),
         Z(score_divisor(r, s)) {
     if (r.renormalise)
-      for (std::int64_t j = 0; j < r.k; ++j) chosen_mean += Accum<T>(g[j]) * Accum<T>(scores[choice[j]]) / D;
+      for (std::int64_t j = 0; j < r.k; ++j) chosen_mean += Accum<T>(g[j]) * Accum<T>(scores[expert_of(choice[j])]) / D;
     if (r.score == RouterScore::kSigmoid && counts)
       for (std::int64_t e = 0; e < r.E; ++e) balance_mean += balance(e) * Accum<T>(scores[e]) / Z;
   }
@@ -240,7 +241,7 @@ struct RouteBackward {
   Accum<T> d_score(std::int64_t e) const {
     Accum<T> sum = (balance(e) - balance_mean) / Z;
     for (std::int64_t j = 0; j < r.k; ++j)
-      if (choice[j] == e) sum += r.scale * (Accum<T>(g[j]) - chosen_mean) / D;
+      if (expert_of(choice[j]) == e) sum += r.scale * (Accum<T>(g[j]) - chosen_mean) / D;
     return sum;
   }
   // sum_e d_s_e s_e of a softmax
@@ -248,7 +249,7 @@ struct RouteBackward {
     Accum<T> sum(0);
     for (std::int64_t e = 0; e < r.E; ++e) sum += balance(e) * Accum<T>(scores[e]);
     for (std::int64_t j = 0; j < r.k; ++j)
-      sum += r.scale * (Accum<T>(g[j]) - chosen_mean) / D * Accum<T>(scores[choice[j]]);
+      sum += r.scale * (Accum<T>(g[j]) - chosen_mean) / D * Accum<T>(scores[expert_of(choice[j])]);
     return sum;
   }
 };
@@ -256,7 +257,8 @@ struct RouteBackward {
 }  // namespace detail
 
 // The backward of `route`, and of the losses in J: overwrites d_logits_NE. sums_B2E are those of all ranks; the counts
-// in them are constants of the objective. It may be null when losses.balance is 0.
+// in them are constants of the objective. It may be null when losses.balance is 0. Choices may be marked as dropped
+// (math/expert_order.h): the weights of the others are what they were, and d_weight_Nk of a dropped one is 0.
 template <class T>
 void route_backward(int threads, const Router& r, const RouterLosses& losses, const T* logits_NE, const T* scores_NE,
                     const T* lse_N, const std::int32_t* choice_Nk, const T* d_weight_Nk, const T* sums_B2E,

@@ -112,6 +112,35 @@ TEST(Routing, BackwardIsTheComplexStep) {
   }
 }
 
+// A dropped choice is in no sum, but its score is still a term of what the weights are divided by. The losses are those
+// of all choices.
+TEST(Routing, BackwardOfWhatACapacityLeavesIsTheComplexStep) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(::testing::Message() << "E " << c.r.E << " k " << c.r.k << " sigmoid " << (c.r.score == kSigmoid)
+                                      << " renormalise " << c.r.renormalise << " balance " << c.l.balance);
+    const Values<double> logits = random_values(c.r.N * c.r.E, 1),
+                         bias = c.biased ? random_values(c.r.E, 3, 0.2) : Values<double>{};
+    Values<double> d_weight = random_values(c.r.N * c.r.k, 2);
+    Routed<double> routed = route_all(c.r, logits, bias);
+    const Values<double> sums = sums_of(c.r, c.l.B, c.biased, logits, routed);
+    Values<std::int32_t> taken(static_cast<std::size_t>(c.r.E));
+    limit_experts(c.r.N, c.r.k, c.r.E, c.l.B, 1, c.r.labels_N, routed.choice.data(), taken.data());
+    std::size_t lost = 0;
+    for (std::size_t slot = 0; slot < d_weight.size(); ++slot)
+      if (is_dropped(routed.choice[slot])) d_weight[slot] = 0.0, ++lost;
+    EXPECT_TRUE(lost > 0 && lost < d_weight.size());
+    Values<double> got(logits.size(), NAN);
+    route_backward(2, c.r, c.l, logits.data(), routed.scores.data(), routed.lse.data(), routed.choice.data(),
+                   d_weight.data(), sums.data(), got.data());
+    expect_gradient(got,
+                    complex_step(logits,
+                                 [&](const Values<Complex>& z) {
+                                   return objective<Complex>(c.r, c.l, z, as<Complex>(bias), d_weight);
+                                 }),
+                    "d_logits");
+  }
+}
+
 // Ranks have some tokens of each sequence; the sums over ranks are whole, and so are losses and gradients.
 TEST(Routing, RanksMaySharePartsOfSequences) {
   const i64 B = 2, T = 9, E = 6, k = 2, first = 4;  // tokens of a sequence on the first rank

@@ -60,9 +60,9 @@ void grouped_backward(const Fused& k, const Context& c, const Groups& g, const f
 
 }  // namespace
 
-double route_forward(const Context& c, const at::Tensor& mid, const at::Tensor& labels, const NormWeights& norm,
-                     const RouterWeights& router, NormSaved& saved, at::Tensor& rows, Routed& routed) {
-  double z = 0.0;
+RouterSums route_forward(const Context& c, const at::Tensor& mid, const at::Tensor& labels, const NormWeights& norm,
+                         const RouterWeights& router, NormSaved& saved, at::Tensor& rows, Routed& routed) {
+  RouterSums sums;
   run(
       c,
       [&](const auto& k) {
@@ -71,10 +71,10 @@ double route_forward(const Context& c, const at::Tensor& mid, const at::Tensor& 
         k.norm_forward(n, d, c.arch.norm_eps, pointer<T>(mid), pointers<T>(norm, saved), pointer<T>(rows));
         T* logits = c.scratch.template take<T>(n * experts);
         k.matmul_nt(n, experts, d, pointer<T>(rows), pointer<T>(router.weight_Ed), false, logits);
-        z = choose_experts<T>(c, logits, pointer<T>(router.bias_E), labels, routed);
+        sums = choose_experts<T>(c, logits, pointer<T>(router.bias_E), labels, routed);
       },
-      [&] { z = aten::route_forward(c, mid, labels, norm, router, saved, rows, routed); });
-  return z;
+      [&] { sums = aten::route_forward(c, mid, labels, norm, router, saved, rows, routed); });
+  return sums;
 }
 
 double balance_loss(const Context& c, const at::Tensor& load, std::int64_t sequence) {
@@ -110,7 +110,7 @@ void route_backward(const Context& c, at::Tensor& d_rows, const at::Tensor& d_we
 void dispatch_forward(const Context& c, const at::Tensor& rows, const at::Tensor& choice, at::Tensor& expert_rows,
                       at::Tensor& places, at::Tensor& offsets) {
   const i64 experts = c.arch.experts->count;
-  math::expert_order(choice.size(0), choice.size(1), experts, math::kNoCapacity, choice.data_ptr<std::int32_t>(),
+  math::expert_order(choice.size(0), choice.size(1), experts, choice.data_ptr<std::int32_t>(),
                      c.scratch.take<std::int32_t>(experts), offsets.data_ptr<std::int32_t>(),
                      places.data_ptr<std::int32_t>());
   run(

@@ -1,5 +1,6 @@
 // The parts of a sparse layer (arch/parts.h) on tensors, with the conventions of model/parts.h. Letters: E experts, t
-// of them for each token, w the width of one, W the columns of its gate|up, M = N*t rows in expert order
+// of them for each token, w the width of one, W the columns of its gate|up, M rows in expert order, one for each
+// of N*t slots that is not dropped
 // (math/expert_order.h). On ATen's kernels, rows are bf16 on the host.
 #pragma once
 
@@ -9,7 +10,8 @@ namespace molen::model {
 
 // The results of the router, which the parts behind it and its backward read.
 struct Routed {
-  at::Tensor scores_NE, lse_N, choice_Nt, weights_Nt;  // choice: int32; the others fp32, fp64 in fp64
+  // choice: int32, with marks of what is dropped (math/expert_order.h); the others fp32, fp64 in fp64.
+  at::Tensor scores_NE, lse_N, choice_Nt, weights_Nt;
   at::Tensor load_B2E;  // of each sequence: tokens of each expert, and the sums of their scores
 };
 // The router's matrix [E, d], and the bias [E] that only its choice sees (undefined: none). Of gradients: the bias has
@@ -18,10 +20,15 @@ struct RouterWeights {
   at::Tensor weight_Ed, bias_E = {};
 };
 
-// labels_N: int32; tokens whose label is below 0 take no part in the losses. Undefined: all count. Returns the z-loss,
-// summed over the tokens that count.
-double route_forward(const Context&, const at::Tensor& mid_Nd, const at::Tensor& labels_N, const NormWeights&,
-                     const RouterWeights&, NormSaved&, at::Tensor& rows_Nd, Routed&);
+// Over the tokens that count: the sum of the z-loss, and the number of choices that are dropped.
+struct RouterSums {
+  double z = 0.0, dropped = 0.0;
+};
+
+// labels_N: int32; tokens whose label is below 0 take no part in the losses, and take the capacity of an expert after
+// the others. Undefined: all count.
+RouterSums route_forward(const Context&, const at::Tensor& mid_Nd, const at::Tensor& labels_N, const NormWeights&,
+                         const RouterWeights&, NormSaved&, at::Tensor& rows_Nd, Routed&);
 // Returns the balance loss, summed over the tokens that count. load_B2E: of whole sequences of `sequence` tokens, on
 // all ranks that share them.
 double balance_loss(const Context&, const at::Tensor& load_B2E, std::int64_t sequence);

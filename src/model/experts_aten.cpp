@@ -19,8 +19,8 @@ void check_narrow(const at::Tensor& rows) {
 }  // namespace
 
 // The logits are rounded, as those of every product, and the scores are made of them in fp32: so are transformers'.
-double route_forward(const Context& c, const at::Tensor& mid, const at::Tensor& labels, const NormWeights& norm,
-                     const RouterWeights& router, NormSaved& saved, at::Tensor& rows, Routed& routed) {
+RouterSums route_forward(const Context& c, const at::Tensor& mid, const at::Tensor& labels, const NormWeights& norm,
+                         const RouterWeights& router, NormSaved& saved, at::Tensor& rows, Routed& routed) {
   check_narrow(mid);
   norm_forward(c, mid, norm, saved, rows);
   const Rewind rewind(c.scratch);

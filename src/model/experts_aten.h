@@ -6,8 +6,8 @@
 
 namespace molen::model::aten {
 
-double route_forward(const Context&, const at::Tensor& mid, const at::Tensor& labels, const NormWeights&,
-                     const RouterWeights& router, NormSaved&, at::Tensor& rows, Routed&);
+RouterSums route_forward(const Context&, const at::Tensor& mid, const at::Tensor& labels, const NormWeights&,
+                         const RouterWeights& router, NormSaved&, at::Tensor& rows, Routed&);
 void route_backward(const Context&, at::Tensor& d_rows, const at::Tensor& d_weights, const at::Tensor& mid,
                     const at::Tensor& labels, const NormSaved&, const Routed&, const NormWeights&,
                     const RouterWeights& router, std::int64_t sequence, double grad_scale, at::Tensor& d_x,

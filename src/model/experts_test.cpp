@@ -27,6 +27,7 @@ struct SparseCase {
   bool sigmoid = false;
   double scale = 1.0;
   bool biased = false;
+  double capacity = 0.0;
 };
 const SparseCase kSparse[] = {
     {"as Mixtral", 5, 2, 23, true, arch::Norm::kRms, arch::Activation::kSwiGlu, 0.7, 0.3},
@@ -37,13 +38,18 @@ const SparseCase kSparse[] = {
     {"as DeepSeek-V3", 6, 3, 21, true, arch::Norm::kRms, arch::Activation::kSwiGlu, 0.7, 0.0, 1, true, 2.5, true},
     {"sigmoids of one", 5, 1, 19, false, arch::Norm::kRms, arch::Activation::kSwiGlu, 0.7, 0.0, 0, true, 0.5, false},
     {"a biased softmax", 5, 2, 19, true, arch::Norm::kLayer, arch::Activation::kSwiGlu, 0.7, 0.3, 0, false, 1.5, true},
-    {"all of a token", 3, 3, 17, true, arch::Norm::kLayerPlain, arch::Activation::kSwiGlu, 0.0, 0.0}};
+    {"all of a token", 3, 3, 17, true, arch::Norm::kLayerPlain, arch::Activation::kSwiGlu, 0.0, 0.0},
+    {"half of the choices", 5, 2, 300, true, arch::Norm::kRms, arch::Activation::kSwiGlu, 0.7, 0.3, 0, false, 1.0,
+     false, 0.5},
+    {"as DeepSeek-V3, with a capacity", 6, 3, 21, true, arch::Norm::kRms, arch::Activation::kSwiGlu, 0.7, 0.0, 1, true,
+     2.5, true, 1.0}};
 
 arch::Architecture architecture_of(const SparseCase& c) {
   arch::Architecture a = small(c.name, 37, 53, 6, 2, 10);
   a.norm = c.norm, a.activation = c.activation;
   a.experts = arch::Experts{c.experts, c.per_token, c.ffn, c.norm_topk, c.balance, c.z};
   a.experts->shared = c.shared, a.experts->scale = c.scale, a.experts->bias_rate = c.biased ? 0.01 : 0.0;
+  a.experts->capacity = c.capacity;
   if (c.sigmoid) a.experts->scores = arch::RouterScores::kSigmoid;
   return a;
 }
@@ -112,7 +118,34 @@ at::Tensor oracle_expert(const arch::Architecture& a, const at::Tensor& rows, co
 
 struct Oracle {
   at::Tensor y, choice, balance, z, load;
+  std::int64_t dropped = 0;  // choices of tokens that count
 };
+
+// 1 where an expert takes a token's choice, [N, t]: the first ones of each sequence, of tokens that count before
+// others.
+at::Tensor oracle_taken(const arch::Experts& e, const at::Tensor& chosen, const at::Tensor& labels, std::int64_t B,
+                        std::int64_t& dropped) {
+  const std::int64_t S = chosen.size(0) / B;
+  const auto most = static_cast<int>(
+      std::ceil(e.capacity * static_cast<double>(e.per_token * S) / static_cast<double>(e.count) - 1e-9));
+  at::Tensor taken = at::ones(chosen.sizes(), at::kDouble);
+  if (e.capacity == 0.0) return taken;
+  for (std::int64_t b = 0; b < B; ++b)
+    for (std::int64_t expert = 0; expert < e.count; ++expert) {
+      int room = most;
+      for (const bool counts : {true, false})
+        for (std::int64_t n = b * S; n < (b + 1) * S; ++n) {
+          if ((labels[n].item<int>() >= 0) != counts) continue;
+          for (std::int64_t j = 0; j < e.per_token; ++j)
+            if (chosen[n][j].item<std::int64_t>() == expert && room-- <= 0) {
+              taken[n][j] = 0.0;
+              dropped += counts;
+            }
+        }
+    }
+  return taken;
+}
+
 // With `choice`, the experts are these: near-equal scores of rounded numbers may be in another order.
 Oracle oracle_layer(const arch::Architecture& a, const at::Tensor& mid, const at::Tensor& labels,
                     const SparseWeights& w, std::int64_t B, const at::Tensor& choice) {
@@ -127,7 +160,8 @@ Oracle oracle_layer(const arch::Architecture& a, const at::Tensor& mid, const at
   const at::Tensor chosen = choice.defined() ? choice.to(at::kLong) : o.choice;
   at::Tensor weights = scores.gather(1, chosen);
   if (e.norm_topk) weights = weights / weights.sum(-1, true);
-  const at::Tensor dense = at::zeros({N, e.count}, at::kDouble).scatter(1, chosen, weights * e.scale);
+  const at::Tensor taken = oracle_taken(e, chosen, labels, B, o.dropped),
+                   dense = at::zeros({N, e.count}, at::kDouble).scatter(1, chosen, weights * taken * e.scale);
   o.y = mid;
   for (std::int64_t k = 0; k < e.count; ++k)
     o.y = o.y + dense.narrow(1, k, 1) * oracle_expert(a, rows, w.up[k], w.down[k]);
@@ -160,7 +194,7 @@ class SparseLayer {
   at::Tensor y, d_x;
   Routed routed;
   struct {
-    double balance = 0, z = 0;
+    double balance = 0, z = 0, dropped = 0;
   } sums;
 
   void forward(const SparseBatch& batch) {
@@ -171,19 +205,22 @@ class SparseLayer {
               wide({shape_.batch, 2, e.count})};
     rows_ = narrow({n, a_.hidden});
     with(Part::kRoute, Pass::kForward, [&](const Context& c) {
-      sums.z += route_forward(c, batch.mid, batch.labels, w_.norm, {w_.router, w_.router_bias}, stats_, rows_, routed);
+      const RouterSums made =
+          route_forward(c, batch.mid, batch.labels, w_.norm, {w_.router, w_.router_bias}, stats_, rows_, routed);
+      sums.z += made.z, sums.dropped += made.dropped;
     });
     with(Part::kBalance, Pass::kForward,
          [&](const Context& c) { sums.balance += balance_loss(c, routed.load_B2E, shape_.sequence); });
     const at::Tensor residual = a_.shares_experts() ? shared_forward(batch.mid) : batch.mid;
-    const std::int64_t m = n * e.per_token;
+    const std::int64_t m = arch::most_rows_of_experts(e, shape_.batch, shape_.sequence, 1);
     in_ = narrow({m, a_.hidden}), places_ = at::full({n, e.per_token}, -7, at::kInt);
     offsets_ = at::full({e.count + 1}, -7, at::kInt);
     with(Part::kDispatch, Pass::kForward,
          [&](const Context& c) { dispatch_forward(c, rows_, routed.choice_Nt, in_, places_, offsets_); });
     up_ = narrow({m, a_.expert_up_size()}), act_ = narrow({m, e.ffn}), out_ = narrow({m, a_.hidden});
     with(Part::kExpertUp, Pass::kForward, [&](const Context& c) { experts_forward(c, in_, offsets_, w_.up, up_); });
-    with(Part::kExpertActivation, Pass::kForward, [&](const Context& c) { activation_forward(c, up_, act_); });
+    at::Tensor made = present(act_);
+    with(Part::kExpertActivation, Pass::kForward, [&](const Context& c) { activation_forward(c, present(up_), made); });
     with(Part::kExpertDown, Pass::kForward,
          [&](const Context& c) { experts_forward(c, act_, offsets_, w_.down, out_); });
     y = narrow({n, a_.hidden});
@@ -200,7 +237,9 @@ class SparseLayer {
          [&](const Context& c) { combine_backward(c, d_x, out_, places_, routed.weights_Nt, d_out, d_weights); });
     with(Part::kExpertDown, Pass::kBackward,
          [&](const Context& c) { experts_backward(c, d_out, act_, offsets_, w_.down, d_act, grads.down); });
-    with(Part::kExpertActivation, Pass::kBackward, [&](const Context& c) { activation_backward(c, d_act, up_, d_up); });
+    at::Tensor d_made = present(d_up);
+    with(Part::kExpertActivation, Pass::kBackward,
+         [&](const Context& c) { activation_backward(c, present(d_act), present(up_), d_made); });
     with(Part::kExpertUp, Pass::kBackward,
          [&](const Context& c) { experts_backward(c, d_up, in_, offsets_, w_.up, d_in, grads.up); });
     with(Part::kDispatch, Pass::kBackward, [&](const Context& c) { dispatch_backward(c, d_in, places_, d_rows); });
@@ -247,6 +286,10 @@ class SparseLayer {
     const Context context{a_, shape_, work.scratch, accumulate_};
     guarded(shape_, work.scratch, [&] { call(context); });
     EXPECT_EQ(work.scratch.high_water(), work.scratch.capacity()) << arch::name_of(part) << " " << name_of(pass);
+  }
+  // The rows that experts have.
+  at::Tensor present(const at::Tensor& rows) const {
+    return rows.narrow(0, 0, offsets_[offsets_.numel() - 1].item<int>());
   }
   at::Tensor narrow(at::IntArrayRef shape) const { return at::full(shape, NAN, compute_); }
   at::Tensor wide(at::IntArrayRef shape) const { return at::full(shape, NAN, wide_); }
@@ -296,11 +339,14 @@ void check_layer(const SparseCase& of, const Path& path) {
       layer.backward(batch, key == "second", grads);
     }
     const at::Tensor mid = batch.mid.to(at::kDouble, false, true).requires_grad_(true);
-    const Oracle want = oracle_layer(a, mid, batch.labels, leaves, B, layer.routed.choice_Nt);
+    const at::Tensor marked = layer.routed.choice_Nt, choice = at::where(marked.lt(0), marked.bitwise_not(), marked);
+    const Oracle want = oracle_layer(a, mid, batch.labels, leaves, B, choice);
     load += want.load;
     if (path.compute != DType::kBF16) {
-      EXPECT_TRUE(at::equal(layer.routed.choice_Nt.to(at::kLong), want.choice));
+      EXPECT_TRUE(at::equal(choice.to(at::kLong), want.choice));
     }
+    EXPECT_EQ(layer.sums.dropped, static_cast<double>(want.dropped));
+    EXPECT_EQ(want.dropped > 0, of.capacity > 0.0);
     const double each = kGradScale / static_cast<double>(a.layers);
     ((want.y * batch.d_y.to(at::kDouble)).sum() + want.balance * (each * of.balance) + want.z * (each * of.z))
         .backward();

@@ -28,9 +28,10 @@ inline math::Groups groups_of(const at::Tensor& offsets, const at::Tensor& weigh
   return {weight.size(0), weight.size(1), weight.size(2), offsets.data_ptr<std::int32_t>()};
 }
 
-// `bias`: of each expert; null: none. Returns the sum of the z-losses.
+// `bias`: of each expert; null: none. The losses are those of the choice before anything is dropped (Switch
+// Transformers, arXiv 2101.03961, equation 5).
 template <class T>
-double choose_experts(const Context& c, const T* logits, const T* bias, const at::Tensor& labels, Routed& to) {
+RouterSums choose_experts(const Context& c, const T* logits, const T* bias, const at::Tensor& labels, Routed& to) {
   const int threads = std::max(c.shape.threads, 1);
   const auto router = router_of(c, to.lse_N.numel(), labels);
   auto* choice = to.choice_Nt.data_ptr<std::int32_t>();
@@ -38,7 +39,13 @@ double choose_experts(const Context& c, const T* logits, const T* bias, const at
   math::reference::route<T>(threads, router, logits, bias, choice, to.weights_Nt.data_ptr<T>(), scores, lse);
   math::reference::balance_sums<T>(threads, router, c.shape.batch, bias != nullptr, logits, choice, scores, load,
                                    c.scratch);
-  return static_cast<double>(math::reference::z_loss_sum<T>(router, lse));
+  RouterSums sums{static_cast<double>(math::reference::z_loss_sum<T>(router, lse))};
+  const arch::Experts& e = *c.arch.experts;
+  if (e.drops())
+    sums.dropped = static_cast<double>(math::limit_experts(router.N, router.k, router.E, c.shape.batch,
+                                                           arch::capacity_of(e, c.shape.sequence), router.labels_N,
+                                                           choice, c.scratch.take<std::int32_t>(router.E)));
+  return sums;
 }
 
 template <class T>
@@ -65,8 +72,8 @@ void choose_backward(const Context& c, const at::Tensor& d_weights, const at::Te
                                      d_weights.data_ptr<T>(), of.load_B2E.data_ptr<T>(), d_logits);
 }
 
-// The tokens of each expert, of those that have a label: what moves a router's bias. T counts them exactly below 2^24.
-// Of ranks that share the part, the first counts.
+// The tokens that choose each expert, of those that have a label: what moves a router's bias. T counts them exactly
+// below 2^24. Of ranks that share the part, the first counts.
 template <class T>
 void count_tokens(const Context& c, const at::Tensor& labels, const Routed& of, T* counts) {
   const auto router = router_of(c, of.lse_N.numel(), labels);
@@ -74,7 +81,8 @@ void count_tokens(const Context& c, const at::Tensor& labels, const Routed& of, 
   if (!c.accumulate) std::fill(counts, counts + router.E, T(0));
   if (c.share.rank > 0) return;
   for (std::int64_t n = 0; n < router.N; ++n)
-    for (std::int64_t j = 0; router.counts(n) && j < router.k; ++j) counts[choice[n * router.k + j]] += T(1);
+    for (std::int64_t j = 0; router.counts(n) && j < router.k; ++j)
+      counts[math::expert_of(choice[n * router.k + j])] += T(1);
 }
 
 }  // namespace molen::model

@@ -52,6 +52,20 @@ TEST(Layouts, OfASparseModelCanBeBuilt) {
   }
 }
 
+// Context ranks would have to agree on the first tokens of a sequence.
+TEST(Layouts, OfExpertsWithACapacityHaveNoContextRanks) {
+  arch::Architecture a = model();
+  a.experts = arch::Experts{.count = 4, .per_token = 2, .ffn = 24};
+  const auto contexts = [&] {
+    std::set<int> found;
+    for (const Layout& l : layouts_of(a, batch_of(3), 4, {})) found.insert(l.setting.context_ranks());
+    return found;
+  };
+  EXPECT_EQ(contexts(), (std::set<int>{1, 2, 4}));
+  a.experts->capacity = 1.25;
+  EXPECT_EQ(contexts(), std::set<int>{1});
+}
+
 // The layouts that compute some parts again name those that the model has.
 TEST(Layouts, SomePartsComputedAgainAreOfTheModel) {
   const auto names = [](const arch::Architecture& a) {

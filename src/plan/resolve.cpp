@@ -84,6 +84,7 @@ void resolve_experts(const Config& config, arch::Architecture& a) {
                                                      {"model.router_scores", m.router_scores.has_value()},
                                                      {"model.router_scale", m.router_scale.has_value()},
                                                      {"model.router_bias_rate", m.router_bias_rate.has_value()},
+                                                     {"model.expert_capacity", m.expert_capacity.has_value()},
                                                      {"model.balance_loss", m.balance_loss.has_value()},
                                                      {"model.z_loss", m.z_loss.has_value()}};
   for (const auto& [key, given] : of_experts)
@@ -103,6 +104,7 @@ void resolve_experts(const Config& config, arch::Architecture& a) {
   override_with(m.z_loss, a.experts->z_loss);
   override_with(m.router_scale, a.experts->scale);
   override_with(m.router_bias_rate, a.experts->bias_rate);
+  override_with(m.expert_capacity, a.experts->capacity);
   if (m.router_scores)
     a.experts->scores = choice<arch::RouterScores>(
         config, "model.router_scores", *m.router_scores,
@@ -165,6 +167,8 @@ void refuse_experts(const Config& c, const arch::Architecture& arch, const Machi
       throw UsageError("{}: {}", c.where("precision.compute"), *why);
   if (const auto why = program::chunks_refused(arch, s))
     throw UsageError("{}: {}", c.where("parallel.tensor_chunks"), *why);
+  if (const auto why = program::capacity_refused(arch, s))
+    throw UsageError("{}: {}", c.where("model.expert_capacity"), *why);
   if (const auto why = program::reduce_refused(arch, s)) throw UsageError("{}: {}", c.where("precision.reduce"), *why);
 }
 

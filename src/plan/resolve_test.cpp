@@ -70,6 +70,7 @@ TEST(Architecture, EachKeySetsItsMember) {
       {"router_scores", {"sigmoid", "sigmoid"}},
       {"router_scale", {"2.5", 2.5}},
       {"router_bias_rate", {"0.001", 0.001}},
+      {"expert_capacity", {"1.25", 1.25}},
       {"norm_topk", {"false", false}},
       {"balance_loss", {"0.5", 0.5}},
       {"z_loss", {"0.25", 0.25}},
@@ -83,9 +84,9 @@ TEST(Architecture, EachKeySetsItsMember) {
     sets.insert(sets.end(), more.begin(), more.end());
     return arch::to_json(resolve_architecture(with(sets)));
   };
-  const std::set<std::string> of_experts{"experts",        "experts_per_token", "expert_ffn",      "dense_layers",
-                                         "shared_experts", "norm_topk",         "balance_loss",    "z_loss",
-                                         "router_scores",  "router_scale",      "router_bias_rate"};
+  const std::set<std::string> of_experts{"experts",        "experts_per_token", "expert_ffn",       "dense_layers",
+                                         "shared_experts", "norm_topk",         "balance_loss",     "z_loss",
+                                         "router_scores",  "router_scale",      "router_bias_rate", "expert_capacity"};
   const std::vector<std::string> sparse{"model.experts=4", "model.experts_per_token=2"};
   for (const config::Field& field : config::fields()) {
     if (!field.key.starts_with("model.") || field.key == "model.preset" || field.key == "model.family") continue;
@@ -119,6 +120,8 @@ TEST(Architecture, Experts) {
             "model.experts_per_token: needed with --set model.experts; it says how many of them a token meets");
   EXPECT_EQ(refused({"model.z_loss=0.1"}),
             "--set model.z_loss: this model has no experts; model.experts says how many");
+  EXPECT_EQ(refused({"model.expert_capacity=1.25"}),
+            "--set model.expert_capacity: this model has no experts; model.experts says how many");
   EXPECT_EQ(refused({"model.experts=8", "model.experts_per_token=9"}),
             "model.experts_per_token: 9 of model.experts = 8 cannot be chosen");
   const std::string width = "--set model.ffn: every layer of this preset has experts, whose width is model.expert_ffn";
@@ -464,6 +467,7 @@ TEST(Setting, RefusalsSayWhatWouldDo) {
   EXPECT_EQ(refused_experts({"precision.compute=fp16"}),
             "--set precision.compute: ATen's kernels of experts compute in bf16, not in fp16");
   EXPECT_EQ(refused_experts({"precision.compute=bf16"}), "accepted");
+  EXPECT_EQ(refused_experts({"precision.compute=bf16", "model.expert_capacity=1.25"}), "accepted");
   EXPECT_EQ(refused_experts({"precision.compute=bf16", "precision.reduce=bf16"}), "accepted");
   EXPECT_EQ(refused_experts({"precision.compute=bf16", "precision.reduce=bf16", "model.router_bias_rate=0.001"}),
             "--set precision.reduce: messages of bf16 would round the numbers of tokens that move the biases of "

@@ -264,6 +264,10 @@ suite::Layout in_pieces(suite::Layout l) {
   l.chunks = 2;
   return l;
 }
+suite::Layout over_experts(suite::Layout l) {
+  l.experts = 2;
+  return l;
+}
 suite::Layout on_host(suite::Layout l) {
   l.offload = {true, true, true, true};
   return l;
@@ -283,6 +287,8 @@ TEST(Access, OpsTouchWhatTheyName) {
       {"CP 2, gathered", over_axes(1, 2)},
       {"CP 2, in a ring", with_ring(over_axes(1, 2))},
       {"CP 2, in a ring, bf16", with_ring(over_axes(1, 2)), DType::kBF16, arch::Kernels::kAten},
+      {"EP 2", over_experts({1, 1, true, 2})},
+      {"EP 2, FULL_SHARD 2, bf16", over_experts({2, 3, false, 2}), DType::kBF16, arch::Kernels::kAten},
       {"all on the host", on_host({2, 3, false, 2})},
       {"documents",
        [] {
@@ -294,18 +300,24 @@ TEST(Access, OpsTouchWhatTheyName) {
       {"PP 2 in halves", over_stages(2, true)},
   };
   for (const Case& c : cases)
-    for (const std::string model : {"Llama", "GPT", "Qwen3", "Mixtral", "dots.llm1"}) {
+    for (const std::string model : {"Llama", "GPT", "Qwen3", "Mixtral", "dots.llm1", "a capacity"}) {
       const bool gpt = model == "GPT";
       auto setting = suite::setting_of(c.layout, c.compute);
       setting.kernels = c.kernels;
       auto arch = gpt ? suite::gpt() : model == "Qwen3" ? suite::qwen() : suite::llama(true);
-      if (model == "Mixtral" || model == "dots.llm1") {  // on ATen's kernels in bf16 alone
+      const bool sparse = model == "Mixtral" || model == "dots.llm1" || model == "a capacity";
+      if (c.layout.experts > 1 && !sparse) continue;
+      if (model == "a capacity" && c.layout.experts == 1 && c.layout.ranks() > 1) continue;
+      if (sparse) {  // on ATen's kernels in bf16 alone
         arch = suite::mixtral();
+        if (c.layout.experts > 1) arch.experts->count = 6;
+        if (model == "a capacity") arch.experts->capacity = 0.75;
         if (model == "dots.llm1") {  // a dense layer, shared experts and biases of routers
           arch.experts->dense_layers = 1, arch.experts->shared = 2, arch.experts->scores = arch::RouterScores::kSigmoid;
           arch.experts->z_loss = 0.0, arch.experts->bias_rate = 0.001;
         }
-        if (program::chunks_refused(arch, setting) || (c.kernels == arch::Kernels::kAten && c.compute != DType::kBF16))
+        if (program::chunks_refused(arch, setting) || program::capacity_refused(arch, setting) ||
+            (c.kernels == arch::Kernels::kAten && c.compute != DType::kBF16))
           continue;
       }
       if (c.layout.tensor > 1) {  // sizes that two ranks can share

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 
 #include "program/test_edit.h"
 #include "prove/layouts_suite.h"
@@ -197,25 +198,27 @@ TEST(ExpertRanksCheckpoint, LoadsOnOtherRanks) {
   const std::vector<Layout> layouts{experts(1, {2, 1, false, 1}), experts(2), experts(3, {1, 3, false, 1}),
                                     experts(2, in_copies(2, false, {2, 2, false, 1})),
                                     of_tensor(2, true, experts(2, {1, 2, false, 1}))};
-  for (const std::string optimizer : {"adamw", "muon", "adafactor"}) {
-    std::string first;
+  // The first and the third layout save: one rank with all experts, and three of which each has a part of its own.
+  const std::pair<std::string, std::size_t> savers[] = {{"adamw", 0}, {"muon", 0}, {"adafactor", 0},
+                                                        {"adamw", 2}, {"muon", 2}, {"adafactor", 2}};
+  for (const auto& [optimizer, saver] : savers) {
+    SCOPED_TRACE(fmt::format("{}, saved by layout {}", optimizer, saver));
+    const auto programs = [&, with = optimizer](const Layout& l) {
+      auto s = setting_of(l, DType::kF32);
+      s.optimizer = with;
+      return apart_programs(a, s);
+    };
     const fs::path dir = fs::temp_directory_path() / fmt::format("molen_expert_ranks_{}", ::getpid());
     fs::remove_all(dir);
-    for (const Layout& l : layouts) {
-      SCOPED_TRACE(optimizer);
-      auto s = setting_of(l, DType::kF32);
-      s.optimizer = optimizer;
-      const auto stages = apart_programs(a, s);
-      const std::string hash = hash_of_checkpoint(stages, dir, first.empty());
-      if (first.empty()) first = hash;
-      EXPECT_EQ(hash, first);
-    }
+    const std::string saved = hash_of_checkpoint(programs(layouts[saver]), dir, true);
+    for (const Layout& l : layouts) EXPECT_EQ(hash_of_checkpoint(programs(l), dir, false), saved);
     fs::remove_all(dir);
   }
 }
 
 // Muon and Adafactor update matrices of experts whole, each on one rank.
 TEST(ExpertRanksOptimizers, UpdateTheSameModel) {
+  std::map<std::string, int> ran;
   for (const std::string optimizer : {"muon", "adafactor", "lion"})
     for (const Layout& l : {experts(2, {2, 1, false, 1}), of_tensor(2, false, experts(2)), experts(4, {1, 3, false, 1}),
                             experts(2, on_host(kEverything, {2, 3, false, 1}))}) {
@@ -224,7 +227,63 @@ TEST(ExpertRanksOptimizers, UpdateTheSameModel) {
       if (program::optimizer_refused(many)) continue;
       SCOPED_TRACE(optimizer);
       expect_same_model(train_alone(program::build(apart(), one), 5), train_threads(apart_programs(apart(), many), 5));
+      ++ran[optimizer];
     }
+  // Muon's products are not made by the host's stream.
+  EXPECT_EQ(ran, (std::map<std::string, int>{{"muon", 3}, {"adafactor", 4}, {"lion", 4}}));
+}
+
+// Biases send all choices to the first experts, which are all on the first rank: it gets as many rows as it has room
+// for, and the other gets none.
+TEST(ExpertRanksLoad, OneRankMayGetAllRowsAndAnotherNone) {
+  auto a = apart();
+  a.experts->bias_rate = 1e-6;
+  const auto trained = [&](const Layout& l) {
+    const auto stages = apart_programs(a, setting_of(l, DType::kF64));
+    Trial trial;
+    trial.steps = 3;
+    trial.prepare = [&](const exec::Executor& executor) {
+      const auto& units = executor.program().units;
+      for (std::size_t u = 0; u < units.size(); ++u)
+        for (const program::UnitEntry& entry : units[u].entries) {
+          const arch::Parameter& of = executor.program().parameters[static_cast<std::size_t>(entry.parameter)];
+          if (arch::moved_by_load(of.role))
+            executor.state("param", static_cast<int>(u)).narrow(0, entry.offset, a.experts->per_token).fill_(100.0);
+        }
+    };
+    Outcome first;
+    on_ranks(stages.front().setting.ranks(), [&](comm::Communicator& world) {
+      const auto& s = stages.front().setting;
+      Outcome out = prove(stages.front(), world, synthetic_samples(s, a.vocabulary), trial);
+      // In each layer and micro-batch, each rank sends its rows forward and their gradients backward, and the first
+      // rank sends what it makes of the rows of all, and of their gradients.
+      if (s.shares_experts()) {
+        const auto at = mesh::Mesh(s.mesh, s.ranks(), s.order).coordinates(world.rank());
+        const std::int64_t sends = at[mesh::Axis::kEp] == 0 ? 2 + 2 * s.expert_ranks() : 2,
+                           rows = s.tokens() * a.experts->per_token * a.layers * s.micro_batches();
+        EXPECT_EQ(out.traffic.at({program::Axis::kEp, comm::CallKind::kAllToAll}).bytes, sends * rows * a.hidden * 8);
+      }
+      if (world.rank() == 0) first = std::move(out);
+    });
+    return first;
+  };
+  Outcome one = trained(experts(1, {1, 0, false, 3}));
+  // No expert but the first two has a gradient.
+  const auto without_zeros = [](Outcome& of) {
+    return std::erase_if(of.tensors,
+                         [](const auto& named) { return named.second.abs().max().template item<double>() == 0.0; });
+  };
+  const auto zeros = static_cast<std::int64_t>(without_zeros(one));
+  EXPECT_EQ(zeros, a.layers * (a.experts->count - a.experts->per_token) * 3);
+  for (const Layout& l : {experts(2), experts(4, {1, 1, false, 1}), of_tensor(2, true, experts(2))}) {
+    SCOPED_TRACE(fmt::format("{} expert ranks", l.experts));
+    Outcome many = trained(l);
+    EXPECT_EQ(static_cast<std::int64_t>(without_zeros(many)), zeros);
+    const Difference d = difference(one, many);
+    EXPECT_LE(d.parameters, 1e-9) << d.worst_parameter;
+    EXPECT_LE(d.gradients, 1e-9) << d.worst_gradient;
+    EXPECT_LE(d.loss, 1e-9);
+  }
 }
 
 TEST(ExpertRanksMessages, In16BitsAreNearThoseIn32) {

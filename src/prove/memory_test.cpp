@@ -277,6 +277,19 @@ suite::Layout over(int tensor, int stages, int context, int shards = 1, int zero
   l.sequence = 24;  // divides evenly among context ranks
   return l;
 }
+suite::Layout shared_experts(int experts, int shards, int zero) {
+  suite::Layout l = sharded(shards, zero);
+  l.experts = experts;
+  return l;
+}
+// Each token meets all experts, so as many rows come to a rank as it has room for. With a capacity, they are those of
+// half of each sequence.
+arch::Architecture all_experts(double capacity) {
+  auto a = suite::mixtral();
+  a.experts->count = a.experts->per_token = 4;
+  a.experts->capacity = capacity;
+  return a;
+}
 suite::Layout ring(suite::Layout l) {
   l.form = program::ContextForm::kRing;
   return l;
@@ -303,6 +316,8 @@ const std::vector<Strategy> kStrategies{
     {"CP 2, in a ring", ring(over(1, 1, 2))},
     {"CP 2, in a ring, bf16", ring(over(1, 1, 2)), DType::kBF16},
     {"TP 2 x PP 2 x CP 2", over(2, 2, 2)},
+    {"EP 2", shared_experts(2, 1, 1)},
+    {"EP 2, bf16, FULL_SHARD 2", shared_experts(2, 2, 3), DType::kBF16},
     {"optimizer on the host", offloading(sharded(2, 3), {true, false, false, false})},
     {"optimizer and gradients on the host, bf16", offloading(sharded(2, 3), {true, true, false, false}), DType::kBF16},
     {"all on the host", offloading(sharded(2, 3), {true, true, true, true})},
@@ -313,9 +328,12 @@ TEST(Memory, EveryRankWritesWhatIsPlanned) {
   even.hidden = 32, even.heads = 4, even.kv_heads = 2, even.head_dim = 8, even.vocabulary = 72;
   for (const auto& [name, layout, compute] : kStrategies)
     for (const auto packing : {program::Packing::kShared, program::Packing::kApart}) {
+      const auto model = layout.experts > 1  ? all_experts(compute == DType::kBF16 ? 0.5 : 0.0)
+                         : layout.tensor > 1 ? even
+                                             : suite::llama(false);
       auto setting = suite::setting_of(layout, compute);
       if (compute == DType::kBF16) setting.kernels = arch::Kernels::kAten;
-      const auto stages = memory_stages(layout.tensor > 1 ? even : suite::llama(false), setting);
+      const auto stages = memory_stages(model, setting);
       const auto written = written_by(stages, packing);
       std::string ends;
       for (int rank = 0; rank < stages[0].setting.ranks(); ++rank) {

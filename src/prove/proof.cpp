@@ -96,7 +96,7 @@ std::string scale_name(std::string name) {
 double worst_of(const std::vector<double>& a, const std::vector<double>& b) {
   double worst = a.size() == b.size() ? 0.0 : INFINITY;
   for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    const double d = std::abs(a[i] - b[i]) / std::abs(a[i]);
+    const double d = a[i] == b[i] ? 0.0 : std::abs(a[i] - b[i]) / std::abs(a[i]);
     worst = std::isnan(d) ? INFINITY : std::max(worst, d);
   }
   return worst;
@@ -104,7 +104,8 @@ double worst_of(const std::vector<double>& a, const std::vector<double>& b) {
 
 // Returns the largest relative difference of all losses that a step reports: the model's and those of routers.
 double worst_loss(const Outcome& a, const Outcome& b) {
-  return std::max({worst_of(a.losses, b.losses), worst_of(a.balance, b.balance), worst_of(a.z, b.z)});
+  return std::max({worst_of(a.losses, b.losses), worst_of(a.balance, b.balance), worst_of(a.z, b.z),
+                   worst_of(a.dropped, b.dropped)});
 }
 
 // The number of terms in the sums that follow one another between a token and the loss, and from there to the gradient
@@ -202,6 +203,7 @@ Outcome prove(const program::Program& program, comm::Communicator& world, const 
   at::set_num_threads(program.setting.threads);
   exec::Executor executor(program, world.rank(), &world, trial.options);
   launch::initialize_parameters(executor, trial.seed, program.setting.threads);
+  if (trial.prepare) trial.prepare(executor);
   const auto& s = program.setting;
   const auto planned = program::payloads_of(program, executor.ops(), executor.coordinates());
   Outcome out;
@@ -215,12 +217,15 @@ Outcome prove(const program::Program& program, comm::Communicator& world, const 
     const auto result = executor.run(input);
     out.traffic = launch::since(before, launch::traffic_of(executor));
     launch::require_planned(out.traffic, planned);
+    if (program.setting.shares_experts())
+      launch::require_planned_exchanges(out.traffic, planned, program.arch.drops_tokens(), world);
     if (result.non_finite) throw Error("step {}: the loss or the gradient is not finite", step);
     check_memory(executor);
     out.losses.push_back(result.mean_loss());
     if (program.arch.sparse()) {
       out.balance.push_back(result.balance_loss);
       out.z.push_back(result.z_loss);
+      if (program.arch.drops_tokens()) out.dropped.push_back(result.dropped_share);
     }
     out.norms.push_back(result.grad_norm);
   }

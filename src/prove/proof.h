@@ -38,11 +38,13 @@ struct Trial {
   double lr = 3e-3;
   double loss_scale = 1024.0;  // used when the program scales its loss
   exec::Options options;
+  std::function<void(const exec::Executor&)> prepare = {};  // called once the parameters have their first values
 };
 
 struct Outcome {
   std::vector<double> losses, norms;          // per step
   std::vector<double> balance, z;             // losses of the routers, per step; empty of a model without sparse layers
+  std::vector<double> dropped;                // share that capacities drop, per step; empty of a model without them
   std::map<std::string, at::Tensor> tensors;  // weights, and last-step gradients as "grad/NAME"; fp64, whole
   std::string hash;                           // of the state (launch/checkpointing.h)
   launch::Traffic traffic;                    // of this rank in the last step

@@ -94,6 +94,17 @@ Layout eight_ranks() {
   return l;
 }
 
+Layout expert_ranks() {
+  Layout l{2, 2, false, 1};
+  l.experts = 2;
+  return l;
+}
+arch::Architecture model_of(const Layout& layout) {
+  auto a = layout.experts > 1 ? mixtral() : llama(false);
+  if (a.sparse()) a.experts->count = 6;
+  return a;
+}
+
 void expect_bits_of(const Outcome& a, const Outcome& b) {
   EXPECT_EQ(a.hash, b.hash);
   EXPECT_EQ(a.losses, b.losses);
@@ -102,8 +113,8 @@ void expect_bits_of(const Outcome& a, const Outcome& b) {
 
 // Communication that waits its turn, or that a text has put on one stream, gives the same bits.
 TEST(CommStreams, GiveTheSameBits) {
-  for (const Layout& layout : {four_ranks(), eight_ranks()}) {
-    const Program p = program::build(llama(false), setting_of(layout, DType::kF32));
+  for (const Layout& layout : {four_ranks(), eight_ranks(), expert_ranks()}) {
+    const Program p = program::build(model_of(layout), setting_of(layout, DType::kF32));
     const Outcome free = train_threads(p, 3);
     for (const Stream stream : {Stream::kDpComm, Stream::kPpComm}) {
       const Program moved = on_stream(p, stream);

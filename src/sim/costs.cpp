@@ -48,11 +48,13 @@ double Costs::compute_seconds(const program::Program& p, const program::Step& st
 double Costs::collective_seconds(const program::Program& p, const program::Step& step) const {
   const std::string kind = program::kind_of(step.op);
   const double bytes = std::max(1.0, static_cast<double>(step.moved.value));
-  // The measured collectives were among all ranks, but this one is among the ranks of the op's axis.
+  // The measured collectives were among all ranks, but this one is among the ranks of the op's axis. A group of one
+  // rank only copies.
   const auto axis = program::axis_of(step.op);
   MOLEN_CHECK(axis, "{} is among no ranks", kind);
   const int group = program::group_size(p.grid, *axis), measured = collectives_ ? collectives_->ranks : sharing_.ranks;
   const CostModel& model = collectives_ ? collectives_->model : compute_;
+  if (group == 1) return copy_seconds(step);
   const double traffic = collective_traffic(kind, bytes, group, communicator_);
   if (measured == 0) return model.seconds("optimizer_step", {1.0, std::log(std::max(1.0, traffic))});
   if (group == measured) return model.seconds(p, step);

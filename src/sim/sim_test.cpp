@@ -378,6 +378,35 @@ TEST(Costs, CollectivesAreAmongTheRanksOfTheirAxis) {
   EXPECT_GT(seen, 0);
 }
 
+// Where each expert is on one rank, the groups of its unit have one rank, which copies: a gradient to its shard, and a
+// shard to where it is used.
+TEST(Costs, ACollectiveOfOneRankIsACopy) {
+  std::vector<Sample> samples;
+  for (const double bytes : {1.0, 1e4, 1e8})
+    samples.push_back({"optimizer_step", {1.0, std::log(bytes)}, bytes * 1e-10});
+  const CostModel model = CostModel::fit(samples);
+  auto a = arch::preset("llama-tiny");
+  a.experts = arch::Experts{.count = 4, .per_token = 2, .ffn = 64};
+  program::Setting s;
+  s.mesh[mesh::Axis::kEp] = 2;
+  s.global_batch = 8, s.sequence = 64, s.zero = 3;
+  const auto p = program::build(a, s);
+  int gathered = 0, reduced = 0;
+  for (const std::string communicator : {"mpi", "threads", "nccl"})
+    for (const auto& body : p.bodies)
+      for (const auto& step : body.steps) {
+        if (program::axis_of(step.op) != program::Axis::kExpertShard) continue;
+        const double touched = (step.updates(program::Arg::kTo) ? 3.0 : 2.0) * static_cast<double>(step.moved.value);
+        EXPECT_GT(touched, 0.0);
+        EXPECT_DOUBLE_EQ(Costs(model, {4, 2, 1}, communicator).seconds(p, step),
+                         model.seconds("optimizer_step", {1.0, std::log(touched)}));
+        gathered += std::holds_alternative<program::AllGather>(step.op);
+        reduced += std::holds_alternative<program::ReduceScatter>(step.op);
+      }
+  EXPECT_GT(gathered, 0);
+  EXPECT_GT(reduced, 0);
+}
+
 TEST(Extrapolate, MoreRanksOnTheSameCoresAreNeverFaster) {
   for (const std::string communicator : {"threads", "mpi"}) {
     Calibration c;

@@ -69,6 +69,7 @@ std::string to_line(const StepMetrics& m) {
          {"samples", {m.samples[0], m.samples[1]}}};
   if (m.balance_loss) j["balance_loss"] = number(m.balance_loss);
   if (m.z_loss) j["z_loss"] = number(m.z_loss);
+  if (m.dropped_share) j["dropped_share"] = number(m.dropped_share);
   if (!m.flops_formula.empty()) j["flops_formula"] = m.flops_formula;
   if (!m.energy_coverage.empty()) j["energy_coverage"] = m.energy_coverage;
   if (!m.run_id.empty()) {
@@ -93,6 +94,7 @@ StepMetrics from_json(const Json& j, std::string_view origin) {
   m.lr = get<double>(j, "lr", origin);
   if (j.contains("balance_loss")) m.balance_loss = optional_number(j, "balance_loss", origin);
   if (j.contains("z_loss")) m.z_loss = optional_number(j, "z_loss", origin);
+  if (j.contains("dropped_share")) m.dropped_share = optional_number(j, "dropped_share", origin);
   if (j.contains("loss_scale")) m.loss_scale = optional_number(j, "loss_scale", origin);
   if (j.contains("skipped_steps") && !j.at("skipped_steps").is_null())
     m.skipped_steps = fields.integer("skipped_steps");

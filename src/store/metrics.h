@@ -21,6 +21,7 @@ struct StepMetrics {
   double grad_norm = 0;    // before clipping; not finite when the step was skipped
   double lr = 0;
   std::optional<double> balance_loss, z_loss;  // of the routers; a model without sparse layers has no such keys
+  std::optional<double> dropped_share;         // of the choices of experts; a model without capacity has no such key
   // The scale of the step's loss, and the number of skipped steps of the run so far, including this step. Both are null
   // when the loss is not scaled; older files lack the keys.
   std::optional<double> loss_scale;

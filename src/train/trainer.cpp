@@ -229,7 +229,8 @@ class Loop {
     r.loss = result.mean_loss();
     r.grad_norm = result.grad_norm;
     r.lr = input.optimizer.lr;
-    if (job_.arch.sparse()) r.router = {result.balance_loss, result.z_loss};
+    if (job_.arch.sparse()) r.router = {result.balance_loss, result.z_loss, {}};
+    if (job_.arch.drops_tokens()) r.router->dropped_share = result.dropped_share;
     if (job_.setting.scales_loss()) r.loss_scale = input.loss_scale;
     r.skipped_steps = state_.loss_scale.skipped();
     r.skipped = result.overflow;

@@ -91,6 +91,32 @@ def experts(case):
     case.refused("train", "tiny.toml", {"model.z_loss": 0.1}, says=["model.z_loss", "model.experts"])
 
 
+@row("model.expert_capacity")
+def expert_capacity(case):
+    """Choices are dropped, as many as in PyTorch, and the metric says how many; with room for all, the model is the one without a capacity."""
+    sparse = dict(experts=4, experts_per_token=2, expert_ffn=20)
+    sets = {f"model.{k}": v for k, v in sparse.items()}
+    ran, model, _ = beside(case, sets | {"model.expert_capacity": 0.75}, 3, counts=["model.expert_capacity"])
+    layers = len(model.dropped) // 3
+    shares = [sum(model.dropped[i * layers : (i + 1) * layers]) / layers for i in range(3)]
+    all_close("dropped_share", ran.column("dropped_share"), shares, 1e-12)
+    # An even share of 16 tokens is eight, and an expert takes six: a quarter of the choices and more goes without.
+    assert all(0.25 <= share < 1 for share in shares), shares
+    dropless = case.train(sets)
+    assert all("dropped_share" not in step for step in dropless.steps), "a share of nothing"
+    roomy = case.train(sets, {"model.expert_capacity": 2})
+    equal("dropped with room for all", roomy.column("dropped_share"), [0.0] * len(roomy.steps))
+    equal("loss with room for all", roomy.column("loss"), dropless.column("loss"))
+    exported(case, ran, model_type="mixtral", num_local_experts=4)
+    for more in ({"parallel.expert": 2, "parallel.zero": 1}, {"parallel.tensor": 2}):
+        apart = case.train(sets, {"model.expert_capacity": 0.75, "train.until": "3 steps"}, more, "--ranks", 2)
+        for column in ("loss", "dropped_share"):
+            all_close(f"{column} with {more}", apart.column(column), ran.column(column), 1e-9)
+    case.refused("train", "tiny.toml", sets, {"model.expert_capacity": -1.0}, says="model.expert_capacity")
+    case.refused("train", "tiny.toml", {"model.expert_capacity": 1.25}, says=["model.expert_capacity", "model.experts"])
+    case.refused("train", "tiny.toml", sets, {"model.expert_capacity": 1.25, "parallel.context": 2}, "--ranks", 2, says=["model.expert_capacity", "parallel.context"])
+
+
 @row("model.dense_layers")
 def dense_layers(case):
     sparse = dict(experts=4, experts_per_token=2, expert_ffn=20, qk_norm="head")

@@ -12,7 +12,7 @@ import numpy
 import torch
 import torch.nn.functional as F
 
-DEFAULTS = dict(rope_theta=10000.0, rope_scaling=None, tied=False, norm_eps=1e-5, qk_norm="none", experts=0, dense_layers=0, shared_experts=0, router_scores="softmax", router_scale=1.0, router_bias_rate=0.0, norm_topk=True, balance_loss=0.01, z_loss=0.0)
+DEFAULTS = dict(rope_theta=10000.0, rope_scaling=None, tied=False, norm_eps=1e-5, qk_norm="none", experts=0, dense_layers=0, shared_experts=0, router_scores="softmax", router_scale=1.0, router_bias_rate=0.0, expert_capacity=0.0, norm_topk=True, balance_loss=0.01, z_loss=0.0)
 FAMILIES = {
     "llama": dict(norm="rms", position="rope", activation="swiglu", biases=False),
     "gpt": dict(norm="layer", position="learned", activation="gelu_tanh", biases=True),
@@ -93,7 +93,7 @@ def slopes(heads):
 
 class Model:
     def __init__(self, keys, weights):
-        self.a, self.w, self.router_losses, self.loads = architecture(keys), weights, 0.0, {}
+        self.a, self.w, self.router_losses, self.loads, self.dropped = architecture(keys), weights, 0.0, {}, []
         self.biases = [n for n in weights if n.endswith(".e_score_correction_bias")]  # no parameters
 
     def linear(self, name, x):
@@ -143,6 +143,7 @@ class Model:
         weights = scores.gather(-1, chosen)
         if a["norm_topk"]:
             weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights * self.taken(chosen)
         weights = torch.zeros_like(scores).scatter(-1, chosen, weights * a["router_scale"])
         share = torch.zeros_like(scores).scatter(-1, unbiased, 1.0).mean(1) * a["experts"] / a["experts_per_token"]
         scores = scores / scores.sum(-1, keepdim=True)
@@ -150,6 +151,18 @@ class Model:
         self.router_losses = self.router_losses + (a["balance_loss"] * balance + a["z_loss"] * z) / (a["layers"] - a["dense_layers"])
         routed = sum(weights[..., e : e + 1] * self.mlp(f"{p}.experts.{e}", h) for e in range(a["experts"]))
         return routed + self.mlp(p + ".shared_experts", h) if a["shared_experts"] else routed
+
+    def taken(self, chosen):
+        """1 where an expert has room: for so many of a sequence's choices, one position after another."""
+        a = self.a
+        b, s, k = chosen.shape
+        if not a["expert_capacity"]:
+            return torch.ones(())
+        room = math.ceil(a["expert_capacity"] * k * s / a["experts"] - 1e-9)
+        order = F.one_hot(chosen.reshape(b, s * k), a["experts"]).cumsum(1)
+        taken = order.gather(-1, chosen.reshape(b, s * k, 1)).view(b, s, k) <= room
+        self.dropped.append(1 - taken.double().mean().item())
+        return taken.to(next(iter(self.w.values())).dtype)
 
     def logits(self, ids, end_of_text=None):
         """Attention within documents where `end_of_text`, the last token of each, is given; positions count on."""

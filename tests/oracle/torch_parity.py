@@ -95,6 +95,8 @@ CASES = {
     "shared experts behind a dense layer, as DeepSeek-V2": ({**SPARSE, "model.dense_layers": 1, "model.layers": 3, "model.shared_experts": 2, "model.norm_topk": False}, 1, None),
     **{f"experts as in DeepSeek-V3, {o['optimizer.kind']}": ({**V3, **o}, 1, None) for o in ({"optimizer.kind": "adamw"}, LION, MUON, ADAFACTOR)},
     "a biased softmax, clipped": ({**SPARSE, "model.router_bias_rate": 0.01, "model.router_scale": 1.5, "optimizer.clip": 0.2}, 1, 0.2),
+    "experts with a capacity": ({**SPARSE, "model.expert_capacity": 0.75}, 1, None),
+    "experts as in DeepSeek-V3 with a capacity": ({**V3, "model.expert_capacity": 1.0}, 1, None),
     "experts, Muon, tied, documents": ({**SPARSE, **SHORT, **MUON, "model.tied": True}, 1, None),
     "experts, Adafactor": ({**SPARSE, **ADAFACTOR, "model.qk_norm": "all"}, 1, None),
     "GPT, warm-up, stable, decay": ({**GPT, "schedule.kind": "wsd", "schedule.decay": "15 steps"}, 1, None),

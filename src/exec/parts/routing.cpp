@@ -6,8 +6,10 @@
 namespace molen::exec {
 namespace {
 
-std::int64_t per_token(const PartCall& call) {
-  return call.common.arch.experts->per_token;
+// The most rows that the rank's tokens have in expert order.
+std::int64_t sent_rows(const PartCall& call) {
+  const arch::PartShape& shape = call.common.shape;
+  return arch::most_rows_of_experts(*call.common.arch.experts, shape.batch, shape.sequence, 1);
 }
 
 // Tokens of a sequence, on all context ranks that share it.
@@ -37,8 +39,10 @@ Kernel bind_route(const PartCall& call) {
   if (!call.backward())
     return [=, common = call.common, rows = o.rows(Arg::kY), scalars = o.flat(Arg::kScalars)](
                RunState&, math::Scratch& s) mutable {
-      scalars.data_ptr<double>()[program::kZLoss] +=
+      const model::RouterSums sums =
           model::route_forward(common.context(s), mid, labels, norm, router, stats, rows, routed);
+      scalars.data_ptr<double>()[program::kZLoss] += sums.z;
+      if (common.arch.drops_tokens()) scalars.data_ptr<double>()[program::kDropped] += sums.dropped;
     };
   auto d_rows = o.rows(Arg::kDY), d_x = o.rows(Arg::kDX);
   auto d_router = o.grad().router();
@@ -65,16 +69,16 @@ Kernel bind_balance(const PartCall& call) {
 
 Kernel bind_dispatch(const PartCall& call) {
   const Operands& o = call.operands;
-  const std::int64_t slots = o.tokens() * per_token(call);
+  const std::int64_t most = sent_rows(call);
   auto places = o.rows(Arg::kPlaces);
   if (!call.backward()) {
     const auto x = o.rows(Arg::kX), choice = o.rows(Arg::kChoice);
-    auto rows = o.view(Arg::kY, {slots, -1}), offsets = o.flat(Arg::kOffsets);
+    auto rows = o.view(Arg::kY, {most, -1}), offsets = o.flat(Arg::kOffsets);
     return [=, common = call.common](RunState&, math::Scratch& s) mutable {
       model::dispatch_forward(common.context(s), x, choice, rows, places, offsets);
     };
   }
-  return [=, common = call.common, d_rows = o.view(Arg::kDY, {slots, -1}), d_x = o.rows(Arg::kDX)](
+  return [=, common = call.common, d_rows = o.view(Arg::kDY, {most, -1}), d_x = o.rows(Arg::kDX)](
              RunState&, math::Scratch& s) mutable { model::dispatch_backward(common.context(s), d_rows, places, d_x); };
 }
 
@@ -85,15 +89,15 @@ at::Tensor residual_of(const PartCall& call) {
 
 Kernel bind_combine(const PartCall& call) {
   const Operands& o = call.operands;
-  const std::int64_t slots = o.tokens() * per_token(call);
-  const auto rows = o.view(Arg::kX, {slots, -1}), places = o.rows(Arg::kPlaces), weights = o.rows(Arg::kWeights);
+  const std::int64_t most = sent_rows(call);
+  const auto rows = o.view(Arg::kX, {most, -1}), places = o.rows(Arg::kPlaces), weights = o.rows(Arg::kWeights);
   if (!call.backward())
     return [=, common = call.common, residual = residual_of(call), y = o.rows(Arg::kY)](RunState&,
                                                                                         math::Scratch& s) mutable {
       model::combine_forward(common.context(s), rows, places, weights, residual, y);
     };
   const auto d_y = o.rows(Arg::kDY);
-  auto d_rows = o.view(Arg::kDX, {slots, -1}), d_weights = o.rows(Arg::kDWeights);
+  auto d_rows = o.view(Arg::kDX, {most, -1}), d_weights = o.rows(Arg::kDWeights);
   return [=, common = call.common](RunState&, math::Scratch& s) mutable {
     model::combine_backward(common.context(s), d_y, rows, places, weights, d_rows, d_weights);
   };

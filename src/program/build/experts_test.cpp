@@ -75,6 +75,52 @@ TEST(SparseProgram, EvaluationsLeaveOutTheBalanceLoss) {
     }
 }
 
+arch::Architecture with_capacity(double factor) {
+  auto a = tiny_sparse();
+  a.experts->capacity = factor;
+  return a;
+}
+std::int64_t elements_of_all(const Program& p, Value role) {
+  std::int64_t sum = 0;
+  for (const Buffer& b : p.buffers)
+    if (b.role == role) sum += b.elements;
+  return sum;
+}
+
+// Experts of 2 / 5 x 24 tokens each: with a factor of 0.5, five of a sequence have room in each of five.
+TEST(SparseProgram, ACapacityBoundsTheRowsOfExperts) {
+  for (const int ranks : {1, 5}) {
+    const Setting s = along(mesh::Axis::kEp, ranks);
+    const Program all = build(tiny_sparse(), s), some = build(with_capacity(0.5), s);
+    EXPECT_TRUE(verify(some).empty());
+    EXPECT_EQ(elements_of_all(all, Value::kExpertRows) * 5 * 5, elements_of_all(some, Value::kExpertRows) * 24 * 2);
+    const std::int64_t rows = ranks == 1 ? 24 * 2 : 5 * 24;  // of a sequence, on the rank of the experts
+    EXPECT_EQ(elements_of_all(all, Value::kExpertUp) * 5 * 5, elements_of_all(some, Value::kExpertUp) * rows);
+    // The count of what is dropped is one more sum of the step.
+    EXPECT_EQ(elements_of_all(some, Value::kScalars), elements_of_all(all, Value::kScalars) + 1);
+  }
+}
+
+// An evaluation, and the model that it is of, drops nothing: its program is that of a model without a capacity.
+TEST(SparseProgram, EvaluationsDropNothing) {
+  for (const mesh::Axis axis : {mesh::Axis::kDpShard, mesh::Axis::kTp, mesh::Axis::kEp}) {
+    Setting s = along(axis, axis == mesh::Axis::kEp ? 5 : 2);
+    s.purpose = Purpose::kEvaluate;
+    EXPECT_EQ(build(with_capacity(0.5), s), build(tiny_sparse(), s));
+  }
+}
+
+TEST(SparseProgram, ContextRanksHaveNoCapacity) {
+  try {
+    (void)build(with_capacity(1.25), along(mesh::Axis::kCp, 2));
+    FAIL() << "it is built";
+  } catch (const UsageError& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "model.expert_capacity: experts take the first tokens of a sequence, which none of 2 context ranks knows "
+              "alone; set 0, or parallel.context = 1");
+  }
+}
+
 // The shared experts run again as the MLP does, so all layers share a buffer for what their parts leave.
 TEST(SparseProgram, SharedExpertsRunAgain) {
   for (const char* choice : {"shared_up", "shared_act", "shared_up,shared_act/2", "full"}) {

@@ -271,8 +271,9 @@ Program update(Program p) {
   if (s.tensor()) add(ReduceScalars{Axis::kTp, kSumSquares, 1}, -1, Phase::kClip);
   if (s.pipelined()) add(ReduceScalars{Axis::kPp, kLossSum, 3}, -1, Phase::kClip);
   if (p.arch.sparse()) {
-    if (s.holders() > 1) add(ReduceScalars{Axis::kDp, kBalanceLoss, 2}, -1, Phase::kClip);
-    if (s.pipelined()) add(ReduceScalars{Axis::kPp, kBalanceLoss, 2}, -1, Phase::kClip);
+    const std::int64_t of_routers = num_scalars(p.arch) - kBalanceLoss;
+    if (s.holders() > 1) add(ReduceScalars{Axis::kDp, kBalanceLoss, of_routers}, -1, Phase::kClip);
+    if (s.pipelined()) add(ReduceScalars{Axis::kPp, kBalanceLoss, of_routers}, -1, Phase::kClip);
   }
   add(ClipScale{}, -1, Phase::kClip);
   add(Agree{Flag::kNonFinite}, -1, Phase::kClip);

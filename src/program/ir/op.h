@@ -299,7 +299,8 @@ using Op =
                  AllGather, AllToAll, Send, Receive, Shift, CopyToHost, CopyToDevice, Cast, ReduceScalars, Agree>;
 
 // Places in the `scalars` buffer (fp64). The first three are sums over ranks once ReduceScalars has run, and so are the
-// last two, which only models with sparse layers have: sums over valid tokens and sparse layers.
+// last three, which only models with sparse layers have: sums over valid tokens and sparse layers. The last one counts
+// choices that a capacity drops, and only models with a capacity have it.
 enum Scalar : std::int64_t {
   kLossSum,
   kValidTokens,
@@ -308,15 +309,18 @@ enum Scalar : std::int64_t {
   kGradScale,
   kBalanceLoss,
   kZLoss,
+  kDropped,
   kNumScalars
 };
 inline std::int64_t num_scalars(const arch::Architecture& arch) {
-  return arch.sparse() ? kNumScalars : kBalanceLoss;
+  if (!arch.sparse()) return kBalanceLoss;
+  return arch.drops_tokens() ? kNumScalars : kDropped;
 }
 // The scalars that ranks sum.
 inline std::vector<Scalar> sums_of(const arch::Architecture& arch) {
   std::vector<Scalar> sums{kLossSum, kValidTokens, kSumSquares};
   if (arch.sparse()) sums.insert(sums.end(), {kBalanceLoss, kZLoss});
+  if (arch.drops_tokens()) sums.push_back(kDropped);
   return sums;
 }
 

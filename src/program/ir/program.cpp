@@ -100,7 +100,8 @@ void check_expert_ranks(const arch::Architecture& arch, const Setting& s) {
   if (arch.experts->count % s.expert_ranks() != 0)
     throw UsageError("parallel.expert: {} ranks cannot share {} experts evenly", s.expert_ranks(), arch.experts->count);
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-  if (const auto rows = arch::most_rows_of_experts(*arch.experts, s.tokens(), s.expert_ranks()); rows > kMost)
+  const auto rows = arch::most_rows_of_experts(*arch.experts, s.micro_batch, s.local_sequence(), s.expert_ranks());
+  if (rows > kMost)
     throw UsageError("parallel.expert: the experts of a rank may get {} rows, and row numbers end at {}", rows, kMost);
   if (s.unit_layers > 1 && s.parameters_come())
     throw UsageError(
@@ -130,10 +131,12 @@ Program describe(const arch::Architecture& arch, const Setting& setting) {
   check_pieces(setting);
   Program p;
   p.arch = arch;
+  // A capacity is a matter of training: the model that is evaluated, and later used, drops nothing.
+  if (p.arch.experts && setting.purpose == Purpose::kEvaluate) p.arch.experts->capacity = 0.0;
   p.setting = setting;
   arch::validate_tensor_parallel(arch, setting.tensor_ranks());
-  check_expert_ranks(arch, setting);
-  p.local = arch::tensor_local(arch, setting.tensor_ranks());
+  check_expert_ranks(p.arch, setting);
+  p.local = arch::tensor_local(p.arch, setting.tensor_ranks());
   p.parameters = arch::tensor_local_parameters(arch, setting.tensor_ranks());
   p.chunks = chunks_of(arch, setting);
   p.units = make_units(p.chunks, p.parameters, setting.tensor_ranks(), setting.unit_layers, setting.expert_ranks());

@@ -1,5 +1,5 @@
 // The experts of a sparse layer on rows in expert order: grouped products, one for each expert on its rows, and the
-// activation between them. M = N t rows.
+// activation between them. R rows at most, which is one for each slot without a capacity.
 #include <algorithm>
 
 #include "program/parts/part.h"
@@ -10,8 +10,8 @@ namespace {
 // Bytes of the products in -> out of all experts, as those of a linear layer (sizes.h), with the offsets.
 i64 grouped_moved(const Sizes& s, i64 in, i64 out, Pass pass) {
   const i64 weights = s.L * in * out, offsets = 4 * (s.L + 1);
-  if (!is_backward(pass)) return s.e * (s.M * (in + out) + weights) + offsets;
-  return s.e * (s.M * (out + 2 * in) + weights) + 2 * s.g * weights + offsets;
+  if (!is_backward(pass)) return s.e * (s.R * (in + out) + weights) + offsets;
+  return s.e * (s.R * (out + 2 * in) + weights) + 2 * s.g * weights + offsets;
 }
 
 // The scratch of math::grouped_tn: each thread copies some columns of some rows.
@@ -60,7 +60,7 @@ PartDeclaration expert_up() {
                    d_x.here, d_x.apart, gradient()},
       .forward_types = forward_types(kReplicated, kOfFfn),
       .backward_types = backward_types(kOfFfn, kReplicated, kPartial),
-      .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.M, s.W, s.d)); },
+      .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.R, s.W, s.d)); },
       .moved = [](const Sizes& s, Pass pass) { return grouped_moved(s, s.d, s.W, pass); },
       .kernels = kernels_of_experts([](const Sizes& s, Pass pass) { return grouped_fused(s, s.W, pass); },
                                     [](const Sizes& s, Pass pass) { return grouped_aten(s, s.d, s.W, pass); }),
@@ -68,17 +68,20 @@ PartDeclaration expert_up() {
 }
 
 PartDeclaration expert_activation() {
-  const PartOperand x = reads(Arg::kX, Value::kExpertUp);
+  // Without expert ranks and a capacity, there is a row for each slot.
+  const PartOperand x = reads(Arg::kX, Value::kExpertUp),
+                    offsets_here = only(When::kDropsHere, reads(Arg::kOffsets, Value::kOffsets));
   return {
       .part = arch::Part::kExpertActivation,
       .standing = Standing::kMlpBlock,
-      .forward = {x, offsets().apart, writes(Arg::kY, Value::kExpertActivation)},
-      .backward = {reads(Arg::kDY, Value::kDExpertActivation), x, offsets().apart, writes(Arg::kDX, Value::kDExpertUp)},
+      .forward = {x, offsets_here, offsets().apart, writes(Arg::kY, Value::kExpertActivation)},
+      .backward = {reads(Arg::kDY, Value::kDExpertActivation), x, offsets_here, offsets().apart,
+                   writes(Arg::kDX, Value::kDExpertUp)},
       .forward_types = {by_experts(takes(Arg::kX, {kOfFfn})), by_experts(takes(Arg::kOffsets, {kReplicated})),
                         by_experts(leaves(Arg::kY, kOfFfn))},
       .backward_types = {by_experts(takes(Arg::kDY, {kOfFfn})), by_experts(takes(Arg::kX, {kOfFfn})),
                          by_experts(takes(Arg::kOffsets, {kReplicated})), by_experts(leaves(Arg::kDX, kOfFfn))},
-      .moved = [](const Sizes& s, Pass pass) { return s.e * s.M * (is_backward(pass) ? 2 * s.W + s.w : s.W + s.w); },
+      .moved = [](const Sizes& s, Pass pass) { return s.e * s.R * (is_backward(pass) ? 2 * s.W + s.w : s.W + s.w); },
       .kernels = kernels_of_experts(),
   };
 }
@@ -97,7 +100,7 @@ PartDeclaration expert_down() {
                    writes(Arg::kDX, Value::kDExpertActivation), gradient()},
       .forward_types = forward_types(kOfFfn, kPartial),
       .backward_types = backward_types(kReplicated, kOfFfn, kOfFfn),
-      .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.M, s.d, s.w)); },
+      .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.R, s.d, s.w)); },
       .moved = [](const Sizes& s, Pass pass) { return grouped_moved(s, s.w, s.d, pass); },
       .kernels = kernels_of_experts([](const Sizes& s, Pass pass) { return grouped_fused(s, s.d, pass); },
                                     [](const Sizes& s, Pass pass) { return grouped_aten(s, s.w, s.d, pass); }),

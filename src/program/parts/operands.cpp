@@ -41,6 +41,8 @@ bool holds(const Program& p, const Traits& t, When when) {
       return t.shares_experts();
     case When::kExpertsHere:
       return !t.shares_experts();
+    case When::kDropsHere:
+      return !t.shares_experts() && p.arch.drops_tokens();
   }
   throw Error("no such condition");
 }

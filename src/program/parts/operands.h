@@ -45,6 +45,7 @@ enum class When {
   kOnlyRouted,    // none is
   kExpertsApart,  // expert ranks each hold some of a layer's experts
   kExpertsHere,   // the rank holds all of them
+  kDropsHere,     // it does, and a capacity decides how many rows they have
 };
 
 bool holds(const Program& program, const Traits& traits, When when);

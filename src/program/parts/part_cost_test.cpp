@@ -189,6 +189,11 @@ TEST(PartCost, OfASparseLayer) {
   EXPECT_EQ(part_cost(a, Part::kExpertDown, Pass::kBackward, shape).moved.value,
             2 * (18 * (16 + 2 * 24) + 4 * 16 * 24) + 2 * 4 * 4 * 16 * 24 + 4 * 5);
   EXPECT_EQ(forward(Part::kCombine).moved.value, 2 * (18 + 12) * 16 + 8 * 18);
+  // A capacity of two thirds: an expert takes two of a sequence's three tokens, so 16 rows have a place.
+  a.experts->capacity = 2.0 / 3.0;
+  EXPECT_EQ(forward(Part::kExpertUp).flops.value, 2.0 * 16 * 48 * 16);
+  EXPECT_EQ(forward(Part::kDispatch).moved.value, 2 * (6 + 16) * 16 + 4 * (18 + 18 + 5));
+  EXPECT_EQ(forward(Part::kCombine).moved.value, 2 * (16 + 12) * 16 + 8 * 18);
   for (const DType wrong : {DType::kF32, DType::kF16})
     EXPECT_TRUE(kernels_refused(Kernels::kAten, Part::kExpertUp, {.compute = wrong})) << name_of(wrong);
   EXPECT_FALSE(kernels_refused(Kernels::kAten, Part::kExpertUp, {.compute = DType::kBF16}));

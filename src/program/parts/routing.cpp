@@ -1,7 +1,7 @@
 // The router of a sparse layer, and the rows on their way between token order and expert order: `route` chooses the
 // experts of each token, `balance` adds the balance loss of each sequence to the step's sums, `dispatch` copies rows to
-// them, and `combine` adds what they leave to the residual stream. M = N t slots; expert order is that of
-// math/expert_order.h.
+// them, and `combine` adds what they leave to the residual stream. M = N t slots, of which R at most have a row in
+// expert order (math/expert_order.h): `route` drops what is beyond the capacity of an expert.
 #include <algorithm>
 
 #include "program/parts/part.h"
@@ -17,9 +17,10 @@ i64 route_moved(const Sizes& s, Pass pass) {
   return s.e * (4 * s.N * s.d + weights) + kept + 2 * s.g * weights;
 }
 
-// Logits; the sums of scores and the choice of a token by thread.
+// Logits; the sums of scores and the choice of a token by thread; what each expert has taken.
 i64 route_forward_scratch(const Sizes& s) {
-  return aligned(s.a * s.N * s.E) + aligned(8 * s.threads * s.E) + aligned(4 * s.threads * s.t);
+  return aligned(s.a * s.N * s.E) + aligned(8 * s.threads * s.E) + aligned(4 * s.threads * s.t) +
+         (s.drops ? aligned(4 * s.E) : 0);
 }
 
 // A loss of each sequence.
@@ -47,7 +48,7 @@ i64 route_aten(const Sizes& s, Pass pass) {
 }
 
 i64 dispatch_moved(const Sizes& s, Pass pass) {
-  return s.e * (s.N + s.M) * s.d + 4 * (is_backward(pass) ? s.M : 2 * s.M + s.E + 1);
+  return s.e * (s.N + s.R) * s.d + 4 * (is_backward(pass) ? s.M : 2 * s.M + s.E + 1);
 }
 
 // The tokens of each expert.
@@ -56,8 +57,8 @@ i64 dispatch_scratch(const Sizes& s, Pass pass) {
 }
 
 i64 combine_moved(const Sizes& s, Pass pass) {
-  if (!is_backward(pass)) return s.e * (s.M + 2 * s.N) * s.d + (s.a + 4) * s.M;
-  return s.e * (2 * s.M + s.N) * s.d + (2 * s.a + 4) * s.M;
+  if (!is_backward(pass)) return s.e * (s.R + 2 * s.N) * s.d + (s.a + 4) * s.M;
+  return s.e * (2 * s.R + s.N) * s.d + (2 * s.a + 4) * s.M;
 }
 
 // Context ranks make terms of the load, and read its sum.
@@ -84,7 +85,7 @@ PartDeclaration route() {
       .part = arch::Part::kRoute,
       .standing = Standing::kMlpBlock,
       .roles = {Role::kMlpNorm, Role::kMlpNormBias, Role::kRouter, Role::kRouterBias},
-      .sums = {kZLoss},
+      .sums = {kZLoss, kDropped},
       .again = false,
       .forward = {x, labels, parameters(), writes(Arg::kY, Value::kRouted), writes(Arg::kStats, Value::kStats2),
                   writes(Arg::kScores, Value::kRouterScores), writes(Arg::kLse, Value::kRouterLse),

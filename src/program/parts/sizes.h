@@ -21,7 +21,9 @@ struct Sizes {
   i64 B, S, N, C, d, Q, q, U, f, V, h, k, D, e, a, g;
   i64 query_norm, key_norm;  // values that a norm of queries, or of keys, is taken over
   i64 E, t, W, w, M;         // of a sparse layer (values/value.h), and its slots N t; 0 in models without
-  i64 L, G;                  // experts of a rank, and the most rows that they may have: E and M on one expert rank
+  i64 R;                     // the most rows of these slots that experts take: M without a capacity
+  i64 L, G;                  // experts of a rank, and the most rows that they may have: E and R on one expert rank
+  bool drops;                // experts have a capacity
   i64 router_bias;           // its elements
   i64 X, x;                  // of its shared experts: columns of gate|up, and their summed width
   i64 norm_vectors;          // weight and bias of a norm: 0, 1 or 2

@@ -19,7 +19,7 @@ bool one_rank(const mesh::PerAxis& mesh) {
 }
 
 constexpr std::array<std::string_view, kNumScalars> kScalarNames{
-    "loss_sum", "valid_tokens", "sum_squares", "grad_norm", "grad_scale", "balance_loss", "z_loss"};
+    "loss_sum", "valid_tokens", "sum_squares", "grad_norm", "grad_scale", "balance_loss", "z_loss", "dropped"};
 
 std::string admitted_text(const std::vector<AxisType>& types) {
   std::string text;

@@ -38,7 +38,8 @@ void TypeChecker::rule(const Compute& c) {
   }
   if (const Use* grad = find(Arg::kGrad)) add_gradients(rules, *grad);
   if (const Use* scalars = sums())
-    for (const Scalar sum : declaration_of(c.part).sums) add(*scalars, sum, sum_over_rows());
+    for (const Scalar sum : declaration_of(c.part).sums)
+      if (sum < num_scalars(p_.arch)) add(*scalars, sum, sum_over_rows());
   for (const auto& [use, type] : written) leave(*use, type);
 }
 
@@ -90,10 +91,8 @@ void TypeChecker::rule(const ZeroFill& o) {
       leave(*use, segment, gradient_type(p_, buffer_of(*use).unit, parameter_of(use->buffer, segment)));
   } else if (buffer_of(*use).role == Value::kScalars) {
     for (std::size_t i = 0; i < kNumScalars; ++i) state(*use, i) = {};
-    leave(*use, kLossSum, sum_over_rows());
-    leave(*use, kValidTokens, sum_over_rows());
-    if (p_.arch.sparse())
-      for (const Scalar sum : {kBalanceLoss, kZLoss}) leave(*use, sum, sum_over_rows());
+    for (const Scalar sum : sums_of(p_.arch))
+      if (sum != kSumSquares) leave(*use, sum, sum_over_rows());
     state(*use, kSumSquares).content = TypeState::Content::kZero;
   } else {
     error(*use, 0, "is no sum that an op clears");

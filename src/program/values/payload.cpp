@@ -25,11 +25,13 @@ std::int64_t message_bytes(const Program& p, const Rows& rows, const Use& value,
   return kept_rows(rows, p.grid, at) * p.arch.hidden * width_of(p, value);
 }
 
-// Bytes of the rows of all slots of a micro-batch, which a rank sends to the experts and gets back.
-std::int64_t bytes_of_slots(const Program& p, const Step& step) {
+// Bytes of the rows that a rank sends to experts for a micro-batch, and gets back: one for each slot. With a capacity,
+// there are at most as many as all experts take.
+std::int64_t bytes_of_rows(const Program& p, const Step& step) {
   const Use* rows = step.find(Arg::kFrom);
   if (!rows || !p.arch.sparse()) return 0;
-  return step.attributes.rows.count() * p.arch.experts->per_token * p.arch.hidden * width_of(p, *rows);
+  const Rows& sent = step.attributes.rows;
+  return most_rows_of_experts(*p.arch.experts, sent.sequences, sent.length, 1) * p.arch.hidden * width_of(p, *rows);
 }
 
 }  // namespace
@@ -58,7 +60,7 @@ Bytes payload_of(const Program& p, const Step& step, const mesh::PerAxis& at) {
         // The operand whose size counts. An op from a text may lack it; the verifier reports that afterwards.
         constexpr bool sends = std::is_same_v<O, ReduceScatter> || std::is_same_v<O, Send>;
         // Routers decide how many rows come and go. Over all ranks, as many go as there are slots.
-        if constexpr (std::is_same_v<O, AllToAll>) return bytes_of_slots(p, step);
+        if constexpr (std::is_same_v<O, AllToAll>) return bytes_of_rows(p, step);
         const Use* use = step.find(sends ? Arg::kFrom : Arg::kTo);
         if constexpr (!std::is_same_v<O, ReduceScalars>)
           if (!use) return 0;

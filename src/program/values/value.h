@@ -151,7 +151,8 @@ enum class Keeping {
 // tokens of a chunk of the head. R: the rows of the residual stream that this rank keeps; P: the rows of one piece; T
 // tensor ranks; c context ranks. Of a sparse layer: E experts, O one more, t of a token, W columns of an expert's
 // gate|up, w its width, X and x the same of the shared experts, B sequences of a micro-batch; p expert ranks, o one
-// more than the experts of such a rank, G the most rows that these experts may have. Digits stand for themselves. A
+// more than the experts of such a rank, G the most rows that these experts may have, M the most that this rank's tokens
+// have in the order of experts. Digits stand for themselves. A
 // value of a unit has the sizes of its parameters, and no letters.
 struct ValueInfo {
   Value value;
@@ -187,10 +188,10 @@ inline constexpr std::array kValues{
     ValueInfo{Value::kSharedOut, "shared_out", ValueClass::kLayer, "Nd"},
     ValueInfo{Value::kPlaces, "places", ValueClass::kLayer, "Nt", ValueType::kInteger},
     ValueInfo{Value::kOffsets, "offsets", ValueClass::kLayer, "O", ValueType::kInteger},
-    ValueInfo{Value::kExpertRows, "expert_rows", ValueClass::kLayer, "Ntd"},
+    ValueInfo{Value::kExpertRows, "expert_rows", ValueClass::kLayer, "Md"},
     ValueInfo{Value::kExpertUp, "expert_up", ValueClass::kLayer, "GW"},
     ValueInfo{Value::kExpertActivation, "expert_act", ValueClass::kLayer, "Gw"},
-    ValueInfo{Value::kExpertOut, "expert_out", ValueClass::kLayer, "Ntd"},
+    ValueInfo{Value::kExpertOut, "expert_out", ValueClass::kLayer, "Md"},
     ValueInfo{Value::kOffsetsAll, "offsets_all", ValueClass::kLayer, "pO", ValueType::kInteger},
     ValueInfo{Value::kExpertOffsets, "expert_offsets", ValueClass::kLayer, "o", ValueType::kInteger},
     ValueInfo{Value::kRankRows, "rank_rows", ValueClass::kLayer, "Gd"},
@@ -203,12 +204,12 @@ inline constexpr std::array kValues{
     ValueInfo{Value::kDMid, "d_mid", ValueClass::kLayer, "Rd", ValueType::kCompute, Keeping::kInTurnOfWhole},
     ValueInfo{Value::kDActivation, "d_act", ValueClass::kLayer, "Nf", ValueType::kCompute, Keeping::kInTurn},
     ValueInfo{Value::kDUp, "d_up", ValueClass::kLayer, "NU", ValueType::kCompute, Keeping::kInTurnOfWhole},
-    ValueInfo{Value::kDExpertOut, "d_expert_out", ValueClass::kLayer, "Ntd", ValueType::kCompute, Keeping::kInTurn},
+    ValueInfo{Value::kDExpertOut, "d_expert_out", ValueClass::kLayer, "Md", ValueType::kCompute, Keeping::kInTurn},
     ValueInfo{Value::kDRouterWeights, "d_weights", ValueClass::kLayer, "Nt", ValueType::kAccurate, Keeping::kInTurn},
     ValueInfo{Value::kDExpertActivation, "d_expert_act", ValueClass::kLayer, "Gw", ValueType::kCompute,
               Keeping::kInTurn},
     ValueInfo{Value::kDExpertUp, "d_expert_up", ValueClass::kLayer, "GW", ValueType::kCompute, Keeping::kInTurn},
-    ValueInfo{Value::kDExpertRows, "d_expert_rows", ValueClass::kLayer, "Ntd", ValueType::kCompute, Keeping::kInTurn},
+    ValueInfo{Value::kDExpertRows, "d_expert_rows", ValueClass::kLayer, "Md", ValueType::kCompute, Keeping::kInTurn},
     ValueInfo{Value::kDRankOut, "d_rank_out", ValueClass::kLayer, "Gd", ValueType::kCompute, Keeping::kInTurn},
     ValueInfo{Value::kDRankRows, "d_rank_rows", ValueClass::kLayer, "Gd", ValueType::kCompute, Keeping::kInTurn},
     ValueInfo{Value::kDDispatched, "d_dispatched", ValueClass::kLayer, "Nd", ValueType::kCompute, Keeping::kInTurn},
@@ -273,7 +274,7 @@ constexpr ValueClass class_of(Value value) {
 // Returns whether a value has a row for each slot (a token with one of its experts), in the order of experts.
 constexpr bool in_expert_order(Value value) {
   const std::string_view shape = info_of(value).shape;
-  return shape.starts_with('G') || (shape.starts_with("Nt") && shape.size() == 3);
+  return shape.starts_with('G') || shape.starts_with('M');
 }
 
 constexpr std::string_view name_of(Value value) {

@@ -112,7 +112,9 @@ std::int64_t size_of_letter(const Program& program, const Traits& t, char letter
     case 'p':
       return t.expert_ranks();
     case 'G':
-      return most_rows_of_experts(*a.experts, t.tokens(), t.expert_ranks());
+      return most_rows_of_experts(*a.experts, t.rows.sequences, t.rows.length, t.expert_ranks());
+    case 'M':
+      return most_rows_of_experts(*a.experts, t.rows.sequences, t.rows.length, 1);
     case 't':
       return a.experts->per_token;
     case 'W':

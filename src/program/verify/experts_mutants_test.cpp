@@ -57,6 +57,28 @@ void of_another_layer(Steps&, Steps::iterator step) {
     std::get<Compute>(step->op).layer = 1;
 }
 
+// Two data-parallel ranks of a model whose experts have a capacity.
+TEST(ExpertsMutants, WhatACapacityNeedsMustBeThere) {
+  auto a = tiny_sparse();
+  a.experts->capacity = 0.75;
+  const Program sound = build(a, setting_of(2, 0, false, 4));
+  ASSERT_TRUE(verify(sound).empty());
+  const auto refusal = [&](const std::string& step, const StepEdit& edit) {
+    const Program broken = mutant_of(sound, step, edit);
+    EXPECT_FALSE(broken == sound) << step;
+    std::string all;
+    for (const Finding& f : verify(broken)) all += f.text + "\n";
+    return all;
+  };
+  const auto few = refusal("reduce_scalars axis=dp first=5 count=3",
+                           [](Steps&, Steps::iterator step) { std::get<ReduceScalars>(step->op).count = 2; });
+  EXPECT_NE(few.find("uses the sum 7, which is not reduced over the ranks"), std::string::npos) << few;
+  const auto unknown = refusal("forward part=expert_activation layer=2", [](Steps&, Steps::iterator step) {
+    std::erase_if(step->operands, [](const Use& use) { return use.arg == Arg::kOffsets; });
+  });
+  EXPECT_NE(unknown.find("expert_activation"), std::string::npos) << unknown;
+}
+
 TEST(ExpertsMutants, AreRefusedEveryOne) {
   const std::string load = "all_reduce axis=cp moves=load layer=2", balance = "forward part=balance layer=2",
                     route = "forward part=route layer=2", dispatch = "forward part=dispatch layer=2",

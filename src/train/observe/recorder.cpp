@@ -93,7 +93,10 @@ class Recorder::Impl {
     m.loss = r.loss;
     m.grad_norm = r.grad_norm;
     m.lr = r.lr;
-    if (r.router) m.balance_loss = r.router->balance, m.z_loss = r.router->z;
+    if (r.router) {
+      m.balance_loss = r.router->balance, m.z_loss = r.router->z;
+      m.dropped_share = r.router->dropped_share;
+    }
     m.loss_scale = r.loss_scale;
     if (r.loss_scale) m.skipped_steps = r.skipped_steps;
     m.tokens_total = r.tokens_total;
@@ -297,6 +300,7 @@ class Recorder::Impl {
     put("lr", m.lr);
     if (m.balance_loss) put("loss_metrics/balance_loss", *m.balance_loss);
     if (m.z_loss) put("loss_metrics/z_loss", *m.z_loss);
+    if (m.dropped_share) put("dropped_share", *m.dropped_share);
     if (m.loss_scale) put("loss_scale", *m.loss_scale);
     if (m.skipped_steps) put("skipped_steps", static_cast<double>(*m.skipped_steps));
     put("throughput(tps)", m.tokens_per_s);
@@ -329,6 +333,9 @@ class Recorder::Impl {
     if (m.z_loss)
       samples.push_back({"molen_z_loss", "Mean square of the log-sum-exp of the routers' logits.",
                          PrometheusType::kGauge, labels, *m.z_loss});
+    if (m.dropped_share)
+      samples.push_back({"molen_dropped_share", "Share of the tokens' choices of experts that capacities drop.",
+                         PrometheusType::kGauge, labels, *m.dropped_share});
     if (m.loss_scale)
       samples.push_back({"molen_loss_scale", "Multiple of the loss whose gradient the step was made of.",
                          PrometheusType::kGauge, labels, *m.loss_scale});

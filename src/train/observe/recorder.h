@@ -15,9 +15,11 @@
 
 namespace molen::train {
 
-// The losses of the routers of a model with sparse layers: exec::StepResult::balance_loss and z_loss.
+// The losses of the routers of a model with sparse layers, and with a capacity the share that it drops:
+// exec::StepResult::balance_loss, z_loss and dropped_share.
 struct RouterLosses {
   double balance = 0, z = 0;
+  std::optional<double> dropped_share;
 };
 
 // One step as the loop knows it. Its sums and means already include all ranks.

@@ -1,0 +1,95 @@
+// Tests models whose experts have a capacity over ranks: whatever the layout, the same choices are dropped, because a
+// capacity is one of each sequence.
+#include <gtest/gtest.h>
+
+#include "prove/layouts_suite.h"
+
+namespace molen::prove {
+namespace {
+
+using namespace suite;
+
+constexpr std::int64_t kCappedSequence = 24;
+
+// Experts of 4.5 tokens of a sequence, which are rounded up to five: about a quarter of the choices is dropped.
+arch::Architecture dropping() {
+  auto a = mixtral();
+  a.experts->count = 8, a.experts->ffn = 24, a.experts->capacity = 0.75;
+  return a;
+}
+
+// The same with a dense layer, shared experts, sigmoid scores and biases of routers.
+arch::Architecture dropping_and_shared() {
+  auto a = dropping();
+  a.layers = 4, a.tied = true, a.ffn = 36;
+  a.experts->dense_layers = 1, a.experts->shared = 2, a.experts->scores = arch::RouterScores::kSigmoid;
+  a.experts->z_loss = 0.0, a.experts->bias_rate = 0.001, a.experts->per_token = 3, a.experts->capacity = 1.0;
+  return a;
+}
+
+program::Setting capped_alone(DType compute) {
+  auto s = setting_of(1, 0, false, compute, 3);
+  s.sequence = kCappedSequence;
+  return s;
+}
+
+Layout capped(int tensor, int experts, Layout l, bool rows = false) {
+  l.tensor = tensor, l.experts = experts, l.rows = rows, l.sequence = kCappedSequence;
+  return l;
+}
+
+std::vector<program::Program> capped_programs(const arch::Architecture& a, const program::Setting& s) {
+  auto stages = program::build_stages(a, s);
+  for (const program::Program& p : stages) {
+    program::require_sound(p, "test");
+    EXPECT_EQ(program::parse(program::print(p), "text"), p);
+  }
+  return stages;
+}
+
+class CapacityOverRanks : public ::testing::TestWithParam<Layout> {
+ protected:
+  static std::vector<arch::Architecture> models() { return {dropping(), dropping_and_shared()}; }
+};
+
+TEST_P(CapacityOverRanks, SameModelInDouble) {
+  for (const auto& a : models()) {
+    const Outcome& one = train_alone(program::build(a, capped_alone(DType::kF64)), 10);
+    const Outcome many = train_threads(capped_programs(a, setting_of(GetParam(), DType::kF64)), 10);
+    expect_same_model(one, many);
+    ASSERT_EQ(many.dropped.size(), 10u);
+    EXPECT_EQ(one.dropped, many.dropped);
+    for (const double share : many.dropped) EXPECT_TRUE(share > 0.02 && share < 0.6) << share;
+  }
+}
+
+TEST_P(CapacityOverRanks, TwiceTheSameAndTheDeadAreDead) {
+  auto narrow = setting_of(GetParam(), DType::kBF16);
+  narrow.kernels = arch::Kernels::kAten;
+  for (const auto& setting : {setting_of(GetParam(), DType::kF32), narrow}) {
+    const auto stages = capped_programs(dropping(), setting);
+    EXPECT_EQ(train_threads(stages, 3).hash, train_threads(stages, 3, {at::kCPU, true}).hash);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Matrix, CapacityOverRanks,
+    ::testing::Values(capped(1, 1, {1, 0, true, 2}), capped(1, 1, {3, 1, false, 1}), capped(1, 1, {2, 3, false, 2}),
+                      capped(2, 1, {2, 2, false, 1}, true), capped(1, 2, {2, 3, false, 1}),
+                      capped(1, 4, {1, 1, false, 2}), capped(2, 2, {1, 0, false, 1}, true),
+                      capped(1, 2, {1, 2, false, 1}).recomputing("dispatch,expert_up,expert_activation/2"),
+                      over_two_stages(capped(1, 1, {2, 1, true, 1}), program::ScheduleKind::k1f1b),
+                      over_two_stages(capped(1, 2, {1, 0, false, 1}), program::ScheduleKind::kZbH1)));
+
+// A factor of E / t has room for all choices: nothing is dropped, and the model is the one without a capacity.
+TEST(Capacity, RoomForAllIsNoCapacity) {
+  auto all = mixtral(), none = mixtral();
+  all.experts->capacity = 2.5;
+  const Outcome& dropless = train_alone(program::build(none, capped_alone(DType::kF64)), 5);
+  Outcome capped = train_threads(program::build(all, capped_alone(DType::kF64)), 5);
+  EXPECT_EQ(capped.dropped, std::vector<double>(5, 0.0));
+  EXPECT_EQ(capped.hash, dropless.hash);
+}
+
+}  // namespace
+}  // namespace molen::prove
