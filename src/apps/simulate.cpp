@@ -112,7 +112,9 @@ int run_simulate(const ConfigOptions& options, const std::string& cluster, const
     Json by_phase;
     for (std::size_t i = 0; i < phases.size(); ++i) by_phase[phase_keys[i]] = phases[i];
     std::map<std::string, double> computing;
-    for (std::size_t i = 0; i < ops.size(); ++i) computing[program::kind_of(ops[i].step->op)] += timeline.ops[i].cpu_s;
+    for (std::size_t i = 0; i < ops.size(); ++i)
+      for (const program::Work& work : program::work_of(*ops[i].step, timeline.ops[i]))
+        computing[work.kind] += work.cpu_s;
     Json by_kind = Json::array();
     for (const auto& row : kinds)
       by_kind.push_back({{"kind", row.kind},

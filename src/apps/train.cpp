@@ -141,9 +141,11 @@ Json ops_of(const program::Program& p, const program::Timeline& timeline) {
   std::map<std::string, std::array<double, 2>> kinds;
   const auto ops = program::expand(p);
   for (std::size_t i = 0; i < ops.size(); ++i) {
-    auto& sums = kinds[program::kind_of(ops[i].step->op)];
-    sums[0] += timeline.ops[i].seconds();
-    sums[1] += timeline.ops[i].cpu_s;
+    for (const program::Work& work : program::work_of(*ops[i].step, timeline.ops[i])) {
+      auto& sums = kinds[work.kind];
+      sums[0] += work.seconds;
+      sums[1] += work.cpu_s;
+    }
   }
   Json rows = Json::object();
   for (const auto& [kind, sums] : kinds) rows[kind] = {{"seconds", sums[0]}, {"computing_s", sums[1]}};

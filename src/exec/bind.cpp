@@ -21,9 +21,20 @@
 #include "program/values/value_memory.h"
 
 namespace molen::exec {
+
+// Predictions count what the program declares, so a kernel does no epilogue that its op does not declare.
+void RunState::require_declared(const program::Step& op) const {
+  for (const program::Epilogue kind : program::kAllEpilogues) {
+    const bool declared = std::ranges::any_of(op.epilogues, [&](const auto& e) { return e.kind == kind; });
+    MOLEN_CHECK(ran_[static_cast<std::size_t>(kind)] == declared, "the epilogue '{}' {}", name_of(kind),
+                declared ? "is declared and did not run" : "ran and is not declared");
+  }
+}
+
 namespace {
 
 using program::Arg;
+using program::Epilogue;
 using program::Program;
 using program::Step;
 
@@ -49,13 +60,14 @@ Kernel bind_load(const BindContext& c, const Step& step) {
   const bool counted = !std::get<program::LoadBatch>(step.op).uncounted;
   if (ids.device().is_cpu())
     return [=](RunState& run, math::Scratch&) {
-      const std::int64_t valid = run.input->load({ids.data_ptr<std::int32_t>(), labels.data_ptr<std::int32_t>(),
-                                                  documents.defined() ? documents.data_ptr<std::int32_t>() : nullptr});
+      const std::int64_t valid =
+          run.step.input->load({ids.data_ptr<std::int32_t>(), labels.data_ptr<std::int32_t>(),
+                                documents.defined() ? documents.data_ptr<std::int32_t>() : nullptr});
       if (counted) scalars.data_ptr<double>()[program::kValidTokens] += static_cast<double>(valid);
     };
   return [=](RunState& run, math::Scratch&) mutable {
-    const MicroBatch host = run.staged(static_cast<std::size_t>(ids.numel()), documents.defined());
-    const std::int64_t valid = run.input->load(host);
+    const MicroBatch host = run.step.staged(static_cast<std::size_t>(ids.numel()), documents.defined());
+    const std::int64_t valid = run.step.input->load(host);
     ids.copy_(at::from_blob(host.ids, {ids.numel()}, at::kInt));
     labels.copy_(at::from_blob(host.labels, {labels.numel()}, at::kInt));
     if (documents.defined()) documents.copy_(at::from_blob(host.document_start, {documents.numel()}, at::kInt));
@@ -115,11 +127,11 @@ Kernel bind_clip(const BindContext& c, const Step& step) {
     auto host = scalars.device().is_cpu() ? scalars : scalars.to(at::kCPU);
     double* s = host.data_ptr<double>();
     const double mean =
-        s[program::kValidTokens] > 0 ? positions / s[program::kValidTokens] / run.input->loss_scale : 0.0;
+        s[program::kValidTokens] > 0 ? positions / s[program::kValidTokens] / run.step.input->loss_scale : 0.0;
     const double norm = std::sqrt(s[program::kSumSquares]) * mean;
     s[program::kGradNorm] = norm;
     // As torch.nn.utils.clip_grad_norm_: min(1, clip / (norm + 1e-6)).
-    const double clip = run.input->clip;
+    const double clip = run.step.input->clip;
     s[program::kGradScale] = mean * (clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0);
     if (!scalars.device().is_cpu()) scalars.copy_(host);
   };
@@ -133,8 +145,8 @@ Kernel bind_agree(const BindContext& c, const Step& step) {
     const double* s = host.data_ptr<double>();
     const bool loss = std::isfinite(s[program::kLossSum]) && s[program::kValidTokens] > 0,
                gradient = std::isfinite(s[program::kGradNorm]);
-    run.non_finite = !loss || !gradient;
-    run.overflow = scaled && loss && !gradient;
+    run.step.non_finite = !loss || !gradient;
+    run.step.overflow = scaled && loss && !gradient;
   };
 }
 
@@ -237,8 +249,8 @@ Kernel bind_optimizer(const BindContext& c, const Step& step) {
     math::Scratch room(bytes > 0 ? scratch.take_bytes(bytes) : nullptr, bytes);
     if (directions.defined()) directions.zero_();
     if (runs.empty()) return;  // all that this rank owns of the unit is padding
-    const optim::Update update{state.input->optimizer, state.input->step, scale.to(runs.front().piece.grad.device()),
-                               threads, &room};
+    const optim::Update update{state.step.input->optimizer, state.step.input->step,
+                               scale.to(runs.front().piece.grad.device()), threads, &room};
     for (const Run& run : runs) {
       if (directions.defined() && (run.piece.rows == 0 || run.by_load)) continue;
       if (run.by_load)
@@ -309,10 +321,10 @@ Kernel bind_scatter_rows(const BindContext& c, const Step& step, comm::Communica
   const DType dtype = dtype_of(c, step.operand(Arg::kTo));
   at::Tensor before_sum;
   if (so_far) before_sum = c.flat(so_far->buffer).narrow(0, piece.kept, own);
-  return [=, counts = piece.counts](RunState&, math::Scratch&) mutable {
+  return [=, counts = piece.counts](RunState& run, math::Scratch&) mutable {
     group->reduce_scatter(all.data_ptr(), sum.data_ptr(), counts, dtype, comm::Reduce::kSum);
-    if (before_sum.defined()) kept.copy_(before_sum);
-    if (adds) kept.add_(sum);
+    if (before_sum.defined()) run.epilogue(Epilogue::kCopy, [&] { kept.copy_(before_sum); });
+    if (adds) run.epilogue(Epilogue::kAdd, [&] { kept.add_(sum); });
   };
 }
 
@@ -351,9 +363,9 @@ Kernel bind_reduce_scatter(const BindContext& c, const Step& step, comm::Communi
   const std::int64_t own = std::accumulate(counts.begin(), counts.begin() + group->rank(), std::int64_t{0});
   const bool adds = step.updates(Arg::kTo);
   at::Tensor sum = adds ? all.narrow(0, own, part.numel()) : part;
-  return [=](RunState&, math::Scratch&) mutable {
+  return [=](RunState& run, math::Scratch&) mutable {
     group->reduce_scatter(all.data_ptr(), sum.data_ptr(), counts, dtype, comm::Reduce::kSum);
-    if (adds) part.add_(sum);
+    if (adds) run.epilogue(Epilogue::kAdd, [&] { part.add_(sum); });
   };
 }
 

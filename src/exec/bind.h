@@ -4,8 +4,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <functional>
 
+#include "base/clock.h"
 #include "comm/communicator.h"
 #include "exec/executor.h"
 #include "exec/launches.h"
@@ -16,15 +18,10 @@
 namespace molen::exec {
 
 // State, other than buffers, that the ops of one step share.
-struct RunState {
+struct StepState {
   const StepInput* input = nullptr;
   bool non_finite = false, overflow = false;  // StepResult
   const Launches* launches = nullptr;         // of the rank's device; null on the host
-  // Waits until everything that this thread launched has ended: only then may a communicator, which does not know the
-  // device's streams, read it.
-  void settle() const {
-    if (launches) launches->wait();
-  }
   // Storage for a micro-batch that does not stay where it is loaded: for a device, or for a rank with part of each
   // sequence.
   std::vector<std::int32_t> ids, labels, document_start;
@@ -34,6 +31,39 @@ struct RunState {
     document_start.resize(documents ? tokens : 0);
     return {ids.data(), labels.data(), documents ? document_start.data() : nullptr};
   }
+};
+
+// One run of an op.
+class RunState {
+ public:
+  explicit RunState(StepState& state) : step(state) {}
+
+  StepState& step;
+
+  // Waits until everything that this thread launched has ended: only then may a communicator, which does not know the
+  // device's streams, read it.
+  void settle() const {
+    if (step.launches) step.launches->wait();
+  }
+  // Does one of the op's epilogues, or a part of it. The executor compares the kinds that have run with those that the
+  // op declares. On a device, `work` is only launched, and its time is part of the op's.
+  template <class F>
+  void epilogue(program::Epilogue kind, F&& work) {
+    const std::int64_t before = now_ns(), cpu_before = thread_cpu_ns();
+    work();
+    const auto k = static_cast<std::size_t>(kind);
+    ran_[k] = true;
+    if (step.launches) return;
+    cpu_seconds_[k] += static_cast<double>(thread_cpu_ns() - cpu_before) * 1e-9;
+    seconds_[k] += static_cast<double>(now_ns() - before) * 1e-9;
+  }
+  // Throws Error if the kinds of epilogues that have run are not those that the op declares.
+  void require_declared(const program::Step& op) const;
+  void write_times(program::OpTime& time) const { time.epilogue_s = seconds_, time.epilogue_cpu_s = cpu_seconds_; }
+
+ private:
+  std::array<bool, program::kNumEpilogues> ran_{};
+  std::array<double, program::kNumEpilogues> seconds_{}, cpu_seconds_{};
 };
 
 struct BindContext {

@@ -49,18 +49,20 @@ Kernel bind_load_part(const BindContext& c, const program::Step& step) {
   const bool counted = !std::get<program::LoadBatch>(step.op).uncounted;
   return [=, batch = rows.sequences, count = rows.count(),
           runs = positions_of(c.program.grid, rows.length, c.coordinates)](RunState& run, math::Scratch&) mutable {
-    const MicroBatch whole = run.staged(static_cast<std::size_t>(count), documents.defined());
-    run.input->load(whole);
-    model::take_rows(batch, runs, at::from_blob(whole.ids, {count}, at::kInt), ids);
-    model::take_rows(batch, runs, at::from_blob(whole.labels, {count}, at::kInt), labels);
-    if (documents.defined())
-      model::take_rows(batch, runs, at::from_blob(whole.document_start, {count}, at::kInt), documents);
+    const MicroBatch whole = run.step.staged(static_cast<std::size_t>(count), documents.defined());
+    run.step.input->load(whole);
+    run.epilogue(program::Epilogue::kUnpack, [&] {
+      model::take_rows(batch, runs, at::from_blob(whole.ids, {count}, at::kInt), ids);
+      model::take_rows(batch, runs, at::from_blob(whole.labels, {count}, at::kInt), labels);
+      if (documents.defined())
+        model::take_rows(batch, runs, at::from_blob(whole.document_start, {count}, at::kInt), documents);
+    });
     if (!counted) return;
     std::int64_t valid = 0;
     for (std::int64_t b = 0; b < batch; ++b)
       for (const PositionRun& r : runs)
         for (std::int64_t t = r.first; t < r.last; ++t)
-          valid += run.labels[static_cast<std::size_t>(b * (count / batch) + t)] >= 0;
+          valid += run.step.labels[static_cast<std::size_t>(b * (count / batch) + t)] >= 0;
     if (scalars.device().is_cpu())
       scalars.data_ptr<double>()[program::kValidTokens] += static_cast<double>(valid);
     else
@@ -73,7 +75,7 @@ Kernel bind_gather_keys(const BindContext& c, const program::Step& step, comm::C
   const DType dtype = dtype_of(c, step.operand(Arg::kTo));
   return
       [=, own = keys.all_RNW.select(0, group->rank()), counts = keys.counts()](RunState& run, math::Scratch&) mutable {
-        own.copy_(keys.columns_NW);
+        run.epilogue(program::Epilogue::kPack, [&] { own.copy_(keys.columns_NW); });
         run.settle();
         group->all_gather(own.data_ptr(), keys.all_RNW.data_ptr(), counts, dtype);
       };
@@ -84,9 +86,9 @@ Kernel bind_scatter_keys(const BindContext& c, const program::Step& step, comm::
   const KeyValues keys(c, step, Arg::kFrom, Arg::kTo);
   const DType dtype = dtype_of(c, step.operand(Arg::kFrom));
   return [=, own = keys.all_RNW.select(0, group->rank()), counts = keys.counts(), columns = keys.columns_NW](
-             RunState&, math::Scratch&) mutable {
+             RunState& run, math::Scratch&) mutable {
     group->reduce_scatter(keys.all_RNW.data_ptr(), own.data_ptr(), counts, dtype, comm::Reduce::kSum);
-    columns.copy_(own);
+    run.epilogue(program::Epilogue::kUnpack, [&] { columns.copy_(own); });
   };
 }
 
@@ -97,7 +99,7 @@ Kernel bind_shift(const BindContext& c, const program::Step& step, comm::Communi
   if (op.moves == program::Moves::kKeys && op.step == 1) {
     const KeyValues keys(c, step, Arg::kOwn, Arg::kFrom);
     return [=, own = keys.all_RNW.select(0, 0)](RunState& run, math::Scratch&) mutable {
-      own.copy_(keys.columns_NW);
+      run.epilogue(program::Epilogue::kPack, [&] { own.copy_(keys.columns_NW); });
       run.settle();
       pass_on(*ring, own, in, dtype);
     };
@@ -109,7 +111,7 @@ Kernel bind_shift(const BindContext& c, const program::Step& step, comm::Communi
   if (op.step < ring->size())
     return [=](RunState& run, math::Scratch&) mutable {
       if (adds) {
-        out.add_(in);
+        run.epilogue(program::Epilogue::kAdd, [&] { out.add_(in); });
         run.settle();
       }
       pass_on(*ring, out, in, dtype);
@@ -123,12 +125,13 @@ Kernel bind_shift(const BindContext& c, const program::Step& step, comm::Communi
   if (so_far) made = c.flat(so_far->buffer).view({n, -1});
   return [=, home = keys.all_RNW.select(0, 0), columns = keys.columns_NW](RunState& run, math::Scratch&) mutable {
     if (adds) {
-      out.add_(in);
+      run.epilogue(program::Epilogue::kAdd, [&] { out.add_(in); });
       run.settle();
     }
     pass_on(*ring, out, in, dtype);
-    if (made.defined()) d_qkv.narrow(1, 0, queries).copy_(made.narrow(1, 0, queries));
-    columns.copy_(home);
+    if (made.defined())
+      run.epilogue(program::Epilogue::kCopy, [&] { d_qkv.narrow(1, 0, queries).copy_(made.narrow(1, 0, queries)); });
+    run.epilogue(program::Epilogue::kUnpack, [&] { columns.copy_(home); });
   };
 }
 

@@ -77,7 +77,7 @@ Kernel bind_all_to_all(const BindContext& c, const program::Step& step, comm::Co
   const std::int64_t width = c.program.arch.hidden, bytes = width * from.element_size(),
                      most = (home ? from : to).numel() / width, experts = c.program.arch.experts->count;
   const DType dtype = dtype_of(c, step.operand(Arg::kTo));
-  return [=](RunState&, math::Scratch& scratch) mutable {
+  return [=](RunState& run, math::Scratch& scratch) mutable {
     const int ranks = group->size();
     const RowCounts rows(offsets.data_ptr<std::int32_t>(), ranks, group->rank(), experts);
     MOLEN_CHECK(rows.from_all() <= most, "{} rows for the experts of a rank that has room for {}", rows.from_all(),
@@ -90,14 +90,22 @@ Kernel bind_all_to_all(const BindContext& c, const program::Step& step, comm::Co
     }
     auto* by_rank = static_cast<std::byte*>(scratch.take_bytes(most * bytes));
     auto *source = static_cast<std::byte*>(from.data_ptr()), *target = static_cast<std::byte*>(to.data_ptr());
+    const auto copy = [&](std::byte* out, std::int64_t at_out, const std::byte* in, std::int64_t at_in,
+                          std::int64_t count) {
+      std::memcpy(out + at_out * bytes, in + at_in * bytes, static_cast<std::size_t>(count * bytes));
+    };
     if (home)
-      rows.runs([&](std::int64_t at_rank, std::int64_t at_expert, std::int64_t count) {
-        std::memcpy(by_rank + at_rank * bytes, source + at_expert * bytes, static_cast<std::size_t>(count * bytes));
+      run.epilogue(program::Epilogue::kPack, [&] {
+        rows.runs([&](std::int64_t at_rank, std::int64_t at_expert, std::int64_t count) {
+          copy(by_rank, at_rank, source, at_expert, count);
+        });
       });
     group->all_to_all(home ? by_rank : source, sent, home ? target : by_rank, received, dtype);
     if (!home)
-      rows.runs([&](std::int64_t at_rank, std::int64_t at_expert, std::int64_t count) {
-        std::memcpy(target + at_expert * bytes, by_rank + at_rank * bytes, static_cast<std::size_t>(count * bytes));
+      run.epilogue(program::Epilogue::kUnpack, [&] {
+        rows.runs([&](std::int64_t at_rank, std::int64_t at_expert, std::int64_t count) {
+          copy(target, at_expert, by_rank, at_rank, count);
+        });
       });
   };
 }

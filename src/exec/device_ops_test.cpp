@@ -113,12 +113,14 @@ std::set<std::string> run_compute_ops(const program::Program& p) {
     for (const auto& step : body.steps) {
       if (!computes(step.op)) continue;
       const StepInput input;
-      RunState run;
-      run.input = &input;
+      StepState state;
+      state.input = &input;
+      RunState run(state);
       math::Scratch none;  // for the host's ops
       const Mixtures mixtures;
       try {
         bind(context, step)(run, none);
+        run.require_declared(step);
         ended.insert(program::kind_of(step.op));
       } catch (const std::exception& error) {
         EXPECT_TRUE(lacks_meta(error.what()))

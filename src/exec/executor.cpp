@@ -117,7 +117,7 @@ class Executor::Impl {
   }
 
   StepResult run(const StepInput& input) {
-    RunState state;
+    StepState state;
     state.input = &input;
     state.launches = launches_.get();
     StepResult result;
@@ -306,7 +306,7 @@ class Executor::Impl {
   }
 
   // Throws nothing, so that the other threads of the step are always waited for.
-  std::exception_ptr run_stream(program::Stream stream, RunState& state, program::Timeline& timeline) noexcept {
+  std::exception_ptr run_stream(program::Stream stream, StepState& state, program::Timeline& timeline) noexcept {
     const c10::InferenceMode inference;
     std::exception_ptr error;
     const auto attempt = [&](const auto& body) {
@@ -328,7 +328,7 @@ class Executor::Impl {
     return error;
   }
 
-  void run_ops(program::Stream stream, RunState& state, program::Timeline& timeline) {
+  void run_ops(program::Stream stream, StepState& state, program::Timeline& timeline) {
     for (std::size_t i = 0; i < ops_.size(); ++i) {
       const auto& e = ops_[i];
       if (e.step->stream != stream) continue;
@@ -345,7 +345,7 @@ class Executor::Impl {
     }
   }
 
-  void run_op(std::size_t i, RunState& state, program::Timeline& timeline) {
+  void run_op(std::size_t i, StepState& state, program::Timeline& timeline) {
     const auto& e = ops_[i];
     auto& time = timeline.ops[i];
     if (options_.observer) options_.observer->begin(e.step->stream, i, now_ns());
@@ -358,7 +358,7 @@ class Executor::Impl {
       if (const auto pause = options_.sleep ? options_.sleep(*e.step) : std::nullopt)
         std::this_thread::sleep_for(std::chrono::duration<double>(*pause));
       else if (!(e.step->unless && state.non_finite))
-        run_kernel(i, state);
+        run_kernel(i, state, time);
       if (launched_[i]) launches_->end(i);
       if (waits) launches_->wait();
       time.end_s = static_cast<double>(now_ns() - start_ns_) * 1e-9;
@@ -370,13 +370,14 @@ class Executor::Impl {
     if (options_.observer) options_.observer->end(e.step->stream, i, now_ns());
   }
 
-  void run_kernel(std::size_t i, RunState& state) {
+  void run_kernel(std::size_t i, StepState& step, program::OpTime& time) {
     const auto& e = ops_[i];
     const auto body = static_cast<std::size_t>(e.body), op = static_cast<std::size_t>(e.op);
     const Kernel& kernel = bound_[kernels_[static_cast<std::size_t>(e.instance)]][op];
     const std::int64_t offset = plan_.scratch_offset[body][op];
     void* base = offset >= 0 ? arena_->at(base_ + offset) : nullptr;
     math::Scratch scratch(base, e.step->scratch.value);
+    RunState state(step);
     if (e.step->stream == program::Stream::kCompute && options_.device.is_cpu()) {
       // ATen may allocate only when the op's kernels call it; otherwise scratch belongs to molen's own kernels.
       const bool serve = program::calls_aten(*e.step) && e.step->scratch.value > 0;
@@ -385,6 +386,8 @@ class Executor::Impl {
     } else {
       kernel(state, scratch);
     }
+    state.require_declared(*e.step);
+    state.write_times(time);
     record_memory(i, offset, scratch.high_water());
     if (options_.written) {
       if (launches_) launches_->wait();
@@ -433,7 +436,7 @@ class Executor::Impl {
     for (const int buffer : micro_batch_deaths_[i]) fill(buffer);
   }
 
-  void read_scalars(const RunState& state, StepResult& result) const {
+  void read_scalars(const StepState& state, StepResult& result) const {
     const at::Tensor host = flat(program_.find_buffer(program::Value::kScalars, -1)).to(at::kCPU);
     const double* s = host.data_ptr<double>();
     result.loss_sum = s[program::kLossSum];

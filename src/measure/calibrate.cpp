@@ -177,16 +177,17 @@ std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
     throw UsageError("--widest: {}; the narrowest shape is {} wide", o.widest, narrowest);
   for (const Shape& shape : kShapes) {
     if (o.widest > 0 && shape.hidden > o.widest) continue;
-    // Trials have one micro-batch or two, because the backward of the second one adds to the gradient where the first
-    // overwrites it. A third trial has expert ranks, and a fourth the other kernels that the configuration chooses.
+    // Trials have two micro-batches, because the second one adds to the gradient where the first overwrites it. The
+    // second trial has collectives of ZeRO and sums that add, the third has expert ranks, and the fourth the other
+    // kernels that the configuration chooses.
     struct Kind {
       int zero;
       bool apart, others;
     };
     for (const auto& [zero, apart, others] :
-         {Kind{0, false, false}, Kind{1, false, false}, Kind{0, true, false}, Kind{0, false, true}}) {
+         {Kind{0, false, false}, Kind{2, false, false}, Kind{0, true, false}, Kind{0, false, true}}) {
       if (others && (o.other_kernels.empty() || shape.experts > 0)) continue;
-      if (zero == 1 && (ranks == 1 || shape.layers > 2)) continue;
+      if (zero == 2 && (ranks == 1 || shape.layers > 2)) continue;
       if (apart && (ranks == 1 || shape.experts == 0)) continue;
       arch::Architecture arch = architecture(shape);
       if (apart) arch.experts->count = (shape.experts + ranks - 1) / ranks * ranks;  // each rank has as many
@@ -194,7 +195,7 @@ std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
       setting.mesh[apart ? mesh::Axis::kEp : mesh::Axis::kDpShard] = ranks;
       setting.zero = zero;
       setting.micro_batch = shape.batch;
-      setting.global_batch = shape.batch * ranks * (zero == 0 && !apart ? 2 : 1);
+      setting.global_batch = shape.batch * ranks * (apart ? 1 : 2);
       setting.sequence = shape.sequence;
       setting.compute = o.compute;
       setting.master = o.compute == DType::kF64 ? DType::kF64 : DType::kF32;
@@ -221,10 +222,17 @@ std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
 void add_samples(const Trial& trial, std::vector<sim::Sample>& samples) {
   const auto ops = program::expand(trial.program);
   for (std::size_t i = 0; i < ops.size(); ++i) {
-    std::vector<double> seconds;
-    for (const auto& t : trial.timelines) seconds.push_back(t.ops[i].cpu_s);
-    samples.push_back({sim::fitted_kind(trial.program, *ops[i].step), sim::features_of(trial.program, *ops[i].step),
-                       median(seconds)});
+    const program::Step& step = *ops[i].step;
+    std::vector<std::vector<double>> seconds(1 + step.epilogues.size());  // of the op's own work, and of each epilogue
+    for (const auto& t : trial.timelines) {
+      const std::vector<program::Work> work = program::work_of(step, t.ops[i]);
+      for (std::size_t k = 0; k < work.size(); ++k) seconds[k].push_back(work[k].cpu_s);
+    }
+    samples.push_back(
+        {sim::fitted_kind(trial.program, step), sim::features_of(trial.program, step), median(seconds[0])});
+    for (std::size_t k = 0; k < step.epilogues.size(); ++k)
+      samples.push_back(
+          {program::kind_of(step.epilogues[k].kind), sim::features_of(step.epilogues[k]), median(seconds[k + 1])});
   }
 }
 

@@ -21,7 +21,8 @@ namespace {
 std::set<std::string> kinds_of(const program::Program& p) {
   std::set<std::string> kinds;
   for (const program::Body& body : p.bodies)
-    for (const program::Step& step : body.steps) kinds.insert(program::kind_of(step.op));
+    for (const program::Step& step : body.steps)
+      for (const program::Work& work : program::work_of(step, {})) kinds.insert(work.kind);
   return kinds;
 }
 
@@ -35,11 +36,11 @@ TEST(Calibrate, MeasuresWhatThePresetsNeed) {
       std::set<std::string> measured;
       for (const auto& p : calibration_programs(options, ranks)) measured.merge(kinds_of(p));
       for (const arch::Architecture& preset : arch::presets())
-        for (const int zero : {0, 1}) {
+        for (const int zero : {0, 1, 2, 3}) {
           program::Setting s;
           s.mesh[mesh::Axis::kDpShard] = ranks;
           s.zero = zero;
-          s.micro_batch = 1, s.global_batch = ranks, s.sequence = 64;
+          s.micro_batch = 1, s.global_batch = 2 * ranks, s.sequence = 64;
           if (zero > 0 && ranks == 1) continue;
           ASSERT_FALSE(sim::unsimulated(s));
           for (const std::string& kind : kinds_of(program::build(preset, s)))

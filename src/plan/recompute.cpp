@@ -98,6 +98,7 @@ std::vector<RecomputeChoice> recompute_ladder(const arch::Architecture& arch, co
             c && c->pass == program::ComputePass::kRecompute) {
           choice.again += e.step->hardware_flops;
           choice.moved += e.step->moved;
+          for (const program::EpilogueCost& epilogue : e.step->epilogues) choice.moved += epilogue.moved;
         }
     choice.again = Flops(choice.again.value * static_cast<decltype(choice.again.value)>(count));
     choice.moved = Bytes(choice.moved.value * count);

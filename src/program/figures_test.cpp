@@ -124,7 +124,7 @@ TEST(Figures, TheSeedsOfTheFuzzerAreSound) {
       const std::size_t arch = text.find("\narch ") + 1, setting = text.find("\nsetting ") + 1;
       const auto line = [&](std::size_t at) { return text.substr(at, text.find('\n', at) - at); };
       const Program bare =
-          parse("molen-program 14\n" + line(arch) + "\n" + line(setting) + "\nbody a\nschedule a\n", "seed");
+          parse("molen-program 15\n" + line(arch) + "\n" + line(setting) + "\nbody a\nschedule a\n", "seed");
       text = print(build(bare.arch, bare.setting));
       write_file_atomic(seed, text);
     }
@@ -203,13 +203,17 @@ TEST(Figures, OtherCostsOfAnOpAreRefused) {
     for (std::size_t b = 0; b < p.bodies.size(); ++b)
       for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
         if (!tried.insert(kind_of(p.bodies[b].steps[k].op)).second) continue;
-        for (int cost = 0; cost < 4; ++cost) {
+        for (int cost = 0; cost < 7; ++cost) {
           Program q = p;
           Step& step = q.bodies[b].steps[k];
           if (cost == 0) step.scratch += Bytes(64);
           if (cost == 1) step.moved += Bytes(1);
           if (cost == 2) step.model_flops += Flops(1);
           if (cost == 3) step.hardware_flops += Flops(1);
+          if (cost >= 4 && cost < 6 && step.epilogues.empty()) continue;
+          if (cost == 4) step.epilogues.back().moved += Bytes(1);
+          if (cost == 5) step.epilogues.pop_back();
+          if (cost == 6) step.epilogues.push_back({Epilogue::kPack, Bytes(8)});
           EXPECT_FALSE(verify(q).empty()) << c.name << ": " << kind_of(step.op) << ", cost " << cost;
         }
       }

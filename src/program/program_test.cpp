@@ -331,7 +331,7 @@ TEST(Text, ErrorsNameTheLine) {
   fails_with("part=embed", "part=embet", "unknown part");
   fails_with("writes=y:x.0", "writes=y:y.0", "no buffer 'y.0'");
   fails_with("stream=compute", "stream=computer", "unknown stream");
-  fails_with("molen-program 14", "molen-program 13", "is of version 13, and this molen reads version 14");
+  fails_with("molen-program 15", "molen-program 13", "is of version 13, and this molen reads version 15");
   fails_with("role=param unit=embed", "role=parm unit=embed", "role=parm is no value; did you mean 'param'?");
   fails_with("role=param unit=embed", "role=param unit=embet", "unit=embet: this stage has no such unit");
   fails_with("role=param unit=embed", "role=param", "role=param is a unit's");
@@ -376,7 +376,7 @@ TEST(Text, HostileTextsAreBounded) {
   EXPECT_NE(bounded("a body of 100,000 ops 500,000 times", parsed(text.substr(0, schedule) + steps + instances + "\n"))
                 .find("ops and edges"),
             std::string::npos);
-  std::string words = "molen-program 14\n";
+  std::string words = "molen-program 15\n";
   for (int i = 0; i < 8'000'000; ++i) words += "x ";
   EXPECT_NE(bounded("a line of 8 million words", parsed(words)).find("words on a line"), std::string::npos);
   EXPECT_NE(bounded("32 MiB of empty lines", parsed(std::string(32 << 20, '\n'))), "");
@@ -483,7 +483,7 @@ TEST(Text, BeginsWithItsMemoryAndIsTheSameWithoutComments) {
   const auto plan = plan_memory(p);
   const std::string text = print(p, plan);
   EXPECT_EQ(text.find(fmt::format("# planned peak {} bytes", plan.peak.value)),
-            std::string("molen-program 14\n").size());
+            std::string("molen-program 15\n").size());
   EXPECT_NE(text.find(fmt::format("# on the host {} bytes", plan.host.value)), std::string::npos);
   EXPECT_EQ(without_comments(text), print(p));
   EXPECT_EQ(parse(text, "with its plan"), p);

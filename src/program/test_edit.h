@@ -94,7 +94,8 @@ inline std::string rewrite(const std::string& text, const std::vector<std::strin
 
 // Returns the text without the costs of its ops, which the parser then computes.
 inline std::string without_costs(const std::string& text) {
-  return std::regex_replace(text, std::regex(" scratch=\\S+ model_flops=\\S+ hardware_flops=\\S+ moved=\\S+"), "");
+  return std::regex_replace(
+      text, std::regex(" scratch=\\S+ model_flops=\\S+ hardware_flops=\\S+ moved=\\S+( epilogues=\\S+)?"), "");
 }
 
 // Returns the program without what it was asked to be.

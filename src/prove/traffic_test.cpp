@@ -48,6 +48,44 @@ TEST(Communication, IsOfTheAxesOfThePlan) {
   });
 }
 
+// A kernel does what its op declares, no more and no less: predictions count the declared epilogues.
+TEST(Epilogues, OfAnOpAreThoseThatItDeclares) {
+  Layout layout{2, 2};
+  layout.micro = 1;  // several micro-batches, so that sums add
+  const auto sound = program::build(llama(false), setting_of(layout, DType::kF64));
+  const auto failure = [&](const std::function<void(program::Step&)>& edit) {
+    auto p = sound;
+    for (auto& body : p.bodies)
+      for (auto& step : body.steps)
+        if (step.updates(program::Arg::kTo) && std::holds_alternative<program::ReduceScatter>(step.op)) edit(step);
+    std::array<std::string, 2> messages;
+    on_ranks(2, [&](comm::Communicator& world) {
+      exec::Executor executor(p, world.rank(), &world, {});
+      launch::initialize_parameters(executor, 1, 1);
+      exec::StepInput input;
+      input.load = [&](const exec::MicroBatch& to) {
+        const auto tokens = static_cast<std::size_t>(p.setting.tokens());
+        std::fill_n(to.ids, tokens, 1), std::fill_n(to.labels, tokens, 2);
+        return static_cast<std::int64_t>(tokens);
+      };
+      try {
+        (void)executor.run(input);
+      } catch (const std::exception& error) {
+        messages[static_cast<std::size_t>(world.rank())] = error.what();
+      }
+    });
+    return messages[0];
+  };
+  EXPECT_EQ(failure([](program::Step&) {}), "");
+  EXPECT_NE(
+      failure([](program::Step& step) { step.epilogues.clear(); }).find("the epilogue 'add' ran and is not declared"),
+      std::string::npos);
+  EXPECT_NE(failure([](program::Step& step) {
+              step.epilogues.push_back({program::Epilogue::kCopy, Bytes(1)});
+            }).find("the epilogue 'copy' is declared and did not run"),
+            std::string::npos);
+}
+
 // Ranks with smaller shards, and ranks with fewer rows, move less than the first rank: each rank's communicators count
 // its own traffic (prove/proof.cpp compares on every rank), not what the first rank's program would say.
 TEST(Traffic, OfUnevenRanksIsTheirOwn) {

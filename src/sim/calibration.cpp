@@ -10,8 +10,8 @@ namespace molen::sim {
 namespace {
 
 // Version 2 added the pace. Since version 3, costs are those of ops on a core of their own, and entries have cores.
-// Version 4 added `gemm`.
-constexpr int kFormat = 4;
+// Version 4 added `gemm`. Since version 5, the costs of an op are without its epilogues, which have costs of their own.
+constexpr int kFormat = 5;
 
 }  // namespace
 

@@ -74,6 +74,10 @@ std::vector<double> features_of(const program::Program& p, const program::Step& 
   return {1.0, log1(static_cast<double>(step.moved.value))};
 }
 
+std::vector<double> features_of(const program::EpilogueCost& epilogue) {
+  return {1.0, std::log(std::max(static_cast<double>(epilogue.moved.value), 1.0))};
+}
+
 std::string fitted_kind(const program::Program& p, const program::Step& step) {
   const auto kernel = step.attributes.kernel;
   std::string kind = program::kind_of(step.op);

@@ -27,6 +27,8 @@ struct Sample {
 std::string fitted_kind(const program::Program& program, const program::Step& step);
 // Returns the features of a step in the order above.
 std::vector<double> features_of(const program::Program& program, const program::Step& step);
+// An epilogue has the kind program::kind_of, and only its bytes as a feature.
+std::vector<double> features_of(const program::EpilogueCost& epilogue);
 
 struct Fit {
   std::vector<double> weights, center;

@@ -25,23 +25,48 @@ double collective_traffic(const std::string& kind, double bytes, int ranks, cons
 }
 
 double Costs::seconds(const program::Program& p, const program::Step& step) const {
-  if (program::is_copy(step.op)) return copy_seconds(step);
+  double seconds = own_seconds(p, step);
+  for (const double epilogue : epilogue_seconds(step)) seconds += epilogue;
+  return seconds;
+}
+
+double Costs::own_seconds(const program::Program& p, const program::Step& step) const {
+  if (program::is_copy(step.op)) return copy_seconds(step, step.updates(program::Arg::kTo));
   return program::is_communication(step.op) ? collective_seconds(p, step) : compute_seconds(p, step);
 }
 
-double Costs::copy_seconds(const program::Step& step) const {
-  // A copy reads its source and writes its target; one that adds also reads its target.
-  const double traffic = (step.updates(program::Arg::kTo) ? 3.0 : 2.0) * static_cast<double>(step.moved.value);
+std::vector<double> Costs::epilogue_seconds(const program::Step& step) const {
+  std::vector<double> all;
+  for (const program::EpilogueCost& e : step.epilogues) {
+    std::string kind = program::kind_of(e.kind);
+    const std::vector<double> features = features_of(e);
+    if (!compute_.knows(kind) && collectives_ && collectives_->model.knows(kind)) {
+      all.push_back(collectives_->model.seconds(kind, features));
+      continue;
+    }
+    if (!compute_.knows(kind)) kind = "optimizer_step";
+    const double near = compute_.seconds(kind, features);
+    const bool both = contention_ && contention_->other.knows(kind);
+    all.push_back(both ? under_contention(near, contention_->other.seconds(kind, features)) : near);
+  }
+  return all;
+}
+
+double Costs::copy_seconds(const program::Step& step, bool adds) const {
+  const double traffic = (adds ? 3.0 : 2.0) * static_cast<double>(step.moved.value);
   return compute_.seconds("optimizer_step", {1.0, std::log(std::max(1.0, traffic))});
 }
 
 double Costs::compute_seconds(const program::Program& p, const program::Step& step) const {
   const double near = compute_.seconds(p, step);
-  if (!contention_) return near;
+  return contention_ ? under_contention(near, contention_->other.seconds(p, step)) : near;
+}
+
+double Costs::under_contention(double near, double other) const {
   const auto& c = *contention_;
   // Limits the growth: more busy cores do not make an op faster, and slow it down at most as if all its time were spent
   // on the shared memory.
-  const double growth = std::log(c.other.seconds(p, step) / near) / std::log(double(c.other_busy) / c.busy);
+  const double growth = std::log(other / near) / std::log(double(c.other_busy) / c.busy);
   return near * std::pow(double(sharing_.busy()) / c.busy, std::clamp(growth, 0.0, 1.0));
 }
 
@@ -54,7 +79,7 @@ double Costs::collective_seconds(const program::Program& p, const program::Step&
   MOLEN_CHECK(axis, "{} is among no ranks", kind);
   const int group = program::group_size(p.grid, *axis), measured = collectives_ ? collectives_->ranks : sharing_.ranks;
   const CostModel& model = collectives_ ? collectives_->model : compute_;
-  if (group == 1) return copy_seconds(step);
+  if (group == 1) return step.updates(program::Arg::kTo) ? 0.0 : copy_seconds(step, false);
   const double traffic = collective_traffic(kind, bytes, group, communicator_);
   if (measured == 0) return model.seconds("optimizer_step", {1.0, std::log(std::max(1.0, traffic))});
   if (group == measured) return model.seconds(p, step);

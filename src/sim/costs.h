@@ -36,8 +36,12 @@ class Costs {
     sharing_.one_at_a_time = communicator_ == "nccl";
   }
 
-  // Returns the seconds of an op on cores of its own. Throws UsageError for a kind that was not measured.
+  // Returns the seconds of an op on cores of its own, with its epilogues. Throws UsageError for a kind that was not
+  // measured.
   double seconds(const program::Program& program, const program::Step& step) const;
+  // Returns the seconds of each of the op's epilogues. A kind with which neither compute nor collectives were measured
+  // moves its bytes at the memory rate of the optimizer step.
+  std::vector<double> epilogue_seconds(const program::Step& step) const;
   const Sharing& sharing() const { return sharing_; }
 
   // Returns a sentence that names the measurements from which the costs are derived; empty when these very conditions
@@ -47,10 +51,14 @@ class Costs {
  private:
   friend class Extrapolation;
 
+  // Returns how long work takes that takes `near` seconds by compute_, and `other` by the second measurement.
+  double under_contention(double near, double other) const;
+  double own_seconds(const program::Program& program, const program::Step& step) const;  // without its epilogues
   double compute_seconds(const program::Program& program, const program::Step& step) const;
   double collective_seconds(const program::Program& program, const program::Step& step) const;
-  // On a CPU, host and device memory are the same: copies run at the memory rate of the optimizer step.
-  double copy_seconds(const program::Step& step) const;
+  // On a CPU, host and device memory are the same: copies run at the memory rate of the optimizer step. A copy reads
+  // its source and writes its target; one that adds also reads its target.
+  double copy_seconds(const program::Step& step, bool adds) const;
 
   CostModel compute_;
   Sharing sharing_;

@@ -396,15 +396,52 @@ TEST(Costs, ACollectiveOfOneRankIsACopy) {
     for (const auto& body : p.bodies)
       for (const auto& step : body.steps) {
         if (program::axis_of(step.op) != program::Axis::kExpertShard) continue;
-        const double touched = (step.updates(program::Arg::kTo) ? 3.0 : 2.0) * static_cast<double>(step.moved.value);
-        EXPECT_GT(touched, 0.0);
-        EXPECT_DOUBLE_EQ(Costs(model, {4, 2, 1}, communicator).seconds(p, step),
-                         model.seconds("optimizer_step", {1.0, std::log(touched)}));
+        const auto copying = [&](double bytes) { return model.seconds("optimizer_step", {1.0, std::log(bytes)}); };
+        ASSERT_GT(step.moved.value, 0);
+        const double want =
+            copying((step.updates(program::Arg::kTo) ? 3.0 : 2.0) * static_cast<double>(step.moved.value));
+        EXPECT_DOUBLE_EQ(Costs(model, {4, 2, 1}, communicator).seconds(p, step), want);
         gathered += std::holds_alternative<program::AllGather>(step.op);
         reduced += std::holds_alternative<program::ReduceScatter>(step.op);
       }
   EXPECT_GT(gathered, 0);
   EXPECT_GT(reduced, 0);
+}
+
+// What a collective does besides its messages is counted apart, by its own measured kind or, without one, at the rate
+// of the optimizer step; and the simulated time of the op has both.
+TEST(Costs, EpiloguesAreCountedBesideTheirOp) {
+  const auto p = program_of(2, 2, 8);  // two micro-batches, so the second sum adds to the first
+  std::vector<Sample> samples = samples_from({p}, 0.0);
+  const CostModel without = CostModel::fit(samples);
+  for (const double bytes : {1e3, 1e5, 1e7}) samples.push_back({"epilogue add", {1.0, std::log(bytes)}, bytes * 1e-8});
+  const CostModel with = CostModel::fit(samples);
+  int seen = 0;
+  for (const auto& body : p.bodies)
+    for (const program::Step& step : body.steps) {
+      const bool adds = std::holds_alternative<program::ReduceScatter>(step.op) && step.updates(program::Arg::kTo);
+      ASSERT_EQ(step.epilogues.size(), adds ? 1u : 0u);
+      const Costs measured(with, {4, 2, 1}, "mpi"), unmeasured(without, {4, 2, 1}, "mpi");
+      const double own = with.seconds(p, step);
+      if (!adds) EXPECT_DOUBLE_EQ(measured.seconds(p, step), own);
+      if (!adds) continue;
+      ++seen;
+      const auto bytes = static_cast<double>(step.epilogues[0].moved.value);
+      EXPECT_NEAR(measured.seconds(p, step), own + bytes * 1e-8, 1e-9 * bytes * 1e-8);
+      EXPECT_DOUBLE_EQ(unmeasured.seconds(p, step), own + without.seconds("optimizer_step", {1.0, std::log(bytes)}));
+    }
+  EXPECT_GT(seen, 0);
+  const auto ops = program::expand(p);
+  const Costs costs(with, {4, 2, 1}, "mpi");
+  const program::Timeline timeline = simulate(p, ops, costs);
+  double adding = 0.0;
+  for (const auto& op : ops)
+    for (const double seconds : costs.epilogue_seconds(*op.step)) adding += seconds;
+  const auto rows = program::compare(ops, timeline, timeline).rows;
+  const auto row = std::ranges::find(rows, "epilogue add", &program::KindRow::kind);
+  ASSERT_NE(row, rows.end());
+  EXPECT_GE(row->predicted_s, adding * (1 - 1e-12));  // more where threads share cores
+  EXPECT_LT(row->predicted_s, 4 * adding);
 }
 
 TEST(Extrapolate, MoreRanksOnTheSameCoresAreNeverFaster) {

@@ -51,7 +51,7 @@ class Streams {
         continue;
       current_[s] = op;
       left_[s] = work_[static_cast<std::size_t>(op)];
-      timeline_.ops[static_cast<std::size_t>(op)] = {now_, now_, left_[s]};
+      timeline_.ops[static_cast<std::size_t>(op)] = {.start_s = now_, .end_s = now_, .cpu_s = left_[s]};
       ++next_[s];
     }
   }
@@ -128,15 +128,31 @@ program::Timeline simulate(const program::Program& program, const std::vector<pr
   if (const auto not_yet = unsimulated(program.setting)) throw UsageError("{}: {}", not_yet->key, not_yet->why);
   std::vector<double> work;
   std::map<const program::Step*, double> cost;  // instances of a body share their steps
+  std::map<const program::Step*, std::vector<double>> epilogues;
   for (const auto& op : ops) {
     auto [found, fresh] = cost.try_emplace(op.step, 0.0);
-    if (fresh) found->second = costs.seconds(program, *op.step);
+    if (fresh) {
+      found->second = costs.seconds(program, *op.step);
+      epilogues[op.step] = costs.epilogue_seconds(*op.step);
+    }
     if (!(found->second >= 0.0) || !std::isfinite(found->second))
       throw UsageError("the calibration gives '{}' {} seconds: run `molen calibrate` again",
                        program::kind_of(op.step->op), found->second);
     work.push_back(found->second);
   }
-  return simulate(ops, std::move(work), costs.sharing());
+  program::Timeline timeline = simulate(ops, work, costs.sharing());
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    // Threads that share cores stretch an op as a whole.
+    program::OpTime& time = timeline.ops[i];
+    const double stretch = work[i] > 0.0 ? time.seconds() / work[i] : 1.0;
+    const std::vector<double>& seconds = epilogues[ops[i].step];
+    for (std::size_t k = 0; k < seconds.size(); ++k) {
+      const auto kind = static_cast<std::size_t>(ops[i].step->epilogues[k].kind);
+      time.epilogue_s[kind] = seconds[k] * stretch;
+      time.epilogue_cpu_s[kind] = seconds[k];
+    }
+  }
+  return timeline;
 }
 
 }  // namespace molen::sim

@@ -22,7 +22,7 @@ def made_up(path, conditions, pace=1.0, rate=RATE, base=None, cores=64):
     for e in entries:
         e.pop("pace", None)
     gemm = json.loads(run("doctor", "--format", "json").stdout)["gemm_library"]
-    path.write_text(json.dumps({"format": 4, "gemm": gemm, "host": "x", "cpu": "x", "created": "2026-01-01T00:00:00Z", "entries": entries}))
+    path.write_text(json.dumps({"format": 5, "gemm": gemm, "host": "x", "cpu": "x", "created": "2026-01-01T00:00:00Z", "entries": entries}))
     return path.name
 
 

@@ -47,21 +47,21 @@ Kernel bind_gathered_attention(const PartCall& call, int ranks) {
   const auto at_rank = [](const at::Tensor& all, std::size_t r) { return all.select(0, static_cast<std::int64_t>(r)); };
   auto qkv = o.rows(Arg::kQkv), kv = o.view(Arg::kKeys, of_all), out = o.rows(Arg::kY), lse = lse_of(call);
   if (!call.backward())
-    return [=, common = call.common](RunState&, math::Scratch& s) mutable {
+    return [=, common = call.common](RunState& run, math::Scratch& s) mutable {
       at::Tensor sum = is_narrow(out) ? wide_rows(out, queries, s) : out;
       for (std::size_t r = 0; r < keys.size(); ++r)
         model::context_attention_forward(common.context(s), qkv, at_rank(kv, r), keys[r], r == 0, sum, lse);
-      if (is_narrow(out)) out.copy_(sum);
+      if (is_narrow(out)) run.epilogue(program::Epilogue::kCopy, [&] { out.copy_(sum); });
     };
   auto d_o = o.rows(Arg::kDY), d_qkv = o.rows(Arg::kDQkv), d_kv = o.view(Arg::kDKeys, of_all);
-  return [=, common = call.common](RunState&, math::Scratch& s) mutable {
+  return [=, common = call.common](RunState& run, math::Scratch& s) mutable {
     at::Tensor sum = is_narrow(d_qkv) ? wide_rows(d_qkv, queries, s) : d_qkv;
     for (std::size_t r = 0; r < keys.size(); ++r) {
       at::Tensor d_keys = at_rank(d_kv, r);
       model::context_attention_backward(common.context(s), d_o, qkv, at_rank(kv, r), keys[r], out, lse, r > 0, false,
                                         sum, d_keys);
     }
-    if (is_narrow(d_qkv)) d_qkv.narrow(1, 0, queries).copy_(sum);
+    if (is_narrow(d_qkv)) run.epilogue(program::Epilogue::kCopy, [&] { d_qkv.narrow(1, 0, queries).copy_(sum); });
   };
 }
 
@@ -77,11 +77,11 @@ Kernel bind_ring_attention(const PartCall& call, int ranks) {
   auto kv = first ? at::Tensor() : o.view(Arg::kKeys, rows);
   if (!call.backward()) {
     auto sum = o.has(Arg::kYSoFar) ? o.rows(Arg::kYSoFar) : out;
-    return [=, common = call.common](RunState&, math::Scratch& s) mutable {
+    return [=, common = call.common](RunState& run, math::Scratch& s) mutable {
       const model::Context context = common.context(s);
       model::context_attention_forward(context, qkv, first ? model::key_value_columns(context, qkv) : kv, keys, first,
                                        sum, lse);
-      if (out.scalar_type() != sum.scalar_type()) out.copy_(sum);
+      if (out.scalar_type() != sum.scalar_type()) run.epilogue(program::Epilogue::kCopy, [&] { out.copy_(sum); });
     };
   }
   auto d_o = o.rows(Arg::kDY), d_qkv = o.rows(Arg::kDQkv), d_kv = o.view(Arg::kDKeys, rows);

@@ -51,7 +51,8 @@ Kernel bind_head(const PartCall& call) {
     };
   auto d_y = c.part(o.rows(Arg::kDX)), d_head = o.table(o.grad(), c.table);
   return [=, common = call.common](RunState& run, math::Scratch& s) mutable {
-    model::head_loss(common.context(s), y, labels, head, c.grad_scale * run.input->loss_scale, losses, d_y, d_head);
+    model::head_loss(common.context(s), y, labels, head, c.grad_scale * run.step.input->loss_scale, losses, d_y,
+                     d_head);
     add_losses(losses, scalars);
   };
 }
@@ -84,8 +85,8 @@ Kernel bind_head_loss(const PartCall& call) {
        d_head = o.table(o.grad(), c.table);
   auto logits = o.flat(Arg::kLogits).narrow(0, 0, c.count * head.size(0)).view({c.count, -1});
   return [=, common = call.common](RunState& run, math::Scratch& s) mutable {
-    model::head_shared_gradient(common.context(s), sums, labels, logits, y, head, c.grad_scale * run.input->loss_scale,
-                                losses, d_y, d_head);
+    model::head_shared_gradient(common.context(s), sums, labels, logits, y, head,
+                                c.grad_scale * run.step.input->loss_scale, losses, d_y, d_head);
     add_losses(losses, scalars);
   };
 }

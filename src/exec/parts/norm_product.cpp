@@ -25,8 +25,8 @@ struct NormBackward {
     before = o.residual_gradient_beside();
     if (call.common.arch.norm != arch::Norm::kLayerPlain) d_norm = (o.grad().*weights)();
   }
-  void bring_over() {
-    if (before.defined()) d_x.copy_(before);
+  void bring_over(RunState& run) {
+    if (before.defined()) run.epilogue(program::Epilogue::kCopy, [&] { d_x.copy_(before); });
   }
 };
 
@@ -45,22 +45,26 @@ Kernel bind_copied_qkv(const PartCall& call) {
     auto norm = o.param().attention_norm();
     const CopiedQkv weights(all, call.common, o.param());
     auto stats = o.stats();
-    return [=, common = call.common](RunState&, math::Scratch& s) mutable {
-      model::norm_qkv_forward(common.context(s), x, norm, weights.assemble(s), stats, out);
+    return [=, common = call.common](RunState& run, math::Scratch& s) mutable {
+      model::Linear qkv;
+      run.epilogue(program::Epilogue::kAssemble, [&] { qkv = weights.assemble(s); });
+      model::norm_qkv_forward(common.context(s), x, norm, qkv, stats, out);
     };
   }
   NormBackward h(call, &UnitWeights::attention_norm);
   std::optional<CopiedQkv> weights, gradients;
   if (call.common.half != model::Half::kWeights) weights.emplace(all, call.common, o.param());
   if (call.common.half != model::Half::kInput) gradients.emplace(all, call.common, o.grad());
-  return [=, common = call.common](RunState&, math::Scratch& s) mutable {
-    h.bring_over();
+  return [=, common = call.common](RunState& run, math::Scratch& s) mutable {
+    h.bring_over(run);
     model::Linear qkv, d_w;
-    if (weights) qkv = weights->assemble(s);
     const model::Context context = common.context(s);
-    if (gradients) d_w = gradients->fresh(s, context.accumulate);
+    run.epilogue(program::Epilogue::kAssemble, [&] {
+      if (weights) qkv = weights->assemble(s);
+      if (gradients) d_w = gradients->fresh(s, context.accumulate);
+    });
     model::norm_qkv_backward(context, h.d_out, h.x, h.stats, h.norm, qkv, h.d_x, h.d_norm, d_w);
-    if (gradients) gradients->spread(d_w, context.accumulate);
+    if (gradients) run.epilogue(program::Epilogue::kAssemble, [&] { gradients->spread(d_w, context.accumulate); });
   };
 }
 
@@ -80,8 +84,8 @@ Kernel bind_norm_qkv(const PartCall& call) {
   NormBackward h(call, &UnitWeights::attention_norm);
   model::Linear qkv, d_w;
   set_product(call, &UnitWeights::qkv, qkv, d_w);
-  return [=, common = call.common](RunState&, math::Scratch& s) mutable {
-    h.bring_over();
+  return [=, common = call.common](RunState& run, math::Scratch& s) mutable {
+    h.bring_over(run);
     model::norm_qkv_backward(common.context(s), h.d_out, h.x, h.stats, h.norm, qkv, h.d_x, h.d_norm, d_w);
   };
 }
@@ -100,8 +104,8 @@ Kernel bind_norm_up(const PartCall& call) {
   NormBackward h(call, &UnitWeights::mlp_norm);
   model::Linear up, d_w;
   set_product(call, &UnitWeights::up, up, d_w);
-  return [=, common = call.common](RunState&, math::Scratch& s) mutable {
-    h.bring_over();
+  return [=, common = call.common](RunState& run, math::Scratch& s) mutable {
+    h.bring_over(run);
     model::norm_up_backward(common.context(s), h.d_out, h.x, h.stats, h.norm, up, h.d_x, h.d_norm, d_w);
   };
 }

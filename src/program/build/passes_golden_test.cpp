@@ -101,7 +101,10 @@ Program parse_between(std::string text, bool costed) {
   if (!scheduled) p.schedule.clear();
   if (!costed)
     for (Body& body : p.bodies)
-      for (Step& step : body.steps) step.scratch = {}, step.model_flops = step.hardware_flops = {}, step.moved = {};
+      for (Step& step : body.steps) {
+        step.scratch = {}, step.model_flops = step.hardware_flops = {}, step.moved = {};
+        step.epilogues.clear();
+      }
   return p;
 }
 

@@ -115,6 +115,22 @@ std::string_view name_of(UpdateStage stage) {
   throw Error("unknown stage {} of an update", static_cast<int>(stage));
 }
 
+std::string_view name_of(Epilogue epilogue) {
+  switch (epilogue) {
+    case Epilogue::kAdd:
+      return "add";
+    case Epilogue::kCopy:
+      return "copy";
+    case Epilogue::kPack:
+      return "pack";
+    case Epilogue::kUnpack:
+      return "unpack";
+    case Epilogue::kAssemble:
+      return "assemble";
+  }
+  throw Error("unknown epilogue {}", static_cast<int>(epilogue));
+}
+
 std::string_view name_of(Flag) {
   return "non_finite";
 }
@@ -133,6 +149,10 @@ std::string_view name_of(ComputePass pass) {
       return "backward_weights";
   }
   throw Error("unknown pass {}", static_cast<int>(pass));
+}
+
+std::string kind_of(Epilogue epilogue) {
+  return fmt::format("epilogue {}", name_of(epilogue));
 }
 
 std::string kind_of(const Op& op) {

@@ -357,6 +357,25 @@ struct Attributes {
   bool operator==(const Attributes&) const = default;
 };
 
+// Work on memory that an op does besides what its kind names, such as a collective that adds its sum to an earlier one.
+// It moves bytes and computes no product. Predictions and measurements have a row of
+// their own for each kind of it ("epilogue add"). values/epilogues.h says which ops have which.
+enum class Epilogue {
+  kAdd,       // adds a sum to an earlier one
+  kCopy,      // copies a value, because its old buffer is still to be read
+  kPack,      // copies what is sent so that it lies side by side
+  kUnpack,    // copies what has come to where it belongs
+  kAssemble,  // copies the weights of key and value heads that the rank needs to a matrix, or gradients from one
+};
+inline constexpr std::array kAllEpilogues{Epilogue::kAdd, Epilogue::kCopy, Epilogue::kPack, Epilogue::kUnpack,
+                                          Epilogue::kAssemble};
+inline constexpr std::size_t kNumEpilogues = kAllEpilogues.size();
+struct EpilogueCost {
+  Epilogue kind{};
+  Bytes moved;  // memory traffic: what is read and what is written
+  bool operator==(const EpilogueCost&) const = default;
+};
+
 struct Step {
   Op op;
   Phase phase{};
@@ -367,7 +386,8 @@ struct Step {
   Attributes attributes;
   Bytes scratch;  // workspace of the kernel
   Flops model_flops, hardware_flops;
-  Bytes moved;  // memory traffic of a compute op; payload of a collective
+  Bytes moved;  // memory traffic of a compute op; payload of a collective; in both without the epilogues
+  std::vector<EpilogueCost> epilogues;  // in the order of Epilogue, no two of a kind
   bool operator==(const Step&) const = default;
   // Throw Error when there is no such operand.
   const Use& operand(Arg arg) const;
@@ -385,9 +405,11 @@ std::string_view name_of(Range range);    // "all", "shard", "own", "replicated"
 std::string_view name_of(Moves moves);    // "unit", "x", "mid", ...: the names of the values (signature.h)
 std::string_view name_of(ComputePass pass);
 std::string_view name_of(Flag flag);
+std::string_view name_of(Epilogue epilogue);  // "add", "copy", "pack", "unpack", "assemble"
 std::string_view name_of(UpdateStage stage);  // "whole", "direction", "apply"
 // Returns "forward attention", "all_reduce", ...: the key of cost tables and comparisons.
 std::string kind_of(const Op& op);
+std::string kind_of(Epilogue epilogue);  // "epilogue add", ...
 bool is_communication(const Op& op);
 bool is_copy(const Op& op);  // between device and host
 // Returns the group of ranks that an op communicates with, or nothing for an op that does not communicate.

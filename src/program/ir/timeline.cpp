@@ -130,20 +130,35 @@ Overlap overlap_of(const std::vector<Expanded>& ops, const Timeline& timeline, A
   return overlap;
 }
 
+std::vector<Work> work_of(const Step& step, const OpTime& time) {
+  std::vector<Work> all{{kind_of(step.op), time.seconds() - time.waited_s, time.cpu_s, step.moved.value}};
+  for (const EpilogueCost& e : step.epilogues) {
+    const auto k = static_cast<std::size_t>(e.kind);
+    all.push_back({kind_of(e.kind), time.epilogue_s[k], time.epilogue_cpu_s[k], e.moved.value});
+    all[0].seconds -= time.epilogue_s[k];
+    all[0].cpu_s -= time.epilogue_cpu_s[k];
+  }
+  all[0].seconds = std::max(all[0].seconds, 0.0);
+  all[0].cpu_s = std::max(all[0].cpu_s, 0.0);
+  return all;
+}
+
 Comparison compare(const std::vector<Expanded>& ops, const Timeline& predicted, const Timeline& measured) {
   MOLEN_CHECK(ops.size() == predicted.ops.size() && ops.size() == measured.ops.size(),
               "timelines of different programs");
   Comparison c;
   std::map<std::string, KindRow> rows;
   for (std::size_t i = 0; i < ops.size(); ++i) {
-    const std::string kind = kind_of(ops[i].step->op);
-    KindRow& row = rows[kind];
-    row.kind = kind;
-    ++row.count;
-    row.predicted_s += predicted.ops[i].seconds();
-    row.measured_s += measured.ops[i].seconds() - measured.ops[i].waited_s;
-    row.waited_s += measured.ops[i].waited_s;
-    row.bytes += ops[i].step->moved.value;
+    const Step& step = *ops[i].step;
+    for (const Work& work : work_of(step, predicted.ops[i])) {
+      KindRow& row = rows[work.kind];
+      row.kind = work.kind;
+      ++row.count;
+      row.predicted_s += work.seconds;
+      row.bytes += work.bytes;
+    }
+    for (const Work& work : work_of(step, measured.ops[i])) rows[work.kind].measured_s += work.seconds;
+    rows[kind_of(step.op)].waited_s += measured.ops[i].waited_s;
   }
   for (auto& [kind, row] : rows) c.rows.push_back(row);
   std::stable_sort(c.rows.begin(), c.rows.end(), [](const KindRow& a, const KindRow& b) {

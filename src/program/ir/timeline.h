@@ -17,6 +17,9 @@ struct OpTime {
   double cpu_s = 0.0;
   // The part of seconds() that a collective waited for later ranks; 0 when it was not measured.
   double waited_s = 0.0;
+  // The parts of seconds() and of cpu_s that the op's epilogues took; 0 on devices, whose kernels are measured as a
+  // whole.
+  std::array<double, kNumEpilogues> epilogue_s{}, epilogue_cpu_s{};
   double seconds() const { return end_s - start_s; }
 };
 
@@ -45,7 +48,18 @@ struct Overlap {
 };
 Overlap overlap_of(const std::vector<Expanded>& ops, const Timeline& timeline, Axis axis);
 
-// Predicted and measured seconds, summed by kind of op.
+// An op's own work, or one of its epilogues: a row of tables of kinds.
+struct Work {
+  std::string kind;  // kind_of
+  double seconds = 0.0, cpu_s = 0.0;
+  std::int64_t bytes = 0;
+};
+// Returns the op's own work, and behind it its epilogues in their order. Their seconds add up to those of the op
+// without waiting. waited_s is estimated from other ranks' times: if it leaves less than the epilogues took, the own
+// work is 0.
+std::vector<Work> work_of(const Step& step, const OpTime& time);
+
+// Predicted and measured seconds, summed by kind of op and of epilogue.
 struct KindRow {
   std::string kind;
   int count = 0;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -159,6 +160,46 @@ TEST(Comparison, SumsTheKindsOfAProgram) {
   measured.ops.pop_back();
   EXPECT_NOTED(compare(m.ops, predicted, measured), Error);
   EXPECT_EQ(Comparison{}.step_error(), 0.0);
+}
+
+// By hand: of 8 seconds, 1 was waiting, 2 an epilogue and 0.5 another one; of these and of the rest, the thread
+// computed for 4.
+TEST(Comparison, AnEpilogueHasARowOfItsOwn) {
+  Step step;
+  step.op = ReduceScatter{};
+  step.moved = Bytes(100);
+  step.epilogues = {{Epilogue::kAdd, Bytes(30)}, {Epilogue::kCopy, Bytes(20)}};
+  OpTime time{1.0, 9.0, 4.0, 1.0};
+  time.epilogue_s[static_cast<std::size_t>(Epilogue::kAdd)] = 2.0;
+  time.epilogue_s[static_cast<std::size_t>(Epilogue::kCopy)] = 0.5;
+  time.epilogue_cpu_s[static_cast<std::size_t>(Epilogue::kAdd)] = 1.5;
+  time.epilogue_cpu_s[static_cast<std::size_t>(Epilogue::kCopy)] = 0.25;
+  const std::vector<Work> work = work_of(step, time);
+  ASSERT_EQ(work.size(), 3u);
+  const auto expect = [](const Work& w, const std::string& kind, double seconds, double cpu_s, std::int64_t bytes) {
+    EXPECT_EQ(w.kind, kind);
+    EXPECT_DOUBLE_EQ(w.seconds, seconds) << kind;
+    EXPECT_DOUBLE_EQ(w.cpu_s, cpu_s) << kind;
+    EXPECT_EQ(w.bytes, bytes) << kind;
+  };
+  expect(work[0], "reduce_scatter", 4.5, 2.25, 100);
+  expect(work[1], "epilogue add", 2.0, 1.5, 30);
+  expect(work[2], "epilogue copy", 0.5, 0.25, 20);
+  Expanded op{};
+  op.step = &step;
+  Timeline predicted, measured;
+  predicted.ops = {time}, measured.ops = {time};
+  predicted.ops[0].waited_s = 0.0;
+  const Comparison c = compare({op}, predicted, measured);
+  ASSERT_EQ(c.rows.size(), 3u);
+  const auto row = std::ranges::find(c.rows, "epilogue add", &KindRow::kind);
+  ASSERT_NE(row, c.rows.end());
+  EXPECT_EQ(row->count, 1);
+  EXPECT_DOUBLE_EQ(row->predicted_s, 2.0);
+  EXPECT_DOUBLE_EQ(row->measured_s, 2.0);
+  EXPECT_EQ(row->bytes, 30);
+  EXPECT_DOUBLE_EQ(c.rows[0].predicted_s, 5.5);
+  EXPECT_DOUBLE_EQ(c.rows[0].waited_s, 1.0);
 }
 
 TEST(Comparison, TheTable) {

@@ -41,6 +41,17 @@ i64 qkv_shared(const Sizes& s, Pass pass) {
                                                             : 0);
 }
 
+// Traffic of these: weights are read and written. Gradients are read, and written or added to. Those of keys and values
+// are always added to zeros, and so are those of queries if the op adds to its gradient; the zeros of other ranks'
+// heads are not counted.
+i64 qkv_assembled(const Sizes& s, Pass pass, bool adds) {
+  if (!s.kv_copied) return 0;
+  const auto elements = [&](i64 rows) { return rows * (s.d + s.biases); };
+  const bool weights = pass != Pass::kBackwardWeights, gradients = is_backward(pass) && pass != Pass::kBackwardInput;
+  return (weights ? 2 * s.e * elements(s.Q) : 0) +
+         (gradients ? s.g * ((adds ? 4 : 2) * elements(s.q) + 4 * elements(s.Q - s.q)) : 0);
+}
+
 // The gradient of the norm's input is a sum over the ranks that share the product's outputs. The residual gradient that
 // joins it is whole; each rank adds its own rows.
 std::vector<OperandRule> norm_product_types(AxisType outputs) {
@@ -73,6 +84,7 @@ PartDeclaration norm_qkv() {
                   aten([](const Sizes& s, Pass pass) { return norm_product_aten(s, s.Q, pass); }),
                   reference(norm_product_reference)},
       .shared_scratch = qkv_shared,
+      .assembled = qkv_assembled,
   };
 }
 

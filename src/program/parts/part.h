@@ -92,6 +92,9 @@ struct PartDeclaration {
   // Its implementations, in the order in which they are preferred.
   std::vector<Implementation> kernels = {parts::fused(), parts::aten(), parts::reference()};
   BytesOf shared_scratch = nullptr;  // in addition, where several tensor ranks share the part
+  // Bytes that the epilogue `assemble` moves; 0 or null: the part has no such epilogue. `adds`: the op adds to its
+  // gradient.
+  std::int64_t (*assembled)(const parts::Sizes& sizes, arch::Pass pass, bool adds) = nullptr;
   // The cost where context ranks share each sequence. Null: each row of the part is computed from the same row of what
   // it reads, so its cost is that of the rank's rows.
   arch::PartCost (*context_cost)(const arch::Architecture& arch, arch::Pass pass, const arch::PartShape& shape,

@@ -72,10 +72,10 @@ class Parser {
       if (w.empty()) continue;
       if (w.size() > kMaxWords) fail(fmt::format("more than {} words on a line", kMaxWords));
       if (!versioned) {
-        if (w.size() != 2 || w[0] != "molen-program") fail("expected 'molen-program 14'");
-        if (w[1] != "14")
+        if (w.size() != 2 || w[0] != "molen-program") fail("expected 'molen-program 15'");
+        if (w[1] != "15")
           fail(fmt::format(
-              "is of version {}, and this molen reads version 14: `molen program CONFIG` prints the program "
+              "is of version {}, and this molen reads version 15: `molen program CONFIG` prints the program "
               "of a configuration anew",
               w[1]));
         versioned = true;
@@ -416,16 +416,30 @@ class Parser {
     if (const std::string t = take(values, "unless", ""); !t.empty())
       s.unless = choice<Flag>(t, std::array{Flag::kNonFinite}, "flag");
     attributes(values, s.op, s.attributes);
-    constexpr std::array kCosts{"scratch", "model_flops", "hardware_flops", "moved"};
+    constexpr std::array kCosts{"scratch", "model_flops", "hardware_flops", "moved", "epilogues"};
     if (std::none_of(kCosts.begin(), kCosts.end(), [&](const char* key) { return values.count(key) > 0; }))
       uncosted_.emplace_back(program_.bodies.size() - 1, body.steps.size());
     s.scratch = Bytes(number<std::int64_t>(take(values, "scratch", "0"), 0, kMaxElements));
     s.model_flops = Flops(number<double>(take(values, "model_flops", "0"), 0.0, 1e40));
     s.hardware_flops = Flops(number<double>(take(values, "hardware_flops", "0"), 0.0, 1e40));
     s.moved = Bytes(number<std::int64_t>(take(values, "moved", "0"), 0, std::int64_t{1} << 60));
+    s.epilogues = epilogues(take(values, "epilogues", ""));
     if (!values.empty()) fail("unknown key '" + values.begin()->first + "' for " + w[1]);
     body.steps.push_back(std::move(s));
     step_lines_.back().push_back(number_);
+  }
+
+  // KIND:BYTES,KIND:BYTES
+  std::vector<EpilogueCost> epilogues(const std::string& text) const {
+    std::vector<EpilogueCost> all;
+    if (text.empty()) return all;
+    for (const std::string& one : split(text, ',')) {
+      const auto colon = one.find(':');
+      if (colon == std::string::npos) fail("epilogues=" + text + " must be KIND:BYTES, such as add:4096");
+      all.push_back({choice<Epilogue>(one.substr(0, colon), kAllEpilogues, "epilogue"),
+                     Bytes(number<std::int64_t>(one.substr(colon + 1), 0, std::int64_t{1} << 60))});
+    }
+    return all;
   }
 
   // Attributes that a line leaves out keep their values for "none". The verifier says which an op must have.

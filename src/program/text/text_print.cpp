@@ -11,6 +11,7 @@
 #include "program/text/text_buffers.h"
 #include "program/text/text_detail.h"
 #include "program/values/attributes.h"
+#include "program/values/epilogues.h"
 
 namespace molen::program {
 namespace {
@@ -52,6 +53,7 @@ std::string step_text(const Program& p, const Step& step, std::size_t index) {
   if (const std::string attributes = text_of(step.attributes); !attributes.empty()) text += " " + attributes;
   text += fmt::format(" scratch={} model_flops={:.17g} hardware_flops={:.17g} moved={}", step.scratch.value,
                       step.model_flops.value, step.hardware_flops.value, step.moved.value);
+  if (!step.epilogues.empty()) text += " epilogues=" + text_of(step.epilogues);
   return text;
 }
 
@@ -68,7 +70,7 @@ std::string memory_text(const Program& p, const MemoryPlan& plan) {
 }
 
 std::string print_all(const Program& p, const MemoryPlan* plan) {
-  std::string text = "molen-program 14\n";
+  std::string text = "molen-program 15\n";
   if (plan) text += memory_text(p, *plan);
   text += "arch " + arch::to_json(p.arch).dump() + "\n";
   text += "setting " + detail::setting_to_text(p.setting) + "\n";

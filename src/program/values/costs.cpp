@@ -6,6 +6,7 @@
 #include "base/match.h"
 #include "program/parts/part.h"
 #include "program/values/attributes.h"
+#include "program/values/epilogues.h"
 #include "program/values/of_op.h"
 #include "program/values/optimizer.h"
 #include "program/values/payload.h"
@@ -74,10 +75,16 @@ PartOfRank part_of(const Program& p, const Compute& c, const Step& step) {
 }
 
 void cost_part(const Program& p, const Compute& c, Step& step) {
-  const arch::PartCost cost = part_of(p, c, step).cost(p.local);
+  const PartOfRank of = part_of(p, c, step);
+  const arch::PartCost cost = of.cost(p.local);
   step.scratch = cost.scratch;
   step.moved = cost.moved;
   step.hardware_flops = cost.flops;
+  if (const auto assembled = declaration_of(c.part).assembled; assembled && of.shape.tensor_ranks > 1) {
+    const bool adds = step.updates(Arg::kGrad);
+    const Bytes moved(assembled(parts::Sizes(p.local, of.shape), of.pass, adds));
+    if (moved.value > 0) step.epilogues.push_back({Epilogue::kAssemble, moved});
+  }
   // Recomputation is work of the hardware, not of the model.
   step.model_flops = c.pass == ComputePass::kRecompute ? Flops(0) : cost.flops;
 }
@@ -126,6 +133,7 @@ void set_costs(const Program& p, Step& step) {
   const Bytes touched(read + written);
   step.scratch = step.moved = Bytes();
   step.model_flops = step.hardware_flops = Flops();
+  step.epilogues = epilogues_of(p, step);
   const auto communicated = [&](const auto&) { step.moved = payload_of(p, step, {}); };
   std::visit(Match{
                  [&](const Compute& c) { cost_part(p, c, step); },

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "program/values/costs.h"
 #include "program/values/of_op.h"
 #include "program/values/value_memory.h"
 #include "program/verify/operand_rules.h"
@@ -26,10 +27,14 @@ NeedsOfStep Needs::find(const Step& step) const {
     return use.arg == o.arg && (use.access == o.access || (o.may_add && use.access == Access::kUpdate));
   };
   if (!std::ranges::equal(step.operands, operands, same))
-    return {{}, fmt::format("has the operands [{}] where it needs [{}]", text_of(step.operands), text_of(operands))};
+    return {
+        {}, {}, fmt::format("has the operands [{}] where it needs [{}]", text_of(step.operands), text_of(operands))};
   if (std::ranges::any_of(operands, [](const Operand& o) { return of_unit(o.value) && o.layer < 0; }))
-    return {{}, "names no parameter unit"};
+    return {{}, {}, "names no parameter unit"};
   NeedsOfStep needs;
+  Step costed = step;
+  set_costs(p_, costed);
+  needs.epilogues = std::move(costed.epilogues);
   needs.operands.reserve(operands.size());
   for (const Operand& o : operands)
     needs.operands.push_back({o, dtype_of(t_, o.value), elements_of(p_, t_, o), lifetime_of(t_, o.value),

@@ -21,8 +21,9 @@ struct Need {
 };
 
 struct NeedsOfStep {
-  std::vector<Need> operands;  // in the order of the step's own
-  std::string refused;         // why the step's operands are not those; `operands` is then empty
+  std::vector<Need> operands;           // in the order of the step's own
+  std::vector<EpilogueCost> epilogues;  // that follow from the operands
+  std::string refused;                  // why the step's operands are not those; `operands` is then empty
 };
 
 class Needs {

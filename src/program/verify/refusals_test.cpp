@@ -273,9 +273,9 @@ TEST(Refusals, OfTextsWithOtherLines) {
     GoldenMessages::note("gone: " + parsed(joined(gone, '\n')));
   }
   const std::string good = joined(lines, '\n');
-  for (const char* text : {"", "molen-program 13\n", "molen-program\n", "molen-program 14\n", "molen-program 14\nx\n",
-                           "molen-program 14\nbody\n", "molen-program 14\n%0 agree\n", "molen-program 14\nschedule a\n",
-                           "molen-program 14\nbody a\nbody a\n", "molen-program 14\nbuffer a\n"})
+  for (const char* text : {"", "molen-program 13\n", "molen-program\n", "molen-program 15\n", "molen-program 15\nx\n",
+                           "molen-program 15\nbody\n", "molen-program 15\n%0 agree\n", "molen-program 15\nschedule a\n",
+                           "molen-program 15\nbody a\nbody a\n", "molen-program 15\nbuffer a\n"})
     GoldenMessages::note(parsed(text));
   GoldenMessages::note(parsed(good + "\nbody x\n%x agree flag=0\n"));
   GoldenMessages::note(parsed(good + "\nschedule\n"));

@@ -17,6 +17,7 @@
 #include "program/types/check.h"
 #include "program/values/attributes.h"
 #include "program/values/costs.h"
+#include "program/values/epilogues.h"
 #include "program/values/of_op.h"
 #include "program/values/value_memory.h"
 #include "program/verify/inferred.h"
@@ -230,6 +231,10 @@ class Verifier {
     std::vector<std::size_t> sound;
     for (std::size_t i = 0; i < has.size(); ++i)
       if (fits(e, has[i], want.operands[i])) sound.push_back(i);
+    if (e.step->epilogues != want.epilogues)
+      report(e,
+             "its epilogues are {} where its operands ask for {}; remove the costs from its line to have them computed",
+             text_of(e.step->epilogues), text_of(want.epilogues));
     for (const std::size_t i : sound)
       if (has[i].reads()) read(e, has[i], want.operands[i]);
     for (const std::size_t i : sound)
