@@ -1,6 +1,6 @@
-// Compares what programs of small settings consist of with tests/golden/program/figures.txt: a change of a pass shows
+// Compares a summary of programs of small settings with tests/golden/program/figures.txt. A change of a pass thus shows
 // which programs it changes, and how. MOLEN_UPDATE_GOLDEN=1 writes the file anew; read the difference before you keep
-// it.
+// the file.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -44,7 +44,7 @@ std::string figures_of(const TestCase& c) {
   text += fmt::format("  {} ops, {} waits, {} bytes moved, {} of scratch, {:.0f} model flops, {:.0f} done\n ",
                       ops.size(), waits, moved, scratch, flops, hardware);
   for (const auto& [kind, count] : kinds) text += fmt::format(" {} {}", count, kind);
-  for (int last = 0; last < 2; ++last) {  // the first rank of each axis, and its last
+  for (int last = 0; last < 2; ++last) {  // the first rank of each axis, then the last
     mesh::PerAxis at{};
     if (last)
       for (const mesh::Axis axis : {mesh::Axis::kDpShard, mesh::Axis::kDpReplicate, mesh::Axis::kCp, mesh::Axis::kTp})
@@ -75,7 +75,7 @@ TEST(Figures, TheTextOfEachProgramIsTheProgram) {
   }
 }
 
-// docs/anatomy.md shows lines of a real program: each buffer and op of the page stands in the program that it
+// docs/anatomy.md shows lines of a real program: each buffer and op on the page is in the program that the page
 // describes.
 TEST(Figures, TheAnatomyPageShowsARealProgram) {
   arch::Architecture a = arch::preset("llama-tiny");
@@ -112,8 +112,8 @@ TEST(Figures, TheAnatomyPageShowsARealProgram) {
   EXPECT_GT(shown, 20u);
 }
 
-// The fuzzer begins with these programs of today. MOLEN_UPDATE_GOLDEN builds each anew from its architecture and
-// setting. Other seeds may hold anything.
+// The fuzzer starts from these seeds, which are sound programs of the present format. MOLEN_UPDATE_GOLDEN builds each
+// one anew from its architecture and setting. Other seeds may hold any text.
 TEST(Figures, TheSeedsOfTheFuzzerAreSound) {
   for (const char* name : {"arguments", "fields", "gather", "halves", "host", "hybrid", "messages", "pieces",
                            "pipeline", "recompute", "ring", "tensor", "zero1"}) {
@@ -132,7 +132,7 @@ TEST(Figures, TheSeedsOfTheFuzzerAreSound) {
   }
 }
 
-// An operand is found by its argument, so a text may have operands in any order.
+// Ops find an operand by its argument, so a text may list operands in any order.
 TEST(Figures, TheOrderOfOperandsInATextIsFree) {
   // Reverses the list of each access.
   const auto turned = [](const std::string& text) {
@@ -185,7 +185,7 @@ TEST(Figures, OperandsThatAnOpDoesNotHaveAreRefused) {
   EXPECT_TRUE(has(says("ids:ids,", ""), "forward embed: no operand 'ids'; it reads ids, param; writes y"));
   EXPECT_TRUE(has(says("y:x.0", "y:x.0,y:x.1"), "operand 'y' stands twice; it reads ids, param; writes y"));
   EXPECT_TRUE(has(says("y:x.0", "y:x.0,stats:x.1"), "'stats' is no operand; it reads ids, param; writes y"));
-  // The verifier says the same of a program that was never a text.
+  // The verifier reports the same for a program that was never a text.
   Program p = parse(text, "sound");
   Step& embed = *std::find_if(p.bodies[0].steps.begin(), p.bodies[0].steps.end(),
                               [](const Step& s) { return kind_of(s.op) == "forward embed"; });
@@ -195,7 +195,7 @@ TEST(Figures, OperandsThatAnOpDoesNotHaveAreRefused) {
       << verify(p).at(0).text;
 }
 
-// The costs of an op in a text must be the costs of the op, even when those are zero.
+// The costs that a text states for an op must be right, even when the text states zero.
 TEST(Figures, OtherCostsOfAnOpAreRefused) {
   std::set<std::string> tried;
   for (const TestCase& c : test_cases()) {
@@ -221,7 +221,8 @@ TEST(Figures, OtherCostsOfAnOpAreRefused) {
   EXPECT_GT(tried.size(), 30u);
 }
 
-// Two operands have two buffers, unless the op only reads them or the signature says that one lies within the other.
+// Two operands of an op must not share a buffer, unless the op only reads both or the signature says that one lies
+// within the other.
 TEST(Figures, OperandsInOneBufferAreRefused) {
   std::size_t turn = 0;
   std::set<std::string> said;
@@ -253,12 +254,13 @@ TEST(Figures, OperandsInOneBufferAreRefused) {
   EXPECT_EQ(said.size(), 2u);
 }
 
-// An op accesses each operand in one way. A gradient is overwritten or added to, but not in the same place of a step.
+// An op may access each operand in only one way. Whether a gradient is overwritten or added to depends on the place in
+// the step.
 TEST(Figures, EveryOtherAccessIsRefused) {
   std::size_t turn = 0, tried = 0;
   for (const TestCase& c : test_cases()) {
     const Program p = build(c.arch, c.setting);
-    std::set<std::tuple<std::string, Arg, Access>> seen;  // of this case
+    std::set<std::tuple<std::string, Arg, Access>> seen;  // in this case
     for (std::size_t b = 0; b < p.bodies.size(); ++b)
       for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k)
         for (std::size_t i = 0; i < p.bodies[b].steps[k].operands.size(); ++i)
@@ -277,7 +279,7 @@ TEST(Figures, EveryOtherAccessIsRefused) {
   EXPECT_GT(tried * long_stride(), 1000u);
 }
 
-// An operand is found by its argument, so no op has two operands of one name.
+// Ops find an operand by its argument, so no op has two operands with the same argument.
 TEST(Figures, EachArgumentOfAnOpIsThereOnce) {
   for (const TestCase& c : test_cases())
     for (const Body& body : build(c.arch, c.setting).bodies)
@@ -288,7 +290,7 @@ TEST(Figures, EachArgumentOfAnOpIsThereOnce) {
       }
 }
 
-// Names of buffers are labels: nothing is read from them.
+// Names of buffers are labels, and nothing depends on them.
 TEST(Figures, AProgramWithOtherNamesIsTheSame) {
   for (const TestCase& c : test_cases()) {
     const Program p = build(c.arch, c.setting);
@@ -330,7 +332,7 @@ TEST(Figures, TwoBuffersOfOneStateAreRefused) {
   EXPECT_NE(found.front().text.find("and twin both keep m of unit embed"), std::string::npos) << found.front().text;
 }
 
-// Puts each other axis in the place of an op's own axis.
+// Replaces an op's axis by each other axis.
 template <class O>
 concept OverAnAxis = requires(O o) {
   o.axis = Axis::kTp;
@@ -365,7 +367,7 @@ TEST(Figures, EveryCollectiveOverOtherRanksIsRefused) {
   EXPECT_GT(tried * long_stride(), 500u);
 }
 
-// A half of a backward that runs again would add its gradient twice.
+// If a half of a backward ran again, it would add its gradient twice.
 TEST(Figures, EveryHalfThatRunsTwiceIsRefused) {
   std::size_t tried = 0, turn = 0;
   for (const TestCase& c : test_cases()) {
@@ -376,7 +378,7 @@ TEST(Figures, EveryHalfThatRunsTwiceIsRefused) {
         const auto* compute = std::get_if<Compute>(&step.op);
         if (!compute || compute->pass != ComputePass::kInput || turn++ % kStride != 0) continue;
         Program q = p;
-        q.bodies[b].steps.push_back(step);  // at the end: nothing refers past it
+        q.bodies[b].steps.push_back(step);  // at the end, where no edge refers to an op after it
         const auto found = verify(q);
         ++tried;
         EXPECT_TRUE(

@@ -30,7 +30,7 @@ Setting hybrid(int shards, int replicas, int zero, bool own_over_dp) {
   return s;
 }
 
-// Any set of parts, in every layer or in some layers.
+// Generates any set of parts, for every layer or for some layers.
 rc::Gen<Recompute> any_recompute() {
   return rc::gen::map(
       rc::gen::pair(rc::gen::inRange(0, 1 << 5), rc::gen::inRange(1, 5)), [](const std::pair<int, int>& chosen) {
@@ -88,8 +88,8 @@ TEST(Program, EvaluationProgramIsSound) {
   EXPECT_EQ(p.find_buffer("grad.embed"), -1);
 }
 
-// Returns when each op runs if it takes as long as `duration` says: in list order on its stream, after the ops it waits
-// for.
+// Returns when each op runs if it takes as long as `duration` says. Ops run in list order on their streams, each after
+// the ops that it waits for.
 std::vector<std::pair<double, double>> run_times(const std::vector<Expanded>& ops,
                                                  const std::function<double()>& duration) {
   std::vector<std::pair<double, double>> times(ops.size());
@@ -109,7 +109,7 @@ struct Use1 {
   std::string name;
 };
 
-// Returns the uses of buffers (from first to last use in an instance) and of scratch, in a run with these times.
+// Returns the uses of scratch and of buffers (from first to last use in an instance) in a run with these times.
 std::vector<Use1> uses_in(const Program& p, const MemoryPlan& plan, const std::vector<Expanded>& ops,
                           const std::vector<std::pair<double, double>>& times) {
   std::map<std::pair<int, int>, Use1> buffers;  // by instance and buffer
@@ -136,13 +136,13 @@ std::vector<Use1> uses_in(const Program& p, const MemoryPlan& plan, const std::v
   return all;
 }
 
-// However long ops take on their streams, no byte is in use for two things at once.
+// Whatever time ops take on their streams, no byte is in use for two purposes at once.
 RC_GTEST_PROP(Memory, NothingOverlapsWhileItLives, (bool tied)) {
   const Program p = build(tiny(tied), *any_setting());
   const MemoryPlan plan = plan_memory(p);
   const auto ops = expand(p);
   std::mt19937_64 random(*rc::gen::arbitrary<std::uint64_t>());
-  // Mostly short, sometimes very long: streams drift far apart.
+  // Most durations are short and some very long, so that streams drift far apart.
   const auto times = run_times(ops, [&] { return std::pow(std::uniform_real_distribution<>(0.1, 1.0)(random), -3.0); });
   auto uses = uses_in(p, plan, ops, times);
   std::sort(uses.begin(), uses.end(), [](const Use1& a, const Use1& b) { return a.start < b.start; });
@@ -171,10 +171,10 @@ TEST(Memory, HighWaterHoldsWhatIsLive) {
   }
 }
 
-// Persistent memory of a rank by strategy, in bytes per parameter, against the formulas of Rajbhandari et al. 2020
-// (Fig. 1) and, for groups of S among N ranks, of FSDP's hybrids (Zhao et al. 2023) and Megatron's. Weights are w,
-// gradients g, optimizer states k. In fp32, k is 8 for the moments, instead of mixed precision's 12. Gradients are in
-// fp32 in bf16 runs too, so g is 4.
+// Persistent memory of a rank by strategy, in bytes per parameter. It is compared with published formulas: those of
+// Rajbhandari et al. 2020 (Fig. 1) and, for groups of S among N ranks, those of FSDP's hybrids (Zhao et al. 2023) and
+// of Megatron. Weights are w, gradients g, and optimizer states k. In fp32, k is 8 for the moments, instead of 12 in
+// mixed precision. Gradients are in fp32 in bf16 runs too, so g is 4.
 struct Bytes3 {
   double w, g, k;
 };
@@ -208,7 +208,7 @@ TEST(Memory, StrategiesReachTheFormulas) {
       double parameters = 0;
       for (const auto& u : p.units) parameters += static_cast<double>(u.elements);
       // Each kind of a unit's state (weights, gradients, two moments, master) is cut in blocks of 16 elements. The
-      // first rank has up to one block more than its share, and half a block more when states are cut twice.
+      // first rank has up to one block more than its share, or one and a half blocks when states are cut twice.
       const double slack = static_cast<double>(p.units.size()) * 5 * 64 * (s.own_over_dp ? 1.5 : 1.0);
       const double planned = static_cast<double>((m.parameters + m.gradients + m.optimizer).value),
                    published = strategy.formula(bytes);
@@ -220,11 +220,11 @@ TEST(Memory, StrategiesReachTheFormulas) {
     }
 }
 
-// Gathered parameters in memory at once: those in use and `prefetch` units ahead.
+// At any time, memory holds the gathered parameters that are in use and those of `prefetch` units ahead.
 TEST(Memory, PrefetchBoundsTheGatheredParameters) {
   arch::Architecture a = tiny();
   a.layers = 16;
-  a.vocabulary = 50;  // embedding and head are smaller than a layer
+  a.vocabulary = 50;  // makes embedding and head smaller than a layer
   std::vector<std::int64_t> peaks;
   for (const int prefetch : {0, 1, 2, 3}) {
     Setting s = setting_of(2, 3, true, 4);
@@ -254,7 +254,7 @@ TEST(Memory, ZeroOneShardsTheMoments) {
   const Program p = build(tiny(), setting_of(4, 1, false, 8)), q = build(tiny(), setting_of(4, 0, false, 8));
   const auto sharded = summarize(p, plan_memory(p)), whole = summarize(q, plan_memory(q));
   EXPECT_EQ(sharded.parameters, whole.parameters);
-  // A quarter, up to the alignment of each unit.
+  // Each rank holds a quarter of the optimizer states, except for the alignment of each unit.
   EXPECT_LE(sharded.optimizer.value, whole.optimizer.value / 4 + static_cast<std::int64_t>(p.units.size()) * 2 * 64);
 }
 
@@ -281,7 +281,7 @@ TEST(Layout, OwnedRangesTile) {
     }
 }
 
-// Each parameter has one place, whatever the units are; units of one chunk's layers do not reach into another chunk.
+// Each parameter has one place, whatever the units are. No unit has layers of two chunks.
 TEST(Layout, UnitsHoldEveryParameterOnce) {
   auto a = tiny(false);
   a.layers = 5;
@@ -352,7 +352,7 @@ TEST(Text, ErrorsNameTheLine) {
   fails_with(sum, "all_to_all axis=ep moves=keys layer=0", "expert ranks send each other no keys");
 }
 
-// The memory for a parsed program is bounded by the size of its text, whatever the text says.
+// The memory that a parsed program needs is bounded by the size of its text, whatever the text says.
 TEST(Text, HostileTextsAreBounded) {
   const std::string text = print(build(tiny(), setting_of(2, 0, false, 4)));
   const auto parsed = [](const std::string& hostile) { return [hostile] { parse(hostile, "p.txt"); }; };
@@ -404,7 +404,8 @@ TEST(Text, ASchedulesOpsAreCountedBeforeTheyAreExpanded) {
   EXPECT_NE(refused(most + 1).find("stands for more than 134217728 ops and edges"), std::string::npos);
 }
 
-// A gather waits for the last reader of the unit that it may not stand beside: `prefetch` units are ahead.
+// At most `prefetch` units are gathered ahead of the one in use. A gather therefore waits for the last reader of the
+// unit whose place it takes.
 TEST(Sharding, AGatherWaitsForTheUnitItReplaces) {
   for (const int ahead : {0, 1, 2}) {
     Setting s = setting_of(2, 3, false, 4);
@@ -437,7 +438,7 @@ TEST(Sharding, AGatherWaitsForTheUnitItReplaces) {
   }
 }
 
-// Numbers that name a place are accepted up to the last place, and no further.
+// An index in a text is accepted up to the last existing item, and no further.
 TEST(Text, NumbersBeyondWhatIsThereAreRefused) {
   const auto p = build(tiny(), setting_of(2, 0, false, 4));
   const std::string text = print(p);
@@ -466,7 +467,7 @@ TEST(Text, NumbersBeyondWhatIsThereAreRefused) {
   EXPECT_FALSE(accepted("reduce_scalars", "first=0 count=2", both)) << "one more than is left";
 }
 
-// A reader of the text needs no table of numbers.
+// A text names choices, so a reader needs no table of numbers.
 TEST(Text, ChoicesAreNames) {
   Setting s = setting_of(2, 1, false, 4);
   s.unit_layers = kHalfLayer;
@@ -500,20 +501,20 @@ TEST(Build, RefusesWhatItCannotHonour) {
   s.mesh[mesh::Axis::kCp] = 2;
   EXPECT_THROW(build(tiny(), s), UsageError);
   s.mesh = mesh::kOne;
-  s.compute = DType::kF64;  // on the fused kernels
+  s.compute = DType::kF64;  // which the fused kernels do not have
   EXPECT_THROW(build(tiny(), s), UsageError);
   s = setting_of(2, 0, false, 4);
   s.offload.gradients = true;
   EXPECT_THROW(build(tiny(), s), UsageError);  // the optimizer is on the device
   s.offload = {true, false, true};
   s.zero = 1;
-  EXPECT_THROW(build(tiny(), s), UsageError);  // updates only a part of what it keeps
+  EXPECT_THROW(build(tiny(), s), UsageError);  // the rank updates only a part of what it keeps
   s = hybrid(2, 2, 3, true);
   s.offload = {true, false, true};
   EXPECT_THROW(build(tiny(), s), UsageError);
 }
 
-// Each refusal names the key and the figures, in their places.
+// Each refusal names the key, and each number is at its place in the message.
 TEST(Build, RefusalsNameTheirFigures) {
   const auto why = [](const Setting& s) -> std::string {
     try {
@@ -539,7 +540,8 @@ TEST(Build, RefusalsNameTheirFigures) {
       << why(s);
 }
 
-// Guarded ops wait on every stream: a flag that is read before it is decided is last step's, or none.
+// Guarded ops wait on every stream. A flag that is read before the decision would be that of the last step, or
+// undefined.
 TEST(Streams, GuardedOpsWaitForTheAgreement) {
   for (const bool parameters : {false, true}) {
     Setting s = setting_of(2, parameters ? 3 : 1, false, 8);
@@ -564,7 +566,7 @@ TEST(Streams, GuardedOpsWaitForTheAgreement) {
   }
 }
 
-// A 16-bit type halves the bytes of a step's gradient messages, with as many elements, and changes no other size.
+// A 16-bit type halves the bytes of gradient messages, which have as many elements as before. It changes no other size.
 TEST(Messages, HalveWhatTravelsOfGradients) {
   const auto moved = [](const Program& p) {
     std::map<std::string, std::int64_t> bytes;
@@ -576,7 +578,7 @@ TEST(Messages, HalveWhatTravelsOfGradients) {
   };
   std::vector<Setting> settings{setting_of(2, 0, false, 8), setting_of(3, 1, false, 12), setting_of(2, 2, true, 12),
                                 setting_of(2, 3, false, 8), hybrid(2, 2, 3, false),      hybrid(2, 2, 2, true)};
-  settings.push_back(setting_of(2, 2, false, 8));  // sums over tensor ranks stay as they are
+  settings.push_back(setting_of(2, 2, false, 8));  // sums over tensor ranks keep their type
   settings.back().mesh[mesh::Axis::kTp] = 2;
   for (Setting s : settings) {
     SCOPED_TRACE(sharding_text(s));
@@ -595,7 +597,7 @@ TEST(Messages, HalveWhatTravelsOfGradients) {
         halved += half;
       }
       EXPECT_GE(halved, 1);
-      // Gradients themselves stay wide, and all messages share the memory of the largest.
+      // Gradients themselves keep the wide type, and all messages share the memory of the largest one.
       std::int64_t largest = 0, all = 0;
       for (const Buffer& b : p.buffers)
         if (b.name.starts_with("grad")) {
@@ -629,8 +631,9 @@ TEST(Messages, AreNotNarrowerThanTheirProof) {
   EXPECT_THROW(build(tiny(), s), UsageError);
 }
 
-// fp16 has bf16's program, except for the scratch of its kernels, which widen more, and for the attributes that say the
-// type and that an overflow is looked for. The loss scale is data of the step.
+// An fp16 program equals the bf16 program, except for the scratch of its kernels, which widen more values, and for the
+// attributes that state the type and the check for overflow. The loss scale is data of the step and no part of the
+// program.
 TEST(Build, TakesBothTypesOf16Bits) {
   Setting s = setting_of(2, 1, true, 8);
   s.kernels = arch::Kernels::kAten;

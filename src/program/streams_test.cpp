@@ -1,4 +1,5 @@
-// Tests the streams of communication: which op runs where, what a text may change, and that freedom costs no memory.
+// Tests the streams of communication: which op runs on which stream, what a text may change, and that separate streams
+// cost no memory.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -58,7 +59,7 @@ std::vector<Program> programs_of(const Ranks& r) {
   return build_stages(tiny(true), several(r));
 }
 
-// Puts all communication on one stream, as it was before each axis had its own.
+// Returns the program with all communication on one stream.
 Program on_one_stream(Program p) {
   for (Body& body : p.bodies)
     for (Step& step : body.steps)
@@ -86,7 +87,7 @@ TEST(CommStreams, AreOfTheAxes) {
     }
 }
 
-// Whether communication waits for communication on another stream that uses none of its buffers.
+// Returns whether some communication waits for communication on another stream with which it shares no buffer.
 bool waits_for_memory(const Program& p) {
   const auto share = [](const Step& a, const Step& b) {
     for (const Use& x : a.operands)
@@ -104,9 +105,9 @@ bool waits_for_memory(const Program& p) {
   return false;
 }
 
-// Streams that run freely keep no more memory in use than one stream would, and one stream is still a sound program.
+// Streams that run freely keep no more memory in use than one stream would. A program with one stream is still sound.
 TEST(CommStreams, CostNoMemory) {
-  int all = 0, bound = 0;  // programs; those in which communication waits for other communication to keep the peak
+  int all = 0, bound = 0;  // all programs, and those in which communication waits to keep the peak
   for (const Ranks& r : several_axes())
     for (const Program& p : programs_of(r)) {
       SCOPED_TRACE(sharding_text(p.setting));
@@ -129,8 +130,8 @@ std::string findings_text(const Program& p) {
   return text;
 }
 
-// Tensor ranks sum the gradients of norms beside the backward. On another stream such a sum would no longer be ordered
-// with the exchanges of the next layer, unless edges keep the order.
+// Tensor ranks sum the gradients of norms beside the backward. If a text moves such a sum to another stream, the sum is
+// no longer ordered with the exchanges of the next layer unless edges keep the order.
 TEST(CommStreams, AnOpMovesOnlyWithItsOrder) {
   const Program p = build(tiny(), several(Ranks{2, 1, 2, 1, 1, 1}));
   std::size_t moved = 0;
@@ -167,8 +168,8 @@ TEST(CommStreams, OtherStreamsAreRefused) {
   }
 }
 
-// Whatever the edges and streams are, an op waits only for ops before it in the list. So is the list an order in which
-// all ranks can run, and no ranks wait for each other in a circle.
+// Whatever the edges and streams are, an op waits only for ops before it in the list. All ranks can therefore run in
+// list order, and no ranks wait for each other in a circle.
 TEST(CommStreams, EveryWaitIsForAnEarlierOp) {
   for (const Ranks& r : several_axes())
     for (const Program& p : programs_of(r)) {

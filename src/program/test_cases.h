@@ -1,4 +1,4 @@
-// Small programs of every kind, for tests that hold for each.
+// Small programs of every kind, for tests that must hold for every program.
 #pragma once
 
 #include <fmt/format.h>
@@ -28,7 +28,7 @@ inline Setting small_setting(int shards, int zero) {
   return s;
 }
 
-// GPT with every bias, learned positions and LayerNorm.
+// A GPT with every bias, learned positions and LayerNorm.
 inline arch::Architecture tiny_gpt() {
   arch::Architecture a = arch::preset("gpt2");
   const arch::Architecture sizes = tiny();
@@ -103,7 +103,7 @@ inline std::vector<TestCase> test_cases() {
   return all;
 }
 
-// test_cases(), and what those leave out: experts, optimizers, types, evaluations, a pipeline of three stages.
+// Returns test_cases() and further cases: experts, optimizers, types, evaluations, and a pipeline of three stages.
 inline std::vector<TestCase> all_test_cases() {
   std::vector<TestCase> all = test_cases();
   const auto add = [&](std::string name, const Setting& s, const arch::Architecture& a = tiny()) {

@@ -1,4 +1,4 @@
-// Edits of a program for tests: changes that a user might make to its text form.
+// Edits of programs for tests, which change a program as a user might in its text form.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@ inline arch::Architecture tiny(bool tied = false) {
   return a;
 }
 
-// The same with a dense layer, and then two with experts, shared ones beside them.
+// The same model, but with a dense layer followed by two layers with experts and shared experts.
 inline arch::Architecture tiny_sparse() {
   arch::Architecture a = tiny();
   a.experts = arch::Experts{.count = 5, .per_token = 2, .ffn = 14, .balance_loss = 0.1, .z_loss = 0.01};
@@ -40,7 +40,7 @@ inline arch::Architecture tiny_sparse() {
   return a;
 }
 
-// Data-parallel ranks with micro-batches of 300 tokens, which are two chunks of the head.
+// Returns a setting of data-parallel ranks whose micro-batches have 300 tokens, which are two chunks of the head.
 inline Setting setting_of(int ranks, int zero, bool recompute, std::int64_t global) {
   Setting s;
   s.mesh[mesh::Axis::kDpShard] = ranks;
@@ -52,7 +52,7 @@ inline Setting setting_of(int ranks, int zero, bool recompute, std::int64_t glob
   return s;
 }
 
-// Removes one op and mends the numbering, as an editor would.
+// Returns the program without one op, with the indices in edges corrected, as an editor would.
 inline Program without(const Program& p, std::size_t body, std::size_t op) {
   Program q = p;
   q.bodies[body].steps.erase(q.bodies[body].steps.begin() + static_cast<std::ptrdiff_t>(op));
@@ -70,7 +70,7 @@ inline Program without(const Program& p, std::size_t body, std::size_t op) {
   return q;
 }
 
-// Replaces `from` by `to` in every line of `text` that holds all of `where`. Throws Error when no line does.
+// Replaces `from` by `to` in every line of `text` that holds all strings of `where`. Throws Error when no line does.
 inline std::string rewrite(const std::string& text, const std::vector<std::string>& where, const std::string& from,
                            const std::string& to) {
   std::string edited;
@@ -98,14 +98,14 @@ inline std::string without_costs(const std::string& text) {
       text, std::regex(" scratch=\\S+ model_flops=\\S+ hardware_flops=\\S+ moved=\\S+( epilogues=\\S+)?"), "");
 }
 
-// Returns the program without what it was asked to be.
+// Returns the program with an empty setting.
 inline Program without_setting(Program p) {
   p.setting = {};
   return p;
 }
 
-// Returns why the parser or the verifier refuses a text, or an empty string when the text is sound. It computes the
-// costs anew from the text, because stale costs alone would give an edit away.
+// Returns why the parser or the verifier refuses a text, or an empty string when the text is sound. Costs are computed
+// anew from the text, because otherwise the old costs alone would reveal an edit.
 inline std::string refusal(const std::string& text) {
   std::string all;
   try {
@@ -123,8 +123,8 @@ inline Program renamed(Program p) {
   return p;
 }
 
-// Returns the program with another access to an operand of each step whose text holds all of `where`. Throws Error when
-// no step has such an operand with a different access.
+// Returns the program with another access to an operand, in each step whose text holds all strings of `where`. Throws
+// Error when no step has such an operand with a different access.
 inline Program accessed(const Program& p, const std::vector<std::string>& where, Arg arg, Access access) {
   Program q = p;
   int hits = 0;
@@ -141,7 +141,8 @@ inline Program accessed(const Program& p, const std::vector<std::string>& where,
   return q;
 }
 
-// Returns the edit that reads a program back from its text with `from` replaced by `to` in the lines that hold `where`.
+// Returns an edit that prints a program, replaces `from` by `to` in the lines that hold `where`, and reads the program
+// back.
 inline auto rewritten(std::vector<std::string> where, std::string from, std::string to) {
   return [=](const Program& p) { return parse(rewrite(print(p), where, from, to), "edited"); };
 }

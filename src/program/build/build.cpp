@@ -146,7 +146,7 @@ std::optional<std::string> optimizer_refused(const Setting& s) {
 
 namespace {
 
-// `ready`: the pipeline's schedule, if it has been made already.
+// `ready` is the pipeline's schedule if it has been made already, otherwise null.
 Program build_with(const arch::Architecture& arch, const Setting& setting, const Schedule* file,
                    const Schedule* ready) {
   arch::validate(arch);
@@ -179,7 +179,7 @@ Program build(const arch::Architecture& arch, const Setting& setting, const Sche
 
 std::vector<Program> build_stages(const arch::Architecture& arch, Setting setting, const Schedule* file) {
   setting.pipeline.stage = 0;
-  std::vector<Program> stages{build(arch, setting, file)};  // refuses what cannot be built before a schedule is made
+  std::vector<Program> stages{build(arch, setting, file)};  // refuses an impossible setting before a schedule is made
   if (setting.stages() == 1) return stages;
   std::optional<Schedule> schedule;
   if (setting.purpose == Purpose::kTrain) schedule = schedule_of(setting, file);
@@ -191,14 +191,14 @@ std::vector<Program> build_stages(const arch::Architecture& arch, Setting settin
 namespace detail {
 namespace {
 
-// Returns the value whose buffer a partial value uses, or one that an op turns in place.
+// Returns the value with which a partial value, or a value that an op transforms in place, shares a buffer.
 Value stands_for(const Program& p, Value v) {
   switch (v) {
     case Value::kAttentionPart:
       return Value::kAttention;
     case Value::kLsePart:
       return Value::kLse;
-    case Value::kProjected:  // the backward of their norms reads it
+    case Value::kProjected:  // the backward of the norms of queries and keys reads it
       return p.arch.norms_qk() ? v : Value::kQkv;
     case Value::kNormedQkv:
       return Value::kQkv;
@@ -213,7 +213,7 @@ Value stands_for(const Program& p, Value v) {
   }
 }
 
-// Returns the value whose buffer holds `value`; mostly `value` itself.
+// Returns the value whose buffer holds `value`; usually this is `value` itself.
 Value role_for(const Program& p, Value value) {
   const bool summed_in_place = class_of(value) == ValueClass::kSum && !p.setting.sharded_rows();
   switch (value) {
@@ -238,7 +238,7 @@ bool one_for_all_layers(const Program& p, Value value) {
   return keeping == Keeping::kInTurn || (keeping == Keeping::kInTurnOfWhole && !p.setting.pipeline.halves);
 }
 
-// Returns the fields that identify a buffer; `suffix` as in ensure_buffer.
+// Returns the fields that identify a buffer. ensure_buffer explains `suffix`.
 Buffer place_for(const Program& p, const Operand& operand, const std::string& suffix) {
   Buffer b;
   b.role = role_for(p, operand.value);
@@ -246,7 +246,7 @@ Buffer place_for(const Program& p, const Operand& operand, const std::string& su
   if (of_unit(b.role))
     b.unit = static_cast<int>(operand.layer);
   else if (b.role == Value::kKeys || b.role == Value::kDKeys)
-    b.slot = std::to_string(operand.step % 2);  // one slot is sent while the other receives or is computed
+    b.slot = std::to_string(operand.step % 2);  // while one slot is sent, the other receives or is computed
   else if (!one_for_all_layers(p, b.role) && operand.layer >= 0 &&
            (suffix.empty() || info_of(b.role).keeping != Keeping::kOfPass))
     b.layer = operand.layer;
@@ -312,7 +312,7 @@ namespace pass {
 
 namespace {
 
-// Bodies of one micro-batch, chunk by chunk.
+// Builds the bodies of one micro-batch, chunk by chunk.
 class MicroBatch {
  public:
   MicroBatch(const arch::Architecture& arch, const Setting& setting)
@@ -338,7 +338,8 @@ class MicroBatch {
   void stage_bodies(const Chunk& chunk) {
     const std::string number = std::to_string(chunk.global_stage);
     begin("forward." + number);
-    // With a document mask, every stage reads the documents, and routers read the labels, from the first forward on.
+    // With a document mask, every stage reads the documents; in sparse models, routers read the labels. Both begin with
+    // the first forward.
     if (chunk.embed || (chunk.head && !train_) || p_.setting.document_mask || p_.arch.sparse()) load();
     forward(chunk);
     const bool halves = p_.setting.pipeline.halves;
@@ -349,7 +350,7 @@ class MicroBatch {
     }
     if (train_) backward(chunk, ComputePass::kBackward);
     if (!train_ || !halves) return;
-    // The same backward in two halves; for each micro-batch, a chunk runs either the whole or the halves.
+    // The halves are the same backward as the whole. For each micro-batch, a chunk runs either the whole or the halves.
     Body input = p_.bodies.back();
     input.name = "input." + number;
     for (Step& step : input.steps)

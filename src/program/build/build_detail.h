@@ -9,34 +9,34 @@
 
 namespace molen::program::detail {
 
-// Returns the buffer that holds `operand`, and makes it if the program has none. Per-layer values are named
+// Returns the buffer that holds `operand`, and makes it if the program has none. A value of a layer is named
 // "qkv.<layer>", or "qkv.<suffix>" when layers share a slot.
 int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix = "");
 Step make_step(Program& p, Op op, int unit, Phase phase, Stream stream, const std::string& suffix = "");
 Step compute_step(Program& p, arch::Part part, ComputePass pass, std::int64_t layer, std::int64_t chunk,
                   const std::string& suffix = "");
 
-// Returns the buffer itself for copy 0, otherwise its copy "NAME/1", "NAME/2" ..., which is made if the program has
-// none.
+// Returns the buffer itself for copy 0. For other copies, returns the buffer "NAME/1", "NAME/2" ..., and makes it if
+// the program has none.
 int copy_of(Program& p, int buffer, int copy);
-// The axes over which updated parameters of a unit are gathered, in order.
+// Returns the axes over which updated parameters of a unit are gathered, in the order of the gathers.
 std::vector<Axis> gathered_over(const Program& program, int unit);
-// Makes the backward ops of a body add to gradients; when `first` is set, the first writer of each gradient overwrites
-// it.
+// Makes the backward ops of a body add to gradients. With `first`, the first writer of each gradient overwrites it.
 void set_gradient_access(Program& p, Body& body, bool first);
-// Clears, at the start of a body, the elements of a gradient that its first writer would add to or a reduction would
-// read: in each unit that the body writes, the elements that no op of the body overwrites.
+// The options of clear_gradients. That function clears, at the start of a body, the elements of a gradient that its
+// first writer would add to or that a reduction would read. They are the elements of the units the body writes that no
+// op of the body overwrites.
 struct Clearing {
-  int but = -1;                // a unit that an earlier body of the micro-batch has cleared
+  int but = -1;                // a unit that an earlier body of the micro-batch has already cleared
   bool whole = false;          // clears all elements of each unit
   const Chunk* all = nullptr;  // clears the units of this chunk's layers too, even those that the body does not write
 };
 void clear_gradients(Program& p, Body& body, const Clearing& clearing = {});
 void drop_unused_buffers(Program& p);
-// Gives a value of a layer the lifetime of its micro-batch when some body reads it without writing it first, and the
-// lifetime of one instance otherwise.
+// Sets the lifetimes of the values of a layer. A value that some body reads before writing it has the lifetime of its
+// micro-batch, and any other value has the lifetime of one instance.
 void find_lifetimes(Program& p);
-// Whether the unit has elements between its parameters; no op but ZeroFill writes those.
+// Whether the unit has elements between its parameters, which only ZeroFill writes.
 bool has_padding(const Program& p, const Unit& unit);
 
 }  // namespace molen::program::detail

@@ -1,4 +1,4 @@
-// Tests the programs of sparse layers: where the balance loss stands, and what runs again.
+// Tests the programs of sparse layers: where the balance loss is computed, and which parts run again.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ bool sums_load(const Op& op) {
   return sum && sum->moves == Moves::kLoad;
 }
 
-// Nothing between the sum of a load and the balance loss waits for the sum, and the experts stand there.
+// The experts run between the sum of a load and the balance loss, and no op there waits for the sum.
 TEST(SparseProgram, TheLoadIsSummedBesideTheExperts) {
   const Program p = build(tiny_sparse(), along(mesh::Axis::kCp, 2));
   int sums = 0;
@@ -52,7 +52,7 @@ TEST(SparseProgram, TheLoadIsSummedBesideTheExperts) {
   EXPECT_EQ(sums, 4);  // two sparse layers in two bodies
 }
 
-// No loss of a router is reported of an evaluation, so none of its ops is there for the balance loss.
+// An evaluation reports no loss of a router, so it has none of the ops that compute the balance loss.
 TEST(SparseProgram, EvaluationsLeaveOutTheBalanceLoss) {
   for (const mesh::Axis axis : {mesh::Axis::kDpShard, mesh::Axis::kTp, mesh::Axis::kCp, mesh::Axis::kPp})
     for (const Purpose purpose : {Purpose::kTrain, Purpose::kEvaluate}) {
@@ -87,21 +87,22 @@ std::int64_t elements_of_all(const Program& p, Value role) {
   return sum;
 }
 
-// Experts of 2 / 5 x 24 tokens each: with a factor of 0.5, five of a sequence have room in each of five.
+// A sequence of 24 tokens has 2 x 24 choices among 5 experts. With a factor of 0.5, each of the 5 experts has room for
+// 5 rows of a sequence.
 TEST(SparseProgram, ACapacityBoundsTheRowsOfExperts) {
   for (const int ranks : {1, 5}) {
     const Setting s = along(mesh::Axis::kEp, ranks);
     const Program all = build(tiny_sparse(), s), some = build(with_capacity(0.5), s);
     EXPECT_TRUE(verify(some).empty());
     EXPECT_EQ(elements_of_all(all, Value::kExpertRows) * 5 * 5, elements_of_all(some, Value::kExpertRows) * 24 * 2);
-    const std::int64_t rows = ranks == 1 ? 24 * 2 : 5 * 24;  // of a sequence, on the rank of the experts
+    const std::int64_t rows = ranks == 1 ? 24 * 2 : 5 * 24;  // rows of a sequence on the rank of its experts
     EXPECT_EQ(elements_of_all(all, Value::kExpertUp) * 5 * 5, elements_of_all(some, Value::kExpertUp) * rows);
-    // The count of what is dropped is one more sum of the step.
+    // The step has one more sum, which counts the dropped choices.
     EXPECT_EQ(elements_of_all(some, Value::kScalars), elements_of_all(all, Value::kScalars) + 1);
   }
 }
 
-// An evaluation, and the model that it is of, drops nothing: its program is that of a model without a capacity.
+// An evaluation drops no choice, so its program equals that of a model without a capacity.
 TEST(SparseProgram, EvaluationsDropNothing) {
   for (const mesh::Axis axis : {mesh::Axis::kDpShard, mesh::Axis::kTp, mesh::Axis::kEp}) {
     Setting s = along(axis, axis == mesh::Axis::kEp ? 5 : 2);
@@ -121,7 +122,7 @@ TEST(SparseProgram, ContextRanksHaveNoCapacity) {
   }
 }
 
-// The shared experts run again as the MLP does, so all layers share a buffer for what their parts leave.
+// Shared experts run again as the MLP does, so all layers share one buffer for the results of their parts.
 TEST(SparseProgram, SharedExpertsRunAgain) {
   for (const char* choice : {"shared_up", "shared_act", "shared_up,shared_act/2", "full"}) {
     Setting s = along(mesh::Axis::kTp, 2);

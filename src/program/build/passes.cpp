@@ -22,7 +22,7 @@ namespace detail {
 
 bool has_padding(const Program& p, const Unit& unit) {
   std::int64_t used = 0;
-  bool uneven = false;  // rows of a shared vocabulary that some tensor ranks lack
+  bool uneven = false;  // some tensor ranks lack rows of a shared vocabulary
   for (const auto& entry : unit.entries) {
     const arch::Parameter& parameter = p.parameters[static_cast<std::size_t>(entry.parameter)];
     used += parameter.elements();
@@ -36,7 +36,7 @@ void set_gradient_access(Program& p, Body& body, bool first) {
   for (Step& step : body.steps)
     if (const auto* c = std::get_if<Compute>(&step.op)) {
       if (!is_backward(c->pass)) continue;
-      // Chunks of the head, and pieces of the rows, share one gradient; a tied embedding adds to the head's gradient.
+      // Chunks of the head, and pieces of the rows, share one gradient. A tied embedding adds to the head's gradient.
       const bool head = of_head(c->part);
       const bool earlier_writer = ((head || by_chunks(p.setting.rows(), c->part)) && c->chunk > 0) ||
                                   (p.arch.tied && declaration_of(c->part).reads_role(arch::Role::kEmbedding, true));
@@ -60,7 +60,7 @@ void clear_gradients(Program& p, Body& body, const Clearing& clearing) {
   for (const int u : written) {
     if (u == clearing.but) continue;
     const bool all = clearing.whole || (p.arch.tied && u == embed);  // head and embedding both add
-    // A gradient that lives from step to step keeps the zeros that the arena began with.
+    // A gradient that stays from step to step keeps the zeros with which the arena began.
     const bool padding = p.setting.gradients_leave() && has_padding(p, p.units[static_cast<std::size_t>(u)]);
     if (all || padding) fills.push_back(make_step(p, ZeroFill{!all}, u, Phase::kBackward, Stream::kCompute));
   }
@@ -118,7 +118,7 @@ Body without_zero_fill(Body body) {
   return body;
 }
 
-// Rewrites forward and backward of one micro-batch, in which every value has a buffer for each layer.
+// Rewrites the forward and the backward of one micro-batch in which every value still has a buffer for each layer.
 class Recomputer {
  public:
   explicit Recomputer(Program& p) : p_(p) {}
@@ -128,7 +128,7 @@ class Recomputer {
       const Compute* c = compute_of(step);
       const bool backward = c && is_backward(c->pass);
       if (backward) make_again(step.op);
-      // Only values of the forward can be dropped among those that ranks exchange by then.
+      // Values that ranks exchange at this point belong to the forward, so only those can be dropped.
       if (c || is_communication(step.op)) rename(step, backward ? "re" : "fwd");
       steps_.push_back(std::move(step));
     }
@@ -141,12 +141,13 @@ class Recomputer {
     const Makers& makers = makers_.try_emplace(p_.arch.sparse(o.layer), p_, o.layer).first->second;
     const std::optional<Maker>& maker = makers.of(o.value);
     if (!maker || !p_.setting.recompute.in(maker->chosen, o.layer)) return std::nullopt;
-    // The rows that have come from other ranks are kept; to place the rank's own again would save a few integers.
+    // Rows that have come from other ranks are kept. Placing the rank's own rows again would then save only a few
+    // integers.
     if (maker->part == arch::Part::kDispatch && p_.setting.shares_experts()) return std::nullopt;
     return maker->part;
   }
 
-  // Adds a recomputation of each dropped value that `op` reads, unless the value has been computed again already.
+  // Adds a recomputation of each dropped value that `op` reads, unless the value has already been computed again.
   void make_again(const Op& op) {
     for (const Operand& changed : signature(p_, op, -1).operands) {
       const Operand o = changed.as_found();
@@ -167,7 +168,7 @@ class Recomputer {
   }
 
   Program& p_;
-  std::map<bool, Makers> makers_;  // of dense and of sparse layers
+  std::map<bool, Makers> makers_;  // one for dense layers and one for sparse layers
   std::set<std::pair<arch::Part, std::int64_t>> again_;
   std::vector<Step> steps_;
 };
@@ -187,7 +188,8 @@ Program micro_batch_loop(Program p) {
   Body later = without_zero_fill(p.bodies.at(0));
   detail::set_gradient_access(p, first, true);
   detail::clear_gradients(p, first);
-  // A gradient that leaves is reduced and freed after each micro-batch; the sum grows in the shard, or on the host.
+  // When gradients leave, each is reduced and freed after its micro-batch. The sum is then in the shard, or on the
+  // host.
   const bool fresh = p.setting.gradients_leave();
   detail::set_gradient_access(p, later, fresh);
   if (fresh) detail::clear_gradients(p, later);

@@ -32,8 +32,8 @@ class ContextExchanger {
   }
 
  private:
-  // Adds an op beside `whole` or in its place. The op uses the buffers of `whole`, because recomputation moves some
-  // operands to other buffers.
+  // Adds an op beside `whole` or in its place. The op uses the buffers of `whole`, because recomputation may have moved
+  // some operands to other buffers.
   void add(Op op, const Compute& c, const Step& whole, Stream stream) {
     Compute plain = c;
     plain.chunk = -1;
@@ -53,14 +53,14 @@ class ContextExchanger {
     if (is_backward(c.pass)) add(ReduceScatter{Axis::kCp, Moves::kDKeys, c.layer}, c, whole, stream_of(Axis::kCp));
   }
 
-  // The balance loss of a sequence needs the load of all its tokens.
+  // The balance loss of a sequence needs the load of all tokens of the sequence.
   void routed(const Compute& c, const Step& whole) {
     steps_.push_back(whole);
     add(AllReduce{Axis::kCp, Moves::kLoad, c.layer}, c, whole, stream_of(Axis::kCp));
   }
 
-  // Sends keys on while the attention over the present keys is computed, and gradients while those of the next are
-  // computed.
+  // Sends keys on while the attention over the present keys runs, and sends their gradients on while the attention over
+  // the next keys runs.
   void ring(const Compute& c, const Step& whole) {
     const int ranks = p_.setting.context_ranks();
     // With at most 3 ranks, the two key slots still hold the keys of all other ranks.
@@ -76,7 +76,8 @@ class ContextExchanger {
 
   Program& p_;
   std::vector<Step> steps_;
-  // The layer whose keys the previous attention left in the slots: the last layer, or one that is computed again.
+  // The layer whose keys the previous attention left in the slots. The keys are still there for the backward of the
+  // last layer and of a layer that has just been computed again.
   std::int64_t held_ = -1;
 };
 

@@ -1,5 +1,4 @@
-// The communication of expert ranks: rows go to the ranks of their experts, and what the experts make of them comes
-// home.
+// The communication of expert ranks: rows go to the ranks of their experts, and the outputs of the experts return.
 #include <string>
 #include <utility>
 
@@ -10,7 +9,7 @@
 namespace molen::program::pass {
 namespace {
 
-// Appends the exchanges behind an op of a sparse layer.
+// Appends the exchanges that follow an op of a sparse layer.
 void exchange_behind(Program& p, const Compute& c, Phase phase, std::vector<Step>& steps) {
   const std::string suffix = p.setting.purpose == Purpose::kTrain ? "" : "slot";
   const auto add = [&](Op op) {

@@ -1,4 +1,4 @@
-// Tests each pass alone, on the text of a program that a person has read: what goes in, and what comes out.
+// Tests each pass alone, on texts that a person has read: the program before the pass, and the program after it.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ Program by_its_schedule(Program p) {
   return pass::pipeline(std::move(p), schedule);
 }
 
-// In the order of build().
+// Returns the passes in the order of build().
 const std::vector<NamedPass>& all_passes() {
   static const std::vector<NamedPass> all{{"exchange_experts", pass::exchange_experts},
                                           {"recompute", pass::recompute},
@@ -49,7 +49,7 @@ const std::vector<NamedPass>& all_passes() {
   return all;
 }
 
-// A layout in which the pass has something to do, and as few other passes as it can have.
+// Returns a layout in which the pass changes the program, and in which as few other passes as possible do.
 Setting setting_for(const std::string& name) {
   Setting s = setting_of(name == "shard_parameters" || name == "reduce_gradients" || name == "update" ? 2 : 1, 0, false,
                          name.starts_with("pipeline") ? 4 : 2);
@@ -81,7 +81,7 @@ bool takes_part(const std::string& pass, const Setting& s) {
   return true;
 }
 
-// The text of a program between two passes: without the costs that no pass has set yet.
+// Returns the text of a program between two passes, without the costs if no pass has set them yet.
 std::string text_between(const Program& p) {
   const std::string none = " scratch=0 model_flops=0 hardware_flops=0 moved=0";
   std::string text = print(p);
@@ -89,8 +89,8 @@ std::string text_between(const Program& p) {
   return text;
 }
 
-// Reads such a text. Parsing asks for a schedule, which a pipeline's chunks have none of yet, and fills in the costs of
-// ops that state none.
+// Reads such a text. The parser requires a schedule, which the chunks of a pipeline do not have yet, and it computes
+// the costs of ops that state none.
 Program parse_between(std::string text, bool costed) {
   const bool scheduled = !text.ends_with("schedule\n");
   if (!scheduled) {
@@ -108,7 +108,7 @@ Program parse_between(std::string text, bool costed) {
   return p;
 }
 
-// Compares with tests/golden/program/passes; MOLEN_UPDATE_GOLDEN=1 writes the file.
+// Compares with the file in tests/golden/program/passes. MOLEN_UPDATE_GOLDEN=1 writes the file.
 void expect_golden(const std::string& name, const std::string& text) {
   const std::filesystem::path file = std::filesystem::path("tests/golden/program/passes") / name;
   if (std::getenv("MOLEN_UPDATE_GOLDEN")) {
@@ -131,7 +131,7 @@ TEST_P(EachPass, TurnsTheGoldenTextIntoTheGoldenText) {
   for (auto earlier = all_passes().begin(); earlier != pass; ++earlier)
     if (takes_part(earlier->name, setting)) before = earlier->pass(std::move(before));
   expect_golden(fmt::format("{}.before.txt", pass->name), text_between(before));
-  // From here on the file alone counts.
+  // From here on the test uses only the text of the file.
   const std::string text = read_file(fmt::format("tests/golden/program/passes/{}.before.txt", pass->name));
   const Program after = pass->pass(parse_between(text, std::string(pass->name) == "order_streams"));
   EXPECT_NE(text_between(after), text) << "the pass has nothing to do";

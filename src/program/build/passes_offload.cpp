@@ -23,8 +23,8 @@ bool is_forward_of_layer(const Step& step) {
   return c && c->layer >= 0 && c->pass == ComputePass::kForward;
 }
 
-// Returns the position where backward begins in a body, with the first value that it gathers or computes again. Forward
-// and the head come before.
+// Returns the position where backward begins in a body: at the first value that is gathered or computed again for it.
+// Forward and the head come before that position.
 std::size_t turn_of(const Body& body) {
   const auto found = std::find_if(body.steps.begin(), body.steps.end(), [](const Step& step) {
     const bool backward = step.phase == Phase::kBackward || step.phase == Phase::kRecompute;
@@ -54,13 +54,13 @@ class ActivationOffload {
   }
 
  private:
-  // Whether the layer is the last of the model, whose backward follows the head.
+  // Whether the layer is the last of the model, so that its backward follows the head directly.
   bool next_is_backward(std::int64_t layer) const {
     return std::any_of(p_.chunks.begin(), p_.chunks.end(),
                        [&](const Chunk& c) { return c.head && layer + 1 >= c.end; });
   }
 
-  // Collects the buffers that forward ops of the layers read and write and whose values may be offloaded.
+  // Collects the buffers whose values may be offloaded among those that forward ops of the layers read and write.
   void find_made(const Body& body, std::map<int, Kept>& made) {
     for (std::size_t k = 0; k < turn_of(body); ++k) {
       const Step& step = body.steps[k];
@@ -73,7 +73,7 @@ class ActivationOffload {
     }
   }
 
-  // A layer whose backward in this body reads offloaded values: its first and its last such op.
+  // A layer whose backward in this body reads offloaded values, with the first and the last op that read them.
   struct Reader {
     std::int64_t layer = -1;
     std::size_t first = 0, last = 0;
@@ -93,8 +93,8 @@ class ActivationOffload {
     return readers;
   }
 
-  // Returns the forward steps after which buffers leave: a buffer leaves once it is complete, or after its first reader
-  // when a message has brought it.
+  // Returns the buffers that leave, by the forward step after which each leaves. A buffer leaves when it is complete,
+  // or after its first reader when a message has brought its value.
   std::multimap<std::size_t, int> leaving_after(const Body& body) const {
     std::map<int, std::size_t> at;
     const bool layers = std::any_of(body.steps.begin(), body.steps.end(), is_forward_of_layer);
@@ -141,7 +141,7 @@ class ActivationOffload {
     const std::vector<Reader> readers = readers_of(body);
     const auto leaving = leaving_after(body);
     const std::size_t turn = turn_of(body);
-    std::multimap<std::size_t, std::size_t> coming;  // readers whose values come before a step
+    std::multimap<std::size_t, std::size_t> coming;  // readers by the step before which their values are copied back
     for (std::size_t r = 0; r < readers.size(); ++r)
       coming.emplace(r > ahead_ ? readers[r - ahead_].first : readers[0].first, r);
 
@@ -152,8 +152,8 @@ class ActivationOffload {
     for (std::size_t k = 0; k < body.steps.size(); ++k) {
       for (auto [at, end] = coming.equal_range(k); at != end; ++at) {
         const std::size_t r = at->second;
-        // Keeps no more layers on the device than the current one and `ahead_` more; none comes before forward has
-        // ended.
+        // Keeps the values of at most `ahead_` layers besides the current one on the device. No value comes back before
+        // forward has ended.
         const int bound = r > ahead_ ? moved[readers[r - ahead_ - 1].last] : last_forward;
         for (const int buffer : readers[r].buffers) {
           steps.push_back(copy_of<CopyToDevice>(buffer, Phase::kBackward));
@@ -178,7 +178,7 @@ class ActivationOffload {
     body.steps = std::move(steps);
   }
 
-  // Makes the first op of a layer wait until kept values of earlier layers have left, except the last `ahead_` layers.
+  // Makes the first op of a layer wait until the kept values of all earlier layers but the last `ahead_` have left.
   void wait_for_earlier(Step& step, std::map<std::int64_t, std::vector<int>>& out) const {
     const std::int64_t layer = std::get<Compute>(step.op).layer;
     while (!out.empty() && out.begin()->first + static_cast<std::int64_t>(ahead_) < layer) {

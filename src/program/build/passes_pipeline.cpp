@@ -1,4 +1,4 @@
-// A stage of a pipeline: its actions in the order of the schedule, and the messages between them.
+// One stage of a pipeline: its actions in the order of the schedule, and the messages between them.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,10 +13,11 @@
 namespace molen::program::pass {
 namespace {
 
-// Sorted into the order that all stages share: a message comes before the actions that start when it can be sent.
+// An event of the step. Events are sorted into the order that all stages share: a message comes before the actions that
+// start when it can be sent.
 struct Event {
   double time = 0.0;
-  int action = 0;  // 0: message
+  int action = 0;  // 1: action; 0: message
   int backward = 0;
   int global_stage = 0, micro_batch = 0;  // of the action, or of the sender
   int body = -1;
@@ -30,8 +31,8 @@ bool is_forward(ActionKind kind) {
 class Stage {
  public:
   explicit Stage(Program p) : p_(std::move(p)), at_(p_.setting.pipeline), stages_(p_.setting.stages()) {
-    // Takes the bodies of pass::micro_batch, chunk by chunk. Each chunk has a buffer for its residual gradient, but two
-    // chunks share one when one hands its gradient to the other on this stage.
+    // The constructor takes the bodies of pass::micro_batch, chunk by chunk. Each chunk has a buffer for its residual
+    // gradient. Two chunks share one buffer when one hands its gradient to the other on this stage.
     const std::size_t each = p_.bodies.size() / p_.chunks.size();
     int gradients = 0;
     for (std::size_t c = 0; c < p_.chunks.size(); ++c) {
@@ -79,7 +80,7 @@ class Stage {
         if (use.buffer == d_x) use.buffer = own;
   }
 
-  // The loader delivers micro-batches in order.
+  // The loader delivers micro-batches in ascending order.
   void check_loads(const Schedule& schedule) const {
     const bool first_loads = p_.embeds() || p_.setting.document_mask;
     if (!first_loads && !p_.has_head()) return;
@@ -95,7 +96,7 @@ class Stage {
     }
   }
 
-  // Counts the actions of each kind that each chunk has yet to run.
+  // Counts the actions of each kind that each chunk still has to run.
   void count_left(const Schedule& schedule) {
     left_.assign(p_.chunks.size(), {});
     for (const Action& a : schedule.order[static_cast<std::size_t>(at_.stage)]) {
@@ -106,7 +107,7 @@ class Stage {
   }
 
   // Returns the body of the stage's next action. The first backward of a chunk finds arbitrary contents in the
-  // gradients. The last backward of a kind has a body of its own, because gradients are finished there.
+  // gradients. The last backward of a kind has a separate body, because that body completes the gradients.
   int body_of(const Action& a) {
     const auto c = static_cast<std::size_t>(a.chunk), kind = static_cast<std::size_t>(a.kind);
     std::string name = actions_[c][kind].name;
@@ -126,11 +127,11 @@ class Stage {
   void prepare_gradients(Body& body, const Chunk& chunk, ActionKind kind, bool first) {
     const bool fresh = p_.setting.gradients_leave();  // each micro-batch has a gradient of its own
     // A half writes only some of a unit's parameters, and halves and whole backwards may come in any order. The
-    // gradient is therefore cleared once, and all of them add.
+    // gradient is therefore cleared once, and all of these bodies add to it.
     const bool adds = at_.halves && (!fresh || kind != ActionKind::kBackward);
     detail::set_gradient_access(p_, body, !adds && (first || fresh));
     if (!first && !fresh) return;
-    // On a stage with both ends, a tied table is cleared where the head's backward begins.
+    // On a stage with both ends of the model, a tied table is already cleared where the head's backward begins.
     const bool cleared = !fresh && p_.arch.tied && p_.has_head() && !chunk.head;
     detail::clear_gradients(p_, body, {cleared ? p_.find_unit("embed") : -1, adds, adds && !fresh ? &chunk : nullptr});
   }
@@ -145,8 +146,8 @@ class Stage {
     return static_cast<int>(p_.bodies.size()) - 1;
   }
 
-  // Adds an action of any stage: its instance if this stage runs it, and its message if this stage sends or receives
-  // it.
+  // Adds an action of any stage. If this stage runs the action, its instance is added. If this stage sends or receives
+  // the action's message, the message is added.
   void add(int stage, const Action& a, const OpTime& time) {
     const int g = global_stage_of(at_.placement, stages_, stage, a.chunk);
     const int backward = is_forward(a.kind) ? 0 : 1;
@@ -162,12 +163,12 @@ class Stage {
     events_.push_back({time.end_s, 0, backward, g, a.micro_batch, body});
   }
 
-  // Returns the body that sends the result of chunk `c`, or receives its input.
+  // Returns the body that sends the result of chunk `c`, or the body that receives the chunk's input.
   template <class M>
   int message(int backward, std::size_t c, int peer) {
     constexpr bool kSends = std::is_same_v<M, Send>;
     const Moves moves = backward ? Moves::kDResidual : Moves::kResidual;
-    const bool front = kSends == (backward == 1);  // the chunk's end towards the model's first layer
+    const bool front = kSends == (backward == 1);  // at the chunk's end nearer to the model's first layer
     const std::int64_t layer = front ? p_.chunks[c].first : p_.chunks[c].end;
     const std::string name = fmt::format("{}.{}.{}", kSends ? "send" : "receive", name_of(moves), layer);
     if (const int found = find_body(name); found >= 0) return found;
@@ -192,10 +193,10 @@ class Stage {
   Program p_;
   const Pipeline at_;
   const int stages_;
-  std::vector<std::vector<Body>> actions_;  // of each chunk, by ActionKind
-  std::vector<std::array<int, 4>> left_;    // actions to run, by chunk and ActionKind
-  std::vector<bool> begun_;                 // whether a chunk has run a backward, or half of one
-  std::vector<int> gradient_;               // copy of d_x, by chunk
+  std::vector<std::vector<Body>> actions_;  // by chunk and ActionKind
+  std::vector<std::array<int, 4>> left_;    // number of actions still to run, by chunk and ActionKind
+  std::vector<bool> begun_;                 // by chunk: whether it has run a backward, or half of one
+  std::vector<int> gradient_;               // by chunk: the copy of d_x that it uses
   std::vector<Event> events_;
 };
 

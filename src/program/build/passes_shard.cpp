@@ -40,7 +40,8 @@ std::vector<Axis> gathered_over(const Program& p, int unit) {
 namespace pass {
 namespace {
 
-// Inserts new steps before steps of a body, given by their old index; `after` edges within the body keep their targets.
+// Inserts new steps before steps of a body, which are named by their old index. `after` edges within the body keep
+// their targets.
 class Insertion {
  public:
   void add(std::size_t before, Step step) { new_.emplace(before, std::move(step)); }
@@ -59,7 +60,7 @@ class Insertion {
       moved[k] = static_cast<int>(steps.size());
       steps.push_back(body.steps[k]);
     }
-    // The `after` edges of new steps use old indices, too.
+    // The `after` edges of new steps also use old indices.
     for (Step& step : steps)
       for (OpRef& ref : step.after)
         if (ref.body < 0) ref.op = moved[static_cast<std::size_t>(ref.op)];
@@ -70,7 +71,8 @@ class Insertion {
   std::multimap<std::size_t, Step> new_;
 };
 
-// A run of steps that read one unit's parameters, with no other unit's in between: they share one gathered copy.
+// A run of steps that read the parameters of one unit, with no reader of another unit between them. They share one
+// gathered copy.
 struct Cluster {
   int unit;
   std::size_t first, last;
@@ -88,8 +90,8 @@ std::vector<Cluster> clusters_of(const Program& p, const Body& body) {
   return clusters;
 }
 
-// Makes the steps that bring the parameters of a cluster: a copy from the host, an all-gather over the ranks that share
-// the unit, or both in this order. The first step waits for `bound`.
+// Makes the steps that bring the parameters of a cluster to the device: a copy from the host, an all-gather over the
+// ranks that share the unit, or the copy followed by the all-gather. The first step waits for `bound`.
 std::vector<Step> bring(Program& p, int unit, int copy, int whole, std::optional<OpRef> bound) {
   const Setting& s = p.setting;
   std::vector<Step> steps;
@@ -125,7 +127,7 @@ void gather_in(Program& p, Body& body) {
     for (std::size_t k = cluster.first; k <= cluster.last; ++k)
       for (Use& use : body.steps[k].operands)
         if (use.reads() && p.buffers[static_cast<std::size_t>(use.buffer)].role == Value::kParam) use.buffer = whole;
-    // Bounds the memory: no more than `ahead` units besides the unit in use.
+    // Bounds the memory: at most `ahead` gathered units are there besides the unit in use.
     std::optional<OpRef> bound;
     if (c > ahead) bound = OpRef{-1, static_cast<int>(clusters[c - ahead - 1].last)};
     for (Step& step : bring(p, cluster.unit, copy, whole, bound))
@@ -134,7 +136,7 @@ void gather_in(Program& p, Body& body) {
   insertion.apply(body);
 }
 
-// Maps the last gradient writer of each unit that the body writes to the unit.
+// Returns, for each unit that the body writes, the last writer of its gradient, as a map from that writer to the unit.
 std::map<std::size_t, int> last_writers(const Program& p, const Body& body) {
   std::map<std::size_t, int> unit_after_step;
   for (std::size_t u = 0; u < p.units.size(); ++u) {
@@ -148,14 +150,15 @@ std::map<std::size_t, int> last_writers(const Program& p, const Body& body) {
   return unit_after_step;
 }
 
-// An op on a unit's gradient, and whether it adds to the sum of earlier micro-batches in its operand `to`.
+// An op on a unit's gradient. `adds` says whether it adds to the sum of earlier micro-batches in its operand `to`.
 struct Reduction {
   Op op;
   bool adds = false;
 };
 
-// Adds a reduction over data-parallel ranks, of the gradient itself or of a message in a narrower type. The casts run
-// on the stream of the reduction, beside the following backward ops, so that only one message at a time is in memory.
+// Adds a reduction over data-parallel ranks, either of the gradient itself or of a message in a narrower type. The
+// casts run on the stream of the reduction, at the same time as the following backward ops, so that only one message at
+// a time is in memory.
 template <class O>
 void add_reduction(const Setting& s, O op, std::vector<Reduction>& ops, bool adds = false) {
   if (!s.narrow_over(op.axis)) {
@@ -166,7 +169,7 @@ void add_reduction(const Setting& s, O op, std::vector<Reduction>& ops, bool add
 }
 
 // Adds the reduction that completes the sum: of whole gradients over dp, or of shards over the replicas. For a unit
-// that both ends of a pipeline hold, it runs after the sum of the ends.
+// that both ends of a pipeline hold, this reduction runs after the sum over the ends.
 void add_sums_over_data(const Setting& s, const Unit& unit, std::vector<Reduction>& ops) {
   const Axis axis = axis_for(unit, s.sharded_gradients() ? Axis::kReplicate : Axis::kDp);
   if ((s.sharded_gradients() ? s.replicas() : s.holders()) == 1) return;
@@ -179,21 +182,22 @@ void add_sums_over_data(const Setting& s, const Unit& unit, std::vector<Reductio
 // Returns the ops that reduce and move a finished gradient of one micro-batch.
 std::vector<Reduction> reductions(const Program& p, int u, bool first, bool last) {
   const Setting& s = p.setting;
-  // When gradients stay, the whole gradient first sums all micro-batches.
+  // When gradients stay, the whole gradient first sums all micro-batches, so there is nothing to reduce before the
+  // last.
   if (!s.gradients_leave() && !last) return {};
   const Unit& unit = p.units[static_cast<std::size_t>(u)];
   std::vector<Reduction> ops;
-  // Each tensor rank has only its share of the gradient of elements that all of them hold.
+  // Each tensor rank has only its share of the gradient of the elements that all of them hold.
   if (unit.replicated > 0) ops.push_back({AllReduce{Axis::kTp}});
   if (s.sharded_gradients())
     add_reduction(s, ReduceScatter{axis_for(unit, Axis::kShard)}, ops, !first && !s.offload.gradients);
-  // The host adds up only gradients that are summed over all ranks, because ranks do not communicate there.
+  // The host adds only gradients that are already summed over all ranks, because ranks do not communicate on the host.
   if ((last || s.offload.gradients) && !p.shared_by_ends(u)) add_sums_over_data(s, unit, ops);
   if (s.offload.gradients) ops.push_back({CopyToHost{}, !first});
   return ops;
 }
 
-// The bodies of the first and the last instance that write each unit's gradient.
+// For each unit, the bodies of the first and of the last instance that write its gradient.
 struct Writers {
   std::vector<std::map<std::size_t, int>> in;  // last_writers of each body
   std::vector<int> first, last;                // by unit
@@ -212,7 +216,7 @@ void reduce_in(Program& p, int b, const Writers& writers) {
   Body& body = p.bodies[static_cast<std::size_t>(b)];
   Insertion insertion;
   for (const auto& [step, unit] : writers.in[static_cast<std::size_t>(b)]) {
-    // Communication that the next part waits for goes first.
+    // Communication that the next part waits for comes first.
     std::size_t at = step + 1;
     while (at < body.steps.size() && is_communication(body.steps[at].op)) ++at;
     const auto u = static_cast<std::size_t>(unit);
@@ -248,24 +252,24 @@ Program update(Program p) {
     body.steps.push_back(detail::make_step(p, std::move(op), unit, phase, stream));
     return body.steps.back();
   };
-  // This comes after all messages, because one end of a pipeline finishes long before the other.
+  // This sum comes after all messages, because one end of a pipeline finishes long before the other.
   for (int u = 0; u < units; ++u) {
     if (!p.shared_by_ends(u)) continue;
     std::vector<Reduction> ops{{AllReduce{Axis::kEnds}}};
     add_sums_over_data(s, p.units[static_cast<std::size_t>(u)], ops);
     for (const Reduction& reduction : ops) add(reduction.op, u, Phase::kGradientReduce);
   }
-  // Backward order: the gradients that were reduced first are read first.
+  // In backward order, the gradients that were reduced first are also read first.
   for (int u = units - 1; u >= 0; --u) {
     if (s.offload.optimizer && !s.offload.gradients) add(CopyToHost{}, u, Phase::kGradientReduce);
     if (p.counts(u)) add(SumSquares{}, u, Phase::kClip);
   }
   if (s.holders() > 1) {
-    // When every rank holds the same whole gradient or shard, its sum of squares is already the same on all of them.
+    // When every rank holds the same whole gradient or shard, every rank already has the same sum of squares.
     const bool squares = s.owns_part(), apart = s.sharded_gradients() && s.replicas() > 1 && !s.own_over_dp;
     add(ReduceScalars{Axis::kDp, kLossSum, squares && !apart ? 3 : 2}, -1, Phase::kClip);
     if (apart) add(ReduceScalars{Axis::kShard, kSumSquares, 1}, -1, Phase::kClip);
-    // Expert ranks have different experts; the first of them counts all other units.
+    // Expert ranks have different experts. The first of them also counts all other units.
     if (s.shares_experts() && !squares) add(ReduceScalars{Axis::kEp, kSumSquares, 1}, -1, Phase::kClip);
   }
   if (s.tensor()) add(ReduceScalars{Axis::kTp, kSumSquares, 1}, -1, Phase::kClip);

@@ -21,8 +21,8 @@ bool uses_transients(const Program& p, const Step& step) {
   return false;
 }
 
-// Instances use the transient space in turn. Finds the ops that each op must wait for, so that no stream works in this
-// space for one instance while another stream still works in it for the instance before.
+// Instances use the transient space in turn. Turns finds the ops that each op must wait for, so that no stream uses
+// this space for one instance while another stream still uses it for the previous instance.
 class Turns {
  public:
   explicit Turns(const Program& p) : p_(p) {
@@ -31,7 +31,7 @@ class Turns {
         shared_ = shared_ || (step.stream != Stream::kCompute && uses_transients(p, step));
   }
 
-  // Returns the latest ops of the other streams that op `index` has to wait for; kNoOps when there are none.
+  // Returns the latest ops of the other streams that op `index` has to wait for, or kNoOps when there are none.
   OpPerStream before(const Expanded& e, int index) {
     if (!shared_ || !uses_transients(p_, *e.step)) return kNoOps;
     if (e.instance != instance_) {
@@ -54,9 +54,9 @@ class Turns {
 
 constexpr std::size_t kUnbounded = std::numeric_limits<std::size_t>::max();
 
-// Bounds how far a stream of communication runs ahead of the others: when an op begins, at most `ahead` ops of each
-// other stream of communication that stand before it in its instance have not ended. What such an op holds, such as a
-// gradient that is still to be reduced, cannot be overwritten meanwhile.
+// Bounds how far a communication stream runs ahead of the others. When an op begins, at most `ahead` earlier ops of
+// each other communication stream in its instance have not ended. Buffers of an op that has not ended, such as a
+// gradient that is still to be reduced, cannot be used for anything else.
 class Recent {
  public:
   explicit Recent(std::size_t ahead) : ahead_(ahead) {}
@@ -81,7 +81,7 @@ class Recent {
  private:
   std::size_t ahead_;
   int instance_ = -1;
-  std::array<std::vector<int>, kNumStreams> ops_;  // of the instance
+  std::array<std::vector<int>, kNumStreams> ops_;  // communication ops of the present instance
 };
 
 // The edges of each op of each body.
@@ -101,16 +101,17 @@ void set_edges(Program& p, Edges edges) {
     for (std::size_t k = 0; k < edges[b].size(); ++k) p.bodies[b].steps[k].after = std::move(edges[b][k]);
 }
 
-// Returns the edges that a program has, and those of the hazards. `all`: the program, expanded. `ahead`: as in Recent.
+// Returns the edges that a program has, and those for its hazards. `all` is the expanded program. `ahead` is the bound
+// of Recent.
 Edges ordered_edges(const Program& p, const std::vector<Expanded>& all, const Slots& slots, Edges edges,
                     std::size_t ahead) {
-  // `reader` and `writer`: the latest reader and writer of each place on each stream so far. `known`: for each stream,
-  // the last op of every other stream that is known to have ended before its next op.
+  // `reader` and `writer` are the latest reader and writer of each place on each stream so far. `known` has, for each
+  // stream, the last op of every other stream that is known to have ended before the next op of the stream.
   std::vector<OpPerStream> reader(slots.places(), kNoOps), writer(slots.places(), kNoOps);
   std::array<OpPerStream, kNumStreams> known;
   known.fill(kNoOps);
-  std::vector<OpPerStream> at_end(all.size(), kNoOps);    // what is known to have ended once op i has ended
-  OpPerStream agreed = kNoOps;                            // latest decision on a flag, which guarded ops wait for
+  std::vector<OpPerStream> at_end(all.size(), kNoOps);    // by op: what is known to have ended when it has
+  OpPerStream agreed = kNoOps;                            // the latest decision on a flag, for which guarded ops wait
   std::array<OpPerStream, kAllAxes.size()> communicated;  // the latest op over each axis
   communicated.fill(kNoOps);
   Turns turns(p);
@@ -137,7 +138,7 @@ Edges ordered_edges(const Program& p, const std::vector<Expanded>& all, const Sl
       want(writer[place(use)]);
       if (use.changes()) want(reader[place(use)]);
     }
-    // The latest op first: what it waits for needs no edge of its own.
+    // The latest op comes first, because an op that it waits for needs no edge of its own.
     const auto latest = [&] {
       std::size_t found = kNumStreams;
       for (std::size_t s = 0; s < kNumStreams; ++s)
@@ -172,8 +173,8 @@ bool on_several_streams(const Program& p) {
 
 }  // namespace
 
-// With nothing in the way (`ahead` 0) communication runs in list order, as on a single stream, and the plan is the
-// smallest. Any other bound is taken only if the plan stays as small.
+// With `ahead` 0 communication runs in list order, as on a single stream, and the plan is the smallest. A larger bound
+// is used only if the plan does not grow.
 Program order_streams(Program p) {
   const std::vector<Expanded> all = expand(p);
   const Slots slots(p);

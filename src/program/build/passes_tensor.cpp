@@ -16,8 +16,8 @@ struct Exchanging {
   std::int64_t layer = -1;
 };
 
-// The values that a part reads as gathered rows, and what it leaves for the others: a term of a sum, or its own part of
-// what is gathered.
+// The values that a part reads as gathered rows, and the value that it leaves for the other ranks. That value is a term
+// of a sum, or the rank's own part of a value to be gathered.
 struct Exchanges {
   std::vector<Exchanging> in;
   std::optional<Exchanging> out;
@@ -57,8 +57,7 @@ class Exchanger {
         continue;
       }
       const Exchanges e = exchanges_of(p_, *c);
-      // All gathers stand before the first product, so that their stream waits for no product between two
-      // pieces.
+      // All gathers come before the first product, so that their stream does not wait for a product between two pieces.
       std::vector<Step> products = pieces_of(step);
       if (p_.setting.sharded_rows())
         for (const Exchanging& in : e.in)
@@ -82,7 +81,7 @@ class Exchanger {
       Compute piece = whole;
       piece.chunk = chunk;
       Step made = detail::make_step(p_, piece, -1, step.phase, step.stream, suffix_of(p_, step));
-      // Operands without a buffer per piece keep the buffers of `step`: recomputation may have moved them.
+      // Operands without a buffer for each piece keep the buffers of `step`, because recomputation may have moved them.
       const Signature of_piece = signature(p_, piece, -1);
       for (const Operand& o : of_piece.operands)
         if (!chunk_apart(p_, o)) made.operand(o.arg) = step.operand(o.arg);
@@ -91,14 +90,14 @@ class Exchanger {
     return pieces;
   }
 
-  // Returns the pieces of rows that a step takes or leaves: its own piece, or all pieces.
+  // Returns the pieces of rows that a step reads or writes: its own piece, or all pieces.
   std::vector<std::int64_t> chunks_of(const Step& step) const {
     const auto& c = std::get<Compute>(step.op);
     return by_chunks(p_.setting.rows(), c.part) ? std::vector{c.chunk} : row_chunks(p_.setting.rows());
   }
 
   static std::string suffix_of(const Program& p, const Step& step) {
-    // When forward and recompute have separate buffers, the slot of the layer's middle tells them apart.
+    // When forward and recompute have separate buffers, the slot of the layer's middle distinguishes them.
     for (const Use& use : step.operands) {
       const Buffer& b = p.buffers[static_cast<std::size_t>(use.buffer)];
       if (b.role == Value::kMid || b.role == Value::kMidSum || b.role == Value::kMidRows) return b.slot;
@@ -106,7 +105,7 @@ class Exchanger {
     return "";
   }
 
-  // Gathers the rows that `step` reads into a buffer of its own.
+  // Gathers the rows that `step` reads into a separate buffer.
   void gather(const Exchanging& e, Step& step) {
     std::map<int, int> own;  // one copy for all pieces that share a buffer
     for (const std::int64_t chunk : chunks_of(step)) {
@@ -121,9 +120,9 @@ class Exchanger {
       if (const auto copy = own.find(use.buffer); use.reads() && copy != own.end()) use.buffer = copy->second;
   }
 
-  // Returns the place right after the reduce-scatter of the same piece, which precedes the gather on the same stream:
-  // the next product may then begin while sums of later pieces are made. Without such a reduce-scatter, returns the
-  // end.
+  // Returns the place right after the reduce-scatter of the same piece, or the end when there is no such op. The
+  // reduce-scatter precedes the gather on the same stream, so the next product may begin while sums of later pieces
+  // run.
   std::vector<Step>::iterator place_of_gather(const Exchanging& e, std::int64_t chunk) {
     if (chunk >= 0)
       for (auto step = steps_.end(); step != steps_.begin();) {
@@ -154,7 +153,7 @@ class Exchanger {
 Program exchange_tensors(Program p) {
   if (!p.setting.tensor()) return p;
   for (Body& body : p.bodies) Exchanger(p).run(body);
-  if (p.setting.chunked_rows()) detail::drop_unused_buffers(p);  // buffers of all rows
+  if (p.setting.chunked_rows()) detail::drop_unused_buffers(p);  // buffers of all rows, which are now in pieces
   return p;
 }
 

@@ -14,7 +14,7 @@
 namespace molen::program {
 namespace {
 
-// The bound on a layer number, like the bounds of arch::validate.
+// The bound on a layer number. arch::validate bounds sizes in the same way.
 constexpr std::int64_t kMostLayers = std::int64_t{1} << 31;
 
 std::int64_t every_from_text(std::string_view digits, std::string_view whole) {

@@ -41,7 +41,7 @@ std::vector<Recompute> all_choices() {
     Recompute r;
     for (const Part part : arch::parts_of_layer({}, 0))
       if (declaration_of(part).computed_again() && bits & Recompute::bit(part)) r.add(part);
-    if (r.parts != bits) continue;  // a part outside of the layers
+    if (r.parts != bits) continue;  // one of these parts is outside the layers
     for (r.every = 1; r.every <= 4; ++r.every) all.push_back(r);
   }
   return all;
@@ -104,8 +104,8 @@ TEST(Recompute, BuildRefusesWhatIsNoChoice) {
   EXPECT_NOTED(build(model(), s), UsageError);
 }
 
-// Each dropped part runs again once, in the layers asked for, with only other recomputations between it and its first
-// reader in backward; and every choice is sound.
+// Each dropped part runs again once, in the layers that the choice names, with only other recomputations between it and
+// its first reader in backward. The program of every choice is sound.
 TEST(Recompute, RunsOnceAndAsLateAsBackwardAllows) {
   for (const Recompute& choice : all_choices()) {
     SCOPED_TRACE(text_of(choice));
@@ -144,7 +144,7 @@ TEST(Recompute, RunsOnceAndAsLateAsBackwardAllows) {
   }
 }
 
-// Reading a value before it is computed again is refused, for every choice and every part that runs again.
+// A program that reads a value before it is computed again is refused, for every choice and every part that runs again.
 TEST(Recompute, ReadingTooEarlyIsRefused) {
   int moved = 0;
   for (const Recompute& choice : all_choices()) {
@@ -163,7 +163,7 @@ TEST(Recompute, ReadingTooEarlyIsRefused) {
         });
       };
       while (!reads(steps[reader])) ++reader;
-      Program q = p;  // one rank: no edges to keep
+      Program q = p;  // one rank, so there are no edges to keep
       auto& edited = q.bodies.front().steps;
       std::rotate(edited.begin() + static_cast<std::ptrdiff_t>(k), edited.begin() + static_cast<std::ptrdiff_t>(k) + 1,
                   edited.begin() + static_cast<std::ptrdiff_t>(reader) + 1);
@@ -173,10 +173,10 @@ TEST(Recompute, ReadingTooEarlyIsRefused) {
       ++moved;
     }
   }
-  EXPECT_EQ(moved, 16 * 6 * (4 + 2 + 2 + 1));  // each part, and RoPE with norm_qkv, in 16 choices; 4, 2, 2, 1 layers
+  EXPECT_EQ(moved, 16 * 6 * (4 + 2 + 2 + 1));  // each part, and RoPE with norm_qkv, in 16 choices; 4, 2, 2 and 1 layers
 }
 
-// FLOPs of recomputation are the hardware's, not the model's.
+// FLOPs of recomputation count for the hardware, but not for the model.
 TEST(Recompute, CountsAsWorkOfTheHardwareOnly) {
   const auto sums = [](const Program& p) {
     double model_flops = 0, hardware = 0;
@@ -209,7 +209,7 @@ TEST(Recompute, CountsAsWorkOfTheHardwareOnly) {
   }
 }
 
-// Sums and gathered rows of recomputed parts are exchanged again, by recomputation's own collectives.
+// Recomputation has collectives of its own, which exchange the sums and the gathered rows of recomputed parts again.
 TEST(Recompute, TensorRanksExchangeAgainWhatTheyNeed) {
   for (const bool rows : {false, true})
     for (const Recompute& choice : all_choices()) {

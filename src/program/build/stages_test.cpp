@@ -1,4 +1,4 @@
-// Tests the programs of all stages of a pipeline together: that their messages match, and what is refused.
+// Tests the programs of all stages of a pipeline together: that their messages match, and which settings are refused.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ arch::Architecture seven_layers(bool tied = false) {
   return a;
 }
 
-// Whether a finding contains the text.
+// Returns whether some finding contains the text.
 ::testing::AssertionResult finds(const Program& p, const std::string& text) {
   std::string all;
   for (const Finding& f : verify(p)) {
@@ -42,7 +42,7 @@ arch::Architecture seven_layers(bool tied = false) {
   return ::testing::AssertionFailure() << "not found: " << text << all;
 }
 
-// Validation runs all stages forward once, whatever order training has them in.
+// Validation runs all stages forward once, whatever order training gives them.
 TEST(Stages, EvaluateInTurn) {
   for (const ScheduleKind kind : kAllScheduleKinds)
     for (const int count : {2, 3}) {
@@ -70,7 +70,7 @@ TEST(Stages, EvaluateInTurn) {
     }
 }
 
-// The order of training, which a file may give, does not matter to an evaluation.
+// An evaluation does not depend on the order of training, which a file may give.
 TEST(Stages, EvaluateWithoutTheFileOfTheSchedule) {
   Setting s = staged(2);
   s.pipeline.schedule = ScheduleKind::kFile;
@@ -78,7 +78,7 @@ TEST(Stages, EvaluateWithoutTheFileOfTheSchedule) {
   EXPECT_EQ(build_stages(seven_layers(), s).size(), 2u);
 }
 
-// Fewer layers than chunks of all stages, though not fewer than stages.
+// The model has fewer layers than the stages have chunks, but not fewer than there are stages.
 TEST(Stages, EachChunkNeedsALayer) {
   Setting s = staged(2, ScheduleKind::kInterleaved);
   try {
@@ -92,7 +92,8 @@ TEST(Stages, EachChunkNeedsALayer) {
   EXPECT_NO_THROW(build(four, s));
 }
 
-// A value that one chunk of a stage hands to the next without a message, at the turn of a V, leaves the device once.
+// At the turn of a V, one chunk of a stage hands a value to the next chunk without a message. Such a value leaves the
+// device once.
 TEST(Stages, ActivationsLeaveTheDeviceOnce) {
   for (const ScheduleKind kind :
        {ScheduleKind::k1f1b, ScheduleKind::kInterleaved, ScheduleKind::kZbH1, ScheduleKind::kZbV}) {
@@ -122,12 +123,12 @@ TEST(Stages, LayersMayBeGiven) {
   }
 }
 
-// Returns the program with one line edited and with the costs of the ops that it has now.
+// Returns the program with one line edited, and with costs computed anew for the edited ops.
 Program edited(const Program& p, const std::string& line, const std::string& from, const std::string& to) {
   return pass::costs(parse(rewrite(print(p), {line}, from, to), "edited"));
 }
 
-// The two ends sum their shares of a tied table, each once, and sum nothing else.
+// The two ends sum their shares of a tied table once, and sum nothing else.
 TEST(Stages, OnlyTheTableIsOfBothEnds) {
   const Program p = build_stages(seven_layers(true), staged(2))[0];
   ASSERT_TRUE(verify(p).empty());
@@ -146,8 +147,8 @@ TEST(Stages, OpsThatNameNoUnit) {
   EXPECT_TRUE(finds(edited(p, " sum_squares ", "reads=grad:grad.embed", "reads=grad:x.0"), "names no parameter unit"));
 }
 
-// The first buffer is packed like any other. Scratch of an op that uses it has a place of its own, whether the scratch
-// is placed before the buffer, being larger, or after it.
+// The first buffer is packed like any other. The scratch of an op that uses it has a place of its own. The scratch is
+// placed before the buffer when it is larger, and after the buffer otherwise.
 TEST(Stages, ScratchStaysOffTheFirstBuffer) {
   Setting s = staged(2);
   s.purpose = Purpose::kEvaluate;

@@ -1,4 +1,4 @@
-// The arguments of ops: the names under which an op's kernel finds its operands.
+// The arguments of ops. An op's kernel finds each operand under the name of an argument.
 #pragma once
 
 #include <array>
@@ -7,21 +7,21 @@
 
 namespace molen::program {
 
-// `x` goes in and `y` comes out. The prefix d_ means the gradient of the loss with respect to a value: a backward takes
-// d_y and leaves d_x.
+// `x` is the input of a part and `y` its output. The prefix d_ means the gradient of the loss with respect to a value:
+// a backward reads d_y and makes d_x.
 enum class Arg {
   kX,
   kY,
-  kResidual,  // the residual stream, to which a product is added
+  kResidual,  // the residual stream, to which the op adds a product
   kParam,     // parameters of a unit
-  kStats,     // statistics of the rows that a norm has seen
+  kStats,     // statistics of the rows of a norm's input
   kIds,
   kLabels,
   kDocuments,  // for each token, the position where its document begins
   kRope,       // RoPE's table
   kSlopes,     // ALiBi's slopes
   kQkv,        // queries, keys and values side by side
-  kKeys,       // keys and values of other ranks
+  kKeys,       // keys and values of other context ranks
   kLse,        // log-sum-exp of each row of attention
   kYSoFar,     // attention output over the keys seen so far
   kLogits,
@@ -40,19 +40,19 @@ enum class Arg {
   kRowMoment2,
   kColumnMoment2,
   kMaster,
-  kDirection,  // where an optimizer moves a unit's matrices
+  kDirection,  // the direction in which an optimizer moves a unit's matrices
   kFrom,       // source of a collective, a message, a copy or a cast
-  kTo,         // its destination
+  kTo,         // the destination of what kFrom names
   kOwn,        // the rank's own keys, next to the received keys
-  kSoFar,      // what a sum is added to
-  kScores,     // of each token for each expert
+  kSoFar,      // the value to which a sum is added
+  kScores,     // scores of each token for each expert
   kChoice,     // the experts of each token
-  kWeights,    // and their weights
-  kLoad,       // tokens and scores of each expert, by sequence
-  kPlaces,     // the row that each choice has in expert order
-  kOffsets,    // the first row of each expert, and the end
+  kWeights,    // the weights of kChoice's experts
+  kLoad,       // number of tokens and sum of scores of each expert, for each sequence
+  kPlaces,     // the row of each choice in expert order
+  kOffsets,    // the first row of each expert, and the end of the last one
   kDWeights,
-  kExpertOffsets,  // the first row of each expert of this rank, and the end
+  kExpertOffsets,  // the first row of each expert of this rank, and the end of the last one
 };
 
 struct ArgInfo {

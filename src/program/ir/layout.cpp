@@ -12,7 +12,7 @@
 namespace molen::program {
 namespace {
 
-constexpr std::int64_t kAlign = 16;  // elements: 64 bytes in fp32
+constexpr std::int64_t kAlign = 16;  // in elements; 64 bytes in fp32
 
 // Whether a parameter continues the matrix or vector of the parameter placed before it.
 bool continues(const arch::Parameter& placed, const arch::Parameter& next) {
@@ -51,7 +51,7 @@ Blocks block_of(arch::Role role) {
   }
 }
 
-// Appends the units of a chunk's layers. `apart`: each layer's experts are a unit.
+// Appends the units of a chunk's layers. With `apart`, the experts of each layer are a unit of their own.
 void add_layers(const Chunk& chunk, std::int64_t unit_layers, bool apart, std::vector<Unit>& units) {
   const auto add = [&](std::string name, std::int64_t first, std::int64_t end, Blocks blocks) {
     Unit unit;
@@ -100,12 +100,12 @@ std::vector<Unit> make_units(const std::vector<Chunk>& chunks, const std::vector
     const auto found = std::find_if(units.begin(), units.end(), [&](const Unit& unit) {
       return unit.has(p.layer, block_of(p.role)) && unit.experts == (apart && p.expert >= 0);
     });
-    return found == units.end() ? nullptr : &*found;  // nullptr: on another stage
+    return found == units.end() ? nullptr : &*found;  // nullptr: the unit is on another stage
   };
   const auto place = [&](std::size_t i) {
     const arch::Parameter& p = parameters[i];
     Unit* unit = unit_of(p);
-    if (!unit || p.expert >= std::max<std::int64_t>(1, experts / expert_ranks)) return;  // nowhere, or on another rank
+    if (!unit || p.expert >= std::max<std::int64_t>(1, experts / expert_ranks)) return;  // on another stage or rank
     const bool fused =
         !unit->entries.empty() && continues(parameters[static_cast<std::size_t>(unit->entries.back().parameter)], p);
     if (!fused) unit->elements = align(unit->elements);
@@ -120,7 +120,7 @@ std::vector<Unit> make_units(const std::vector<Chunk>& chunks, const std::vector
   for (std::size_t i = 0; i < parameters.size(); ++i)
     if (tensor_ranks == 1 || parameters[i].shard != arch::ShardDim::kNone) place(i);
   for (auto& u : units) u.elements = align(u.elements);
-  // A tied model with a plain final norm has nothing outside embedding and layers.
+  // In a tied model whose final norm has no parameters, the last unit is empty.
   std::erase_if(units, [](const Unit& u) { return u.entries.empty(); });
   return units;
 }
@@ -138,7 +138,8 @@ namespace {
 
 using Bounds = std::pair<std::int64_t, std::int64_t>;
 
-// Returns a rank's number among the ranks that differ from it only along `axes`, as in their communicator.
+// Returns the number of a rank among the ranks that differ from it only along `axes`. It is the rank's number in their
+// communicator.
 int position(const Grid& grid, const mesh::PerAxis& at, mesh::Axes axes) {
   int position = 0;
   for (const mesh::Axis axis : grid.order)
@@ -155,8 +156,8 @@ std::int64_t end_of_part(const Unit& unit, std::int64_t from, std::int64_t last,
   return std::max(from, end);
 }
 
-// Cuts a range into consecutive parts, between the entries that must not be divided: the parts are filled in turn, with
-// the smallest room that suffices.
+// Cuts a range into consecutive parts without dividing an entry that must stay whole. Each part but the last is filled
+// up to a common maximum, which is as small as possible.
 std::vector<Bounds> parts_of(const Unit& unit, Bounds range, int ranks) {
   const auto fill = [&](std::int64_t room) {
     std::vector<Bounds> parts;
@@ -204,7 +205,8 @@ bool Unit::has_whole() const {
   return std::any_of(entries.begin(), entries.end(), [](const UnitEntry& entry) { return entry.whole > 0; });
 }
 
-// Stage 1 saves what it owns, so its tiles follow the rank's number in dp; from stage 2 on they lie within the shards.
+// In stage 1 a rank saves the elements whose optimizer state it owns, so its tile follows its number in dp. From stage
+// 2 on the tiles lie within the shards.
 Bounds unit_tile(const Grid& grid, const mesh::PerAxis& at, const Unit& unit) {
   const Bounds shard = cut(grid, at, grid.shard, unit, {0, unit.elements});
   return cut(grid, at, mesh::kReplicas.without(grid.shard), unit, shard);
@@ -327,7 +329,8 @@ std::size_t parameter_at(const Program& p, const mesh::PerAxis& at, const UnitEn
   const arch::Parameter& first = p.parameters.at(index);
   const auto rank = static_cast<std::size_t>(at[mesh::Axis::kEp]);
   if (first.expert < 0 || rank == 0) return index;
-  // The matrices of a role stand expert after expert: gate and up in turns, or one role alone.
+  // Parameters are in order of experts. The gate and up matrices of the experts alternate; the down matrices follow
+  // each other directly.
   const std::size_t distance = p.parameters.at(index + 1).role == first.role ? 1 : 2;
   return index + distance * rank * static_cast<std::size_t>(p.arch.experts->count / p.grid.sizes[mesh::Axis::kEp]);
 }
@@ -340,7 +343,8 @@ std::vector<GlobalRun> global_runs(const Program& p, const mesh::PerAxis& at, in
   for (const UnitEntry& entry : p.units.at(static_cast<std::size_t>(unit)).entries) {
     const std::size_t index = parameter_at(p, at, entry);
     const arch::Block b = arch::block_of(whole[index], p.parameters[index], rank, ranks);
-    // Whole rows are consecutive in the unit and in the whole parameter; other blocks go row by row.
+    // Whole rows are consecutive both in the unit and in the whole parameter. Any other block needs one run for each
+    // row.
     const bool flat = b.columns == b.all_columns;
     const std::int64_t length = flat ? b.rows * b.columns : b.columns, count = flat ? 1 : b.rows;
     for (std::int64_t r = 0; r < count; ++r) {

@@ -1,4 +1,4 @@
-// Tests which elements each rank has: of the units that ranks share, and of the parameters of the whole model.
+// Tests which elements each rank has, both of the units that ranks share and of the parameters of the whole model.
 #include "program/ir/layout.h"
 
 #include <gtest/gtest.h>
@@ -36,8 +36,8 @@ Setting hybrid_setting(int zero, bool own_over_dp) {
   return s;
 }
 
-// The range of each op on each rank, by stage, for 12 blocks of 16 elements over two copies of three ranks.
-// The parameters of one product stand in one matrix, row behind row; all others begin at a multiple of 16 elements.
+// The parameters of one product form one matrix, with their rows one after another. Every other parameter begins at a
+// multiple of 16 elements.
 TEST(Layout, OnlyPartsOfOneMatrixFollowEachOtherAtOnce) {
   using arch::Role;
   const std::set<std::pair<Role, Role>> joined{{Role::kQuery, Role::kKey},
@@ -85,7 +85,7 @@ TEST(Layout, RangesOfEachStage) {
     }
   EXPECT_EQ(range(hybrid_setting(0, false), 1, 2, Range::kOwn), all);
   EXPECT_EQ(range(hybrid_setting(0, false), 1, 2, Range::kShard), all);
-  // Stage 1: over all six ranks, copy after copy, in the order of the communicator that gathers them.
+  // In stage 1 the unit is cut over all six ranks, copy after copy, in the order of the communicator that gathers them.
   EXPECT_EQ(range(hybrid_setting(1, false), 1, 2, Range::kShard), all);
   for (int replicate = 0; replicate < 2; ++replicate)
     for (int shard = 0; shard < 3; ++shard) {
@@ -93,7 +93,8 @@ TEST(Layout, RangesOfEachStage) {
       EXPECT_EQ(range(hybrid_setting(1, false), replicate, shard, Range::kOwn), Bounds(first, first + 32));
       EXPECT_EQ(unit_tile(grid_of(hybrid_setting(1, false)), at(replicate, shard), unit), Bounds(first, first + 32));
       EXPECT_EQ(unit_tile(grid_of(hybrid_setting(0, false)), at(replicate, shard), unit), Bounds(first, first + 32));
-      // Stages 2 and 3: over the three ranks of a copy; own_over_dp divides each third over the copies.
+      // In stages 2 and 3 the unit is cut over the three ranks of a copy, and own_over_dp divides each third over the
+      // copies.
       const Bounds third{64 * shard, 64 * shard + 64},
           sixth{64 * shard + 32 * replicate, 64 * shard + 32 * replicate + 32};
       for (const int zero : {2, 3}) {
@@ -134,8 +135,8 @@ Setting on_expert_ranks(int zero) {
   return s;
 }
 
-// Expert ranks hold different experts, which are a unit of their own; the ranks that hold the same ones share that
-// unit.
+// Expert ranks hold different experts, and these are a unit of their own. The ranks that hold the same experts share
+// that unit.
 TEST(Layout, ExpertsAreAUnitOfTheirRanks) {
   const Program whole = describe(with_experts(), Setting{}), p = describe(with_experts(), on_expert_ranks(2));
   EXPECT_EQ(whole.find_unit("layer.1.experts"), -1);
@@ -165,7 +166,7 @@ TEST(Layout, ExpertsAreAUnitOfTheirRanks) {
     }
 }
 
-// Where each expert rank has whole gradients, the first counts those of other units for all.
+// When each expert rank has whole gradients, only the first expert rank counts the squares of units without experts.
 TEST(Layout, SquaresOfExpertRanksCountOnce) {
   for (const int zero : {0, 1}) {
     const Program p = describe(with_experts(), on_expert_ranks(zero));
@@ -179,18 +180,18 @@ TEST(Layout, SquaresOfExpertRanksCountOnce) {
   }
 }
 
-// The boxes of any range of a unit hold its elements in order, without padding.
+// The boxes of any range of a unit cover exactly the elements of the range, in order and without padding.
 TEST(Layout, BoxesOfARangeAreItsElements) {
   for (const int tensor : {1, 2}) {
     Setting s;
     s.mesh[mesh::Axis::kTp] = tensor;
     const Program p = build(tiny(), s);
     const auto whole = arch::parameters(p.arch);
-    std::map<std::pair<int, std::int64_t>, int> held;  // by parameter and its element: how many ranks hold it
+    std::map<std::pair<int, std::int64_t>, int> held;  // by parameter and element: number of ranks that hold it
     for (int rank = 0; rank < tensor; ++rank)
       for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
         const std::int64_t size = p.units[static_cast<std::size_t>(u)].elements;
-        // The element of the whole model at each place of the unit, from global_runs, which is independent of boxes.
+        // Maps each place of the unit to its element of the whole model, by global_runs, which is independent of boxes.
         std::map<std::int64_t, std::pair<int, std::int64_t>> places;
         for (const GlobalRun& run : global_runs(p, at(0, 0, rank), u, 0, size))
           for (std::int64_t i = 0; i < run.count; ++i) {
@@ -223,7 +224,8 @@ TEST(Layout, BoxesOfARangeAreItsElements) {
   }
 }
 
-// Each parameter that an optimizer updates whole belongs to one rank, and the largest part is as small as it can be.
+// Each parameter that an optimizer updates as a whole belongs to one rank, and the largest part is as small as
+// possible.
 void check_whole_parameters(std::string_view kind) {
   for (const int zero : {1, 2, 3})
     for (const int replicas : {1, 2})

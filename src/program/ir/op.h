@@ -1,5 +1,5 @@
 // Ops: everything that a rank does in one optimizer step, as plain data in a closed variant. A consumer visits an op
-// with one lambda per type (base/match.h), so a consumer that forgets a type does not compile.
+// with one lambda for each type (base/match.h), so a consumer that lacks a type does not compile.
 //
 // An op finds each operand by its argument name, never by its position. Retargeting an operand in the text form
 // therefore changes what runs.
@@ -20,21 +20,22 @@
 
 namespace molen::program {
 
-// Named groups of ranks along the mesh's axes. kDp joins kReplicate and kShard: all ranks that hold the same
-// parameters. Context ranks and expert ranks belong to that group, and kShard consists of dp_shard, ep and cp.
-// kExpertDp and kExpertShard are the same two groups for the experts of a layer: expert ranks hold different experts,
-// so these groups leave ep out. kEnds are the first and the last stage of a pipeline, which share a tied embedding.
+// Named groups of ranks along the mesh's axes. kDp joins kReplicate and kShard: it is the group of all ranks that hold
+// the same parameters. Context ranks and expert ranks belong to kDp, and kShard consists of dp_shard, ep and cp.
+// kExpertDp and kExpertShard are the same two groups for the experts of a layer. They leave out ep, because expert
+// ranks hold different experts. kEnds are the first and the last stage of a pipeline, which share a tied embedding.
 enum class Axis { kDp, kShard, kReplicate, kTp, kWorld, kPp, kEnds, kCp, kEp, kExpertDp, kExpertShard };
 inline constexpr std::array kAllAxes{Axis::kDp,    Axis::kShard,    Axis::kReplicate,  Axis::kTp,
                                      Axis::kWorld, Axis::kPp,       Axis::kEnds,       Axis::kCp,
                                      Axis::kEp,    Axis::kExpertDp, Axis::kExpertShard};
-// Returns the group of all ranks that stands for a group of the ranks of a layer's experts, or the axis itself.
+// Returns the group that includes the expert ranks for a group of the ranks of a layer's experts (kDp for kExpertDp,
+// kShard for kExpertShard), and any other axis unchanged.
 constexpr Axis without_experts(Axis axis) {
   return axis == Axis::kExpertDp ? Axis::kDp : axis == Axis::kExpertShard ? Axis::kShard : axis;
 }
 
 // The queue that an op runs on. Ops of one stream run in list order; streams run concurrently. Communication has a
-// stream for each kind of axis, so that an exchange that compute waits for does not stand behind a reduction over
+// stream for each kind of axis, so that an exchange that compute waits for does not queue after a reduction over
 // data-parallel ranks. Copies from and to the device have separate streams, because each direction has its own wires.
 // kHost is work of the host's cores on host memory.
 enum class Stream { kCompute, kDpComm, kTpComm, kCpComm, kEpComm, kPpComm, kToHost, kToDevice, kHost };
@@ -47,7 +48,7 @@ inline constexpr std::array kCommStreams{Stream::kDpComm, Stream::kTpComm, Strea
 constexpr bool communicates(Stream stream) {
   return Stream::kDpComm <= stream && stream <= Stream::kPpComm;
 }
-// Returns the stream of the communication over an axis, if a text does not put it on another.
+// Returns the stream of the communication over an axis, unless a program text puts the op on another stream.
 constexpr Stream stream_of(Axis axis) {
   switch (axis) {
     case Axis::kTp:
@@ -63,7 +64,7 @@ constexpr Stream stream_of(Axis axis) {
       return Stream::kDpComm;
   }
 }
-// For each stream, the index of an op of that stream; -1: none.
+// For each stream, the index of an op of that stream, or -1 for no op.
 using OpPerStream = std::array<int, kNumStreams>;
 inline constexpr OpPerStream kNoOps = [] {
   OpPerStream none{};
@@ -71,8 +72,8 @@ inline constexpr OpPerStream kNoOps = [] {
   return none;
 }();
 
-// The account for an op's seconds and joules. The pipeline bubble is not a phase of any op: a Timeline shows it as time
-// idle for other stages.
+// The category under which an op's seconds and joules are counted. The pipeline bubble is not a phase of any op: a
+// Timeline shows it as time in which a stage is idle because it waits for other stages.
 enum class Phase {
   kData,
   kForward,
@@ -86,24 +87,24 @@ enum class Phase {
 };
 inline constexpr int kNumPhases = 9;
 
-// The part of a buffer that an op uses: all of it; this rank's shard of the unit's sharded gradients and parameters;
-// the part whose optimizer state this rank owns; the elements that all tensor ranks hold in full (program/ir/layout.h:
-// unit_range).
+// The part of a buffer that an op uses (program/ir/layout.h: unit_range). kAll is the whole buffer. kShard is this
+// rank's shard of the unit's sharded gradients and parameters. kOwn is the part whose optimizer state this rank owns.
+// kReplicated is the elements that all tensor ranks hold in full.
 enum class Range { kAll, kShard, kOwn, kReplicated };
 
 // The access of an op to one of its operands. kRead: the op reads the operand and leaves it unchanged. kConsume: the op
-// reads it and may leave anything in it. kUpdate: the op computes the new contents from the old ones. kWrite: the op
-// overwrites it without reading it.
+// reads the operand and may leave anything in it. kUpdate: the op computes the operand's new contents from its old
+// ones. kWrite: the op overwrites the operand without reading it.
 enum class Access { kRead, kConsume, kUpdate, kWrite };
 inline constexpr std::array kAllAccesses{Access::kRead, Access::kConsume, Access::kUpdate, Access::kWrite};
 constexpr bool reads(Access access) {
   return access != Access::kWrite;
 }
-// Whether the op leaves a value for a later reader.
+// Whether the op leaves a value in the operand for a later reader.
 constexpr bool writes(Access access) {
   return access == Access::kUpdate || access == Access::kWrite;
 }
-// Whether the operand may hold something else afterwards.
+// Whether the contents of the operand may differ afterwards.
 constexpr bool changes(Access access) {
   return access != Access::kRead;
 }
@@ -113,8 +114,8 @@ struct Use {
   int buffer = -1;
   Range range = Range::kAll;
   Access access = Access::kRead;
-  // The type over the mesh. An operand that the op only reads or consumes has the type in which the op finds it; one
-  // that the op updates or writes has the type in which the op leaves it.
+  // The type over the mesh. For an operand that the op only reads or consumes, it is the type before the op; for an
+  // operand that the op updates or writes, it is the type after the op.
   MeshType type = {};
   bool reads() const { return program::reads(access); }
   bool writes() const { return program::writes(access); }
@@ -122,8 +123,8 @@ struct Use {
   bool operator==(const Use&) const = default;
 };
 
-// kInput and kWeights are the halves of a backward: kInput makes the gradient that the part before waits for (and the
-// gradients of norm weights), kWeights the gradients of matrices.
+// kInput and kWeights are the halves of a backward. kInput makes the gradient that the previous part waits for, and the
+// gradients of norm weights. kWeights makes the gradients of matrices.
 enum class ComputePass { kForward, kBackward, kRecompute, kInput, kWeights };
 inline constexpr std::array kAllComputePasses{ComputePass::kForward, ComputePass::kBackward, ComputePass::kRecompute,
                                               ComputePass::kInput, ComputePass::kWeights};
@@ -136,20 +137,20 @@ constexpr bool is_backward(ComputePass pass) {
 struct Compute {
   arch::Part part{};
   ComputePass pass{};
-  std::int64_t layer = -1;  // -1 outside the layers
-  // The head: the chunk of Setting::head_chunk tokens. Attention in a ring: the step. A product beside a
-  // tensor-parallel exchange: the piece of Setting::tensor_chunks.
+  std::int64_t layer = -1;  // -1 for a part outside the layers
+  // The index of the op among several of one part: for the head, the chunk of Setting::head_chunk tokens; for attention
+  // in a ring, the step; for a product beside a tensor-parallel exchange, the piece of Setting::tensor_chunks.
   std::int64_t chunk = -1;
   bool operator==(const Compute&) const = default;
 };
-// Loads the next micro-batch of this rank from the data loader. `uncounted`: this op does not count the valid tokens,
-// because another stage, which has the head, does.
+// Loads the next micro-batch of this rank from the data loader. With `uncounted`, this op does not count the valid
+// tokens, because the stage that has the head counts them.
 struct LoadBatch {
   bool uncounted = false;
   bool operator==(const LoadBatch&) const = default;
 };
 struct ZeroFill {
-  bool padding = false;  // a gradient: clears only the elements between its parameters, which no op writes
+  bool padding = false;  // for a gradient: clears only the elements between its parameters, which no op writes
   bool operator==(const ZeroFill&) const = default;
 };
 // scalars[kSumSquares] += sum of squares of `grad`.
@@ -161,9 +162,9 @@ struct SumSquares {
 struct ClipScale {
   bool operator==(const ClipScale&) const = default;
 };
-// Updates a unit's parameters. `kind` names the optimizer (values/optimizer.h), which says what states it has.
-// Where tensor ranks share matrices that the optimizer updates whole, one op makes the direction from gradient and
-// momentum, and after an all-gather over these ranks another one applies it.
+// Updates a unit's parameters. `kind` names the optimizer, which says what states it has (values/optimizer.h). When
+// tensor ranks share matrices that the optimizer updates as a whole, the update has two ops: kDirection makes the
+// direction from gradient and momentum, and kApply applies it after an all-gather over these ranks.
 enum class UpdateStage { kWhole, kDirection, kApply };
 inline constexpr std::array kAllUpdateStages{UpdateStage::kWhole, UpdateStage::kDirection, UpdateStage::kApply};
 struct OptimizerStep {
@@ -171,12 +172,13 @@ struct OptimizerStep {
   UpdateStage stage = UpdateStage::kWhole;
   bool operator==(const OptimizerStep&) const = default;
 };
-// The values that a collective, message or copy moves. kUnit: parameters or gradients of a unit. Otherwise a value of
-// one layer (signature.h). Between tensor ranks: the input of a layer, its middle, their gradients, the sums of a chunk
-// of the head. Between context ranks: the keys and values of a layer, and their gradients; the sums that the router of
-// a layer makes for each sequence. Between expert ranks: where the rows of each expert begin in the order of experts;
-// the rows on their way to the experts and home, and their gradients. Copies move the values that a layer keeps for
-// backward: its input, its middle, and from kQkv on the results of its parts.
+// The values that a collective, message or copy moves. kUnit is the parameters or gradients of a unit. Every other
+// member is a value of one layer or of a chunk of the head (signature.h). Tensor ranks exchange the input of a layer,
+// its middle, their gradients, and the sums of a chunk of the head. Context ranks exchange the keys and values of a
+// layer, their gradients, and the sums that the router of a layer makes for each sequence. Expert ranks exchange the
+// offset at which the rows of each expert begin in expert order, the rows on their way to the experts and back, and the
+// gradients of these rows. Copies move the values that a layer keeps for backward: its input, its middle, and the
+// results of its parts (kQkv to kActivation).
 enum class Moves {
   kUnit,
   kResidual,
@@ -212,12 +214,12 @@ struct AllReduce {
   std::int64_t layer = -1;  // layer of the moved value; for kHead, the chunk
   bool operator==(const AllReduce&) const = default;
 };
-// Leaves this rank's part of the sum of `from` in `to`. `from` is used up: it may hold anything afterwards.
+// Leaves this rank's part of the sum of `from` in `to`. The contents of `from` are arbitrary afterwards.
 struct ReduceScatter {
   Axis axis{};
   Moves moves = Moves::kUnit;
   std::int64_t layer = -1;
-  std::int64_t chunk = -1;  // rows between tensor ranks: the piece of Setting::tensor_chunks; -1: all rows
+  std::int64_t chunk = -1;  // rows between tensor ranks: the piece of Setting::tensor_chunks, or -1 for all rows
   bool operator==(const ReduceScatter&) const = default;
 };
 struct AllGather {
@@ -227,9 +229,9 @@ struct AllGather {
   std::int64_t chunk = -1;  // as in ReduceScatter
   bool operator==(const AllGather&) const = default;
 };
-// Sends rows between expert ranks. To the experts (kExpertRows, kDExpertOut): from the order of experts on this rank,
-// to the ranks that hold these experts, where the rows of each expert stand together, rank after rank. Home
-// (kExpertOut, kDExpertRows): the way back. How many rows go is data, the offsets of all ranks.
+// Sends rows between expert ranks. kExpertRows and kDExpertOut go to the experts: the rows leave this rank in expert
+// order, and the ranks that hold the experts receive the rows of each expert together, rank after rank. kExpertOut and
+// kDExpertRows go the same way back. The number of rows is data: the offsets of all ranks determine it.
 struct AllToAll {
   Axis axis{};
   Moves moves = Moves::kExpertRows;
@@ -237,8 +239,8 @@ struct AllToAll {
   bool home() const { return moves == Moves::kExpertOut || moves == Moves::kDExpertRows; }
   bool operator==(const AllToAll&) const = default;
 };
-// Send to and receive from the pipeline stage `peer`, at the same place along all other axes: a layer's input
-// (kResidual) of one micro-batch, or its gradient (kDResidual).
+// Send and Receive pass one value to and from the pipeline stage `peer`, at the same place along all other axes. The
+// value is a layer's input (kResidual) for one micro-batch, or its gradient (kDResidual).
 struct Send {
   Moves moves = Moves::kResidual;
   std::int64_t layer = -1;
@@ -251,9 +253,9 @@ struct Receive {
   int peer = -1;
   bool operator==(const Receive&) const = default;
 };
-// Sends to the next rank along the axis and receives from the previous one: keys and values of a layer (kKeys) on their
-// way around a ring, or the gradients that travel with them. `step`, from 1 to the number of ranks of the axis, counts
-// the hops so far; after the last step the gradients are home.
+// Sends to the next rank along the axis and receives from the previous one. kKeys moves the keys and values of a layer
+// around a ring; kDKeys moves the gradients that travel with them. `step`, from 1 to the number of ranks of the axis,
+// counts the hops so far. After the last step each gradient is on the rank of its keys.
 struct Shift {
   Axis axis{};
   Moves moves = Moves::kKeys;
@@ -261,8 +263,9 @@ struct Shift {
   std::int64_t step = 1;
   bool operator==(const Shift&) const = default;
 };
-// Copies between device and host memory (Setting::offload). To the host: the part of a unit's gradient (kUnit) that
-// this rank updates, or a value that a layer keeps for backward. To the device: a unit's parameters, or a kept value.
+// Copies between device and host memory (Setting::offload). A copy to the host moves the part of a unit's gradient
+// (kUnit) that this rank updates, or a value that a layer keeps for backward. A copy to the device moves a unit's
+// parameters, or a kept value.
 struct CopyToHost {
   Moves moves = Moves::kUnit;
   std::int64_t layer = -1;
@@ -273,9 +276,9 @@ struct CopyToDevice {
   std::int64_t layer = -1;
   bool operator==(const CopyToDevice&) const = default;
 };
-// Converts a gradient around a reduction over data-parallel ranks whose messages are narrower than the kept gradients
-// (Setting::reduce). It casts the gradient of a unit, or this rank's part of it, into the message that is reduced over
-// the axis `over`; with `back`, it casts this rank's part of the sums into the gradient.
+// Converts a gradient for a reduction over data-parallel ranks whose messages have a narrower type than the kept
+// gradients (Setting::reduce). The op casts the gradient of a unit, or this rank's part of it, into the message that is
+// reduced over the axis `over`. With `back`, it casts this rank's part of the sums into the gradient.
 struct Cast {
   Axis over{};
   bool back = false;
@@ -298,9 +301,9 @@ using Op =
     std::variant<Compute, LoadBatch, ZeroFill, SumSquares, ClipScale, OptimizerStep, AllReduce, ReduceScatter,
                  AllGather, AllToAll, Send, Receive, Shift, CopyToHost, CopyToDevice, Cast, ReduceScalars, Agree>;
 
-// Places in the `scalars` buffer (fp64). The first three are sums over ranks once ReduceScalars has run, and so are the
-// last three, which only models with sparse layers have: sums over valid tokens and sparse layers. The last one counts
-// choices that a capacity drops, and only models with a capacity have it.
+// Places in the `scalars` buffer (fp64). The first three are sums over ranks after ReduceScalars has run. The last
+// three are also such sums, over valid tokens and sparse layers; only models with sparse layers have them. kDropped
+// counts the choices that a capacity drops, and only models with a capacity have it.
 enum Scalar : std::int64_t {
   kLossSum,
   kValidTokens,
@@ -324,8 +327,8 @@ inline std::vector<Scalar> sums_of(const arch::Architecture& arch) {
   return sums;
 }
 
-// Another op that must end before this one starts: in the same instance (body -1), or in the latest earlier instance of
-// `body`, if there is one.
+// Another op that must end before this one starts. With body -1 it is an op of the same instance. Otherwise it is the
+// op of the latest earlier instance of `body`, if there is one.
 struct OpRef {
   int body = -1;
   int op = -1;
@@ -333,8 +336,8 @@ struct OpRef {
   auto operator<=>(const OpRef&) const = default;
 };
 
-// The rows of a micro-batch on a rank, one for each token: `sequences` x `length`. Tensor ranks exchange rows in
-// `pieces`. With `sharded`, each of them keeps a part of the residual stream's rows.
+// The rows of a micro-batch on a rank, one for each token: `sequences` x `length`. Tensor ranks exchange the rows in
+// `pieces`. With `sharded`, each tensor rank keeps a part of the residual stream's rows.
 struct Rows {
   std::int64_t sequences = 0, length = 0;
   std::int64_t pieces = 1;
@@ -344,12 +347,12 @@ struct Rows {
   bool operator==(const Rows&) const = default;
 };
 
-// The sizes and choices that a kernel needs besides the operands of its op. An op has those that values/attributes.h
-// gives it; the others keep the values here, which mean "none".
+// The sizes and choices that a kernel needs besides the operands of its op. values/attributes.h says which of them an
+// op has; the others keep the values here, which mean "none".
 struct Attributes {
-  Rows rows;                            // of the micro-batch; LoadBatch: of whole sequences
-  std::int64_t tile = 0;                // head: rows of a chunk; the last chunk may have fewer
-  std::int64_t positions = 0;           // of the global batch: the loss is their mean
+  Rows rows;                            // of the micro-batch; for LoadBatch, of whole sequences
+  std::int64_t tile = 0;                // for the head: rows of a chunk; the last chunk may have fewer
+  std::int64_t positions = 0;           // number of positions of the global batch, over which the loss is the mean
   bool scaled = false;                  // the loss is scaled, so a gradient that is not finite may be an overflow
   std::optional<DType> compute;         // element type of a part
   std::optional<arch::Kernels> kernel;  // implementation of a part
@@ -357,22 +360,22 @@ struct Attributes {
   bool operator==(const Attributes&) const = default;
 };
 
-// Work on memory that an op does besides what its kind names, such as a collective that adds its sum to an earlier one.
-// It moves bytes and computes no product. Predictions and measurements have a row of
-// their own for each kind of it ("epilogue add"). values/epilogues.h says which ops have which.
+// Work on memory that an op does in addition to what its kind names, such as adding the sum of a collective to an
+// earlier sum. It moves bytes and computes no product. Predictions and measurements have a separate row for each kind
+// of epilogue ("epilogue add"). values/epilogues.h says which ops have which epilogues.
 enum class Epilogue {
   kAdd,       // adds a sum to an earlier one
-  kCopy,      // copies a value, because its old buffer is still to be read
-  kPack,      // copies what is sent so that it lies side by side
-  kUnpack,    // copies what has come to where it belongs
-  kAssemble,  // copies the weights of key and value heads that the rank needs to a matrix, or gradients from one
+  kCopy,      // copies a value whose old buffer is still to be read
+  kPack,      // copies data to be sent so that it lies side by side
+  kUnpack,    // copies received data to its places
+  kAssemble,  // copies weights of the key and value heads that the rank needs into a matrix, or gradients out of one
 };
 inline constexpr std::array kAllEpilogues{Epilogue::kAdd, Epilogue::kCopy, Epilogue::kPack, Epilogue::kUnpack,
                                           Epilogue::kAssemble};
 inline constexpr std::size_t kNumEpilogues = kAllEpilogues.size();
 struct EpilogueCost {
   Epilogue kind{};
-  Bytes moved;  // memory traffic: what is read and what is written
+  Bytes moved;  // memory traffic: bytes read and bytes written
   bool operator==(const EpilogueCost&) const = default;
 };
 
@@ -381,19 +384,20 @@ struct Step {
   Phase phase{};
   Stream stream{};
   std::vector<OpRef> after;
-  std::vector<Use> operands;   // no two of one argument
+  std::vector<Use> operands;   // at most one for each argument
   std::optional<Flag> unless;  // the op is skipped when the flag is set
   Attributes attributes;
   Bytes scratch;  // workspace of the kernel
   Flops model_flops, hardware_flops;
-  Bytes moved;  // memory traffic of a compute op; payload of a collective; in both without the epilogues
-  std::vector<EpilogueCost> epilogues;  // in the order of Epilogue, no two of a kind
+  Bytes moved;  // memory traffic of a compute op, or payload of a collective; without the epilogues
+  std::vector<EpilogueCost> epilogues;  // in the order of Epilogue, at most one of each kind
   bool operator==(const Step&) const = default;
-  // Throw Error when there is no such operand.
+  // Throw Error when the op has no such operand.
   const Use& operand(Arg arg) const;
   Use& operand(Arg arg);
   const Use* find(Arg arg) const;  // null when there is none
-  // Whether it has the operand and updates it; of a gradient or a sum: adds to it instead of overwriting it.
+  // Whether the op has the operand and updates it. An op that updates a gradient or a sum adds to it instead of
+  // overwriting it.
   bool updates(Arg arg) const;
 };
 

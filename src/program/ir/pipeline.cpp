@@ -38,21 +38,21 @@ int stage_of(Placement placement, int stages, int global_stage) {
 
 std::vector<std::int64_t> balanced_layers(const arch::Architecture& arch, const Setting& setting, int global_stages) {
   const arch::Architecture local = arch::tensor_local(arch, setting.tensor_ranks());
-  // Dense and sparse layers count alike, as their mean.
+  // Every layer, dense or sparse, counts with the mean FLOPs of a layer.
   double layer = 0.0;
   for (const auto& [l, count] :
        {std::pair{std::int64_t{0}, arch.layers - arch.sparse_layers()}, {arch.layers - 1, arch.sparse_layers()}})
     for (const arch::Part part : arch::parts_of_layer(arch, l))
       layer += flops_of(local, setting, part) * (static_cast<double>(count) / static_cast<double>(arch.layers));
-  // Loads are in units of layers. An embedding has no products: its cost, for copies and the update
-  // of its table, decides only between stages that are otherwise equal (as in Llama 3, whose first and last stages have
-  // a layer less; Grattafiori et al. 2024).
+  // Loads are in units of layers. An embedding has no products. The cost of its copies and of the update of its table
+  // therefore decides only between stages that are otherwise equal. (Likewise, in Llama 3 the first and the last stage
+  // have one layer less; Grattafiori et al. 2024.)
   double head = 0.0;
   for (const arch::Part part : arch::parts_of_head(arch, false)) head += flops_of(local, setting, part) / layer;
   const auto count = static_cast<std::size_t>(global_stages);
   MOLEN_CHECK(global_stages <= arch.layers, "{} layers for {} chunks", arch.layers, global_stages);
-  // Each stage gets one layer, because a chunk without layers has no place to keep its input. The other layers go one
-  // by one to the lightest stage.
+  // Each stage first gets one layer, because a chunk without layers has no place to keep its input. Each remaining
+  // layer then goes to the stage with the smallest load.
   std::vector<std::int64_t> layers(count, 1);
   for (std::int64_t left = arch.layers - global_stages; left > 0; --left) {
     const auto load = [&](std::size_t g) { return static_cast<double>(layers[g]) + (g + 1 == count ? head : 0.0); };

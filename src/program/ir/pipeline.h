@@ -21,11 +21,12 @@ std::string_view name_of(ScheduleKind kind);
 
 enum class Placement {
   kInterleaved,  // chunk c of stage s is global stage c*p + s
-  kV,  // two chunks, at least two stages: chunk 0 is s, chunk 1 is 2p-1-s; the last stage needs no transfer to turn
+  kV,  // two chunks, at least two stages: chunk 0 is s, chunk 1 is 2p-1-s; the turn on the last stage needs no transfer
 };
 std::string_view name_of(Placement placement);  // "interleaved", "v"
 
-// Global stages 0 .. stages*chunks-1 follow each other through the model.
+// Returns the number of a chunk through the model. Global stages 0 .. stages*chunks-1 follow each other through the
+// model.
 int global_stage_of(Placement placement, int stages, int stage, int chunk);
 int stage_of(Placement placement, int stages, int global_stage);
 
@@ -33,12 +34,12 @@ int stage_of(Placement placement, int stages, int global_stage);
 struct Pipeline {
   ScheduleKind schedule = ScheduleKind::k1f1b;
   Placement placement = Placement::kInterleaved;
-  int chunks = 1;  // on each stage
-  // Backwards run in halves, of the input and of the weights (zb-h1, zb-v, files with I and W). The inputs of the
-  // second half are kept until it runs, so the residual gradient has a buffer at each place and is not added to in
-  // place.
+  int chunks = 1;  // number of chunks on each stage
+  // Whether backwards run in halves, one for the input and one for the weights (zb-h1, zb-v, files with I and W). The
+  // inputs of the second half are kept until it runs. The residual gradient therefore has a buffer at each place and is
+  // not added to in place.
   bool halves = false;
-  std::vector<std::int64_t> layers;  // of each global stage; empty: balanced_layers
+  std::vector<std::int64_t> layers;  // number for each global stage; empty: balanced_layers
   int stage = 0;                     // the stage whose program this is
   bool operator==(const Pipeline&) const = default;
 };
@@ -51,8 +52,8 @@ struct Chunk {
   bool operator==(const Chunk&) const = default;
 };
 
-// Chooses the number of layers of each global stage so that the largest FLOPs of a stage, embedding and head included,
-// are as few as possible. Each stage has at least one layer.
+// Chooses the number of layers of each global stage so that the largest number of FLOPs of a stage, embedding and head
+// included, is as small as possible. Each stage has at least one layer.
 std::vector<std::int64_t> balanced_layers(const arch::Architecture& arch, const Setting& setting, int global_stages);
 
 // Returns the chunks of Setting::pipeline.stage, or the whole model when there is one stage. Throws UsageError when the

@@ -110,7 +110,7 @@ void check_expert_ranks(const arch::Architecture& arch, const Setting& s) {
         s.unit_layers);
 }
 
-// Notes which parameters are updated as a whole, and their shapes over all tensor ranks.
+// Notes which parameters must not be divided, and their shapes over all tensor ranks.
 void mark_whole(Program& p) {
   const std::vector<arch::Parameter> all = arch::parameters(p.arch);
   for (Unit& unit : p.units)
@@ -131,7 +131,7 @@ Program describe(const arch::Architecture& arch, const Setting& setting) {
   check_pieces(setting);
   Program p;
   p.arch = arch;
-  // A capacity is a matter of training: the model that is evaluated, and later used, drops nothing.
+  // A capacity applies to training only: a model that is evaluated, and later used, drops no choice.
   if (p.arch.experts && setting.purpose == Purpose::kEvaluate) p.arch.experts->capacity = 0.0;
   p.setting = setting;
   arch::validate_tensor_parallel(arch, setting.tensor_ranks());

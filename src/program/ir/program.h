@@ -1,5 +1,5 @@
-// The step program: buffers, bodies, and a schedule of their instances. Pure functions build it from (architecture,
-// setting); exec executes it, sim predicts it, verify checks it.
+// The step program: buffers, bodies, and a schedule of their instances. Pure functions build it from an architecture
+// and a setting. exec runs it, sim predicts its time, and verify checks it.
 #pragma once
 
 #include <algorithm>
@@ -22,10 +22,10 @@
 namespace molen::program {
 
 // Persistent buffers live from start to end of the run. Transient buffers are undefined when an instance starts and
-// dead when it ends. External buffers belong to another program (an evaluation reads the weights of the training beside
-// it). Constant buffers are filled before the first step, live to the end of the run, and no op writes them. A
-// kMicroBatch buffer exists once per micro-batch, from its first writer to its last reader, over several
-// instances (program/ir/slots.h says which micro-batches share memory).
+// dead when it ends. External buffers belong to another program: an evaluation reads the weights of the training
+// program that runs beside it. Constant buffers are filled before the first step and live to the end of the run; no op
+// writes them. A kMicroBatch buffer exists once for each micro-batch, from its first writer to its last reader, over
+// several instances (program/ir/slots.h says which micro-batches share memory).
 enum class Lifetime { kPersistent, kTransient, kExternal, kMicroBatch, kConstant };
 inline constexpr std::array kAllLifetimes{Lifetime::kPersistent, Lifetime::kTransient, Lifetime::kExternal,
                                           Lifetime::kMicroBatch, Lifetime::kConstant};
@@ -40,16 +40,17 @@ enum class Place { kDevice, kHost };
 std::string_view name_of(Place place);  // "device", "host"
 
 struct Buffer {
-  std::string name;  // unique; the text form refers to buffers by it, and nothing else reads it
+  std::string name;  // unique; only the text form uses it, to refer to buffers
   DType dtype{};
-  std::int64_t elements = 0;  // the largest over the ranks that share the program
+  std::int64_t elements = 0;  // the largest number over the ranks that share the program
   Lifetime lifetime{};
   Place place = Place::kDevice;
-  // The value that the buffer was made for. It may hold others in turn: a single residual gradient serves all layers.
+  // The value that the buffer was made for. The buffer may hold other values in turn: a single residual gradient serves
+  // all layers.
   Value role{};
   int unit = -1;               // index of its unit, for values of units
   std::int64_t layer = -1;     // -1: of no layer, or of several layers in turn
-  std::string slot;            // tells apart buffers that layers share: "fwd", "re"; in a ring, "0" and "1"
+  std::string slot;            // distinguishes buffers that layers share: "fwd", "re"; in a ring, "0" and "1"
   std::int64_t chunk = -1;     // the piece of rows that it is for (Setting::tensor_chunks)
   int copy = 0;                // number among the copies that hold the same value at different times
   Range extent = Range::kAll;  // the part of its unit that it holds
@@ -69,23 +70,23 @@ struct Instance {
   bool operator==(const Instance&) const = default;
 };
 
-// How attention gets the keys and values of other context ranks: all gathered before the attention of a layer (as in
-// Llama 3, arXiv 2407.21783, section 3.3.2), or passed around a ring, one rank's after another's (Liu et al. 2023,
-// arXiv 2310.01889).
+// How attention gets the keys and values of other context ranks. kGather: all of them are gathered before the attention
+// of a layer, as in Llama 3 (arXiv 2407.21783, section 3.3.2). kRing: they pass around a ring, and attention uses those
+// of one rank after another (Liu et al. 2023, arXiv 2310.01889).
 enum class ContextForm { kGather, kRing };
 std::string_view name_of(ContextForm form);  // "gather", "ring"
 
 enum class Purpose { kTrain, kEvaluate };
 
-// Limit of Setting::tensor_chunks: more pieces are not worth their messages.
+// Limit of Setting::tensor_chunks. With more pieces, the cost of the additional messages exceeds the gain.
 inline constexpr std::int64_t kMaxTensorChunks = 64;
 
 // The parts of a layer whose forward results are dropped and computed again before the first backward op that reads
-// them (program/build/recompute.h has the text form). The value that a layer hands to the next is always kept, so
+// them (program/build/recompute.h has the text form). The value that a layer hands to the next layer is always kept, so
 // `down` never runs again.
 struct Recompute {
-  std::uint32_t parts = 0;  // a bit for each arch::Part
-  std::int64_t every = 1;   // applies to layers whose index is divisible by it; 1 when there are no parts
+  std::uint32_t parts = 0;  // one bit for each arch::Part
+  std::int64_t every = 1;   // applies to layers whose index is divisible by this number; 1 when there are no parts
   static Recompute full(std::int64_t every = 1);
   static constexpr std::uint32_t bit(arch::Part part) { return std::uint32_t{1} << static_cast<unsigned>(part); }
   void add(arch::Part part) { parts |= bit(part); }
@@ -98,9 +99,9 @@ struct Recompute {
 // Values that are kept in host memory instead of device memory (Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840).
 struct Offload {
   bool optimizer = false;   // moments and master weights; the host's cores run the update
-  bool gradients = false;   // of each micro-batch, once reduced: they are summed on the host
+  bool gradients = false;   // the reduced gradients of each micro-batch, which the host sums
   bool parameters = false;  // the rank's own parameters; each unit is copied to the device for its use
-  // Values that layers keep for backward, except in the model's last layer, whose backward comes next.
+  // Values that layers keep for backward, except those of the model's last layer, whose backward follows at once.
   bool activations = false;
   bool any() const { return optimizer || gradients || parameters || activations; }
   bool operator==(const Offload&) const = default;
@@ -113,24 +114,26 @@ inline constexpr std::array<std::pair<std::string_view, bool Offload::*>, 4> kOf
      {"activations", &Offload::activations}}};
 std::string text_of(const Offload& offload);  // "optimizer,gradients", or "none"
 
-// The choices that the program was built for. The executor does not read them: what a kernel needs is in its op, its
-// operands and the grid of ranks.
+// The choices that the program was built for. The executor does not read them: a kernel finds all that it needs in its
+// op, the operands and the grid of ranks.
 struct Setting {
   Purpose purpose = Purpose::kTrain;
   mesh::PerAxis mesh = mesh::kOne;                                  // ranks along each axis
   std::array<mesh::Axis, mesh::kAxes> order = mesh::kDefaultOrder;  // of the rank grid, outermost first
-  // Sharded state: 0 nothing, 1 optimizer states (over dp), 2 also gradients, 3 also parameters (over dp_shard,
-  // replicated along dp_replicate). Rajbhandari et al. 2020, "ZeRO", section 5.
+  // The ZeRO stage, which says what is sharded. 0: nothing. 1: optimizer states, over dp. 2: also gradients. 3: also
+  // parameters. Stages 2 and 3 shard over dp_shard and replicate along dp_replicate. Rajbhandari et al. 2020, "ZeRO",
+  // section 5.
   int zero = 0;
   bool own_over_dp = false;  // stages 2 and 3: optimizer states over all of dp, not dp_shard alone
-  // With tensor ranks: the rows of the residual stream are sharded over them (Korthikanti et al. 2022, section 4.2).
+  // With several tensor ranks: whether the rows of the residual stream are sharded over them (Korthikanti et al. 2022,
+  // section 4.2).
   bool sequence_parallel = false;
-  // The number of pieces in which rows of a micro-batch are exchanged between tensor ranks and multiplied (Wang et al.
-  // 2023, "Overlap Communication with Dependent Computation via Decomposition", section 4). Requires sequence_parallel.
+  // The number of pieces in which tensor ranks exchange the rows of a micro-batch and multiply them (Wang et al. 2023,
+  // "Overlap Communication with Dependent Computation via Decomposition", section 4). Requires sequence_parallel.
   std::int64_t tensor_chunks = 1;
   ContextForm context_form = ContextForm::kGather;
   std::int64_t unit_layers = 1;  // layers whose parameters are gathered, reduced and updated together; or kHalfLayer
-  int prefetch = 1;              // units gathered or brought from the host ahead of the one in use
+  int prefetch = 1;              // number of units that are gathered or copied from the host ahead of the one in use
   Offload offload;
   Pipeline pipeline;              // along pp
   Recompute recompute;            // activations that backward computes again
@@ -142,13 +145,14 @@ struct Setting {
   DType master = DType::kF32;       // weights that the optimizer updates; differs from compute in bf16 and fp16
   DType reduce = DType::kF32;       // type of gradients in messages between data-parallel ranks
   std::string optimizer = "adamw";  // one of optimizers() (values/optimizer.h)
-  arch::Kernels kernels = arch::Kernels::kFused;      // of all parts but those below
+  arch::Kernels kernels = arch::Kernels::kFused;      // of all parts that other_kernels does not name
   std::map<arch::Part, arch::Kernels> other_kernels;  // by part
   int threads = 1;                                    // per rank
   std::int64_t head_chunk = 256;                      // tokens of one chunk of the head (arch::head_chunk)
   bool operator==(const Setting&) const = default;
-  // Among the ranks that hold the same parameters: the ranks over which a unit is sharded, the copies of that, and all.
-  // Expert ranks hold different experts of a layer, so a unit of experts has fewer shards and holders, by their number.
+  // Counts of the ranks that hold the same parameters: the ranks over which a unit is sharded, the replicas of that
+  // shard group, and all of them. Expert ranks hold different experts of a layer, so both counts of a unit of experts
+  // are smaller by a factor of expert_ranks().
   int shards() const { return mesh[mesh::Axis::kDpShard] * expert_ranks() * context_ranks(); }
   int replicas() const { return mesh[mesh::Axis::kDpReplicate]; }
   int holders() const { return shards() * replicas(); }
@@ -171,7 +175,7 @@ struct Setting {
   // Whether gradients are computed from a scaled loss, so that small values stay within the range of fp16
   // (optim/loss_scale.h).
   bool scales_loss() const { return compute == DType::kF16 || reduce == DType::kF16; }
-  // Whether messages over an axis have a narrower type than the kept gradients; each reduction is then between two
+  // Whether messages over an axis have a narrower type than the kept gradients. Each reduction then runs between two
   // casts.
   bool narrow_over(Axis axis) const {
     const Axis of = without_experts(axis);
@@ -185,13 +189,16 @@ struct Setting {
   bool owns_part() const { return zero >= 1 && holders() > 1; }  // of the optimizer states
   bool sharded_gradients() const { return zero >= 2 && shards() > 1; }
   bool sharded_parameters() const { return zero >= 3 && shards() > 1; }
-  // Whether a micro-batch's complete gradient leaves its whole buffer for the place where all micro-batches are summed.
+  // Whether a micro-batch's complete gradient moves from its whole buffer to the place where all micro-batches are
+  // summed.
   bool gradients_leave() const { return sharded_gradients() || offload.gradients; }
-  // Whether whole parameters are on the device only while they are used.
+  // Whether whole parameters are on the device only while ops use them.
   bool parameters_come() const { return sharded_parameters() || offload.parameters; }
-  // Whether the optimizer updates separate weights from those that compute uses: of another type, or on the host.
+  // Whether the optimizer updates other weights than those that compute uses, because they have another type or are on
+  // the host.
   bool has_master() const { return master != compute || (offload.optimizer && !offload.parameters); }
-  // Micro-batches per rank: the largest number of any rank; ranks with fewer run empty ones.
+  // The number of micro-batches of a rank. It is the largest number that any rank needs; ranks that need fewer run
+  // empty ones.
   std::int64_t micro_batches() const {
     const std::int64_t per_round = micro_batch * data_ranks();
     return (global_batch + per_round - 1) / per_round;
@@ -209,7 +216,8 @@ struct Setting {
 // Returns the setting of one rank of its mesh; ranks differ only in the pipeline stage.
 Setting at_rank(Setting setting, int rank);
 
-// "ZeRO-1", "ZeRO-3 over dp_replicate 2 x dp_shard 4, optimizer states over all".
+// Returns a description of the sharding: "ZeRO-1", "ZeRO-3 over dp_replicate 2 x dp_shard 4, optimizer states over
+// all".
 std::string sharding_text(const Setting& setting);
 
 struct Optimizer;
@@ -217,14 +225,14 @@ struct Optimizer;
 struct Program {
   arch::Architecture arch;
   Setting setting;
-  // Derived from arch and setting (`describe`): sizes and parameters of the largest tensor rank; the chunks of this
-  // stage, and the units that they need; the ranks.
+  // `describe` derives these fields from arch and setting: the sizes and parameters of the largest tensor rank, the
+  // chunks of this stage, the units that these chunks need, and the ranks.
   arch::Architecture local;
   std::vector<arch::Parameter> parameters;
   std::vector<Chunk> chunks;
   std::vector<Unit> units;
   Grid grid;
-  const Optimizer* optimizer = nullptr;  // its declaration (values/optimizer.h)
+  const Optimizer* optimizer = nullptr;  // declaration of the optimizer (values/optimizer.h)
   std::vector<Buffer> buffers;
   std::vector<Body> bodies;
   std::vector<Instance> schedule;
@@ -232,21 +240,21 @@ struct Program {
 
   int buffer(const std::string& name) const;       // throws Error if there is none
   int find_buffer(const std::string& name) const;  // -1 if there is none
-  // The first buffer of a unit's value; -1 if there is none.
+  // Returns the first buffer of a unit's value, or -1 if there is none.
   int find_buffer(Value role, int unit) const;
   int unit_of_buffer(int buffer) const { return buffers.at(static_cast<std::size_t>(buffer)).unit; }
   int find_unit(std::string_view name) const;  // -1 if there is none
-  int num_ops() const;                         // expanded
+  int num_ops() const;                         // number of ops of the expanded program
 
   bool embeds() const;    // whether a chunk of this stage begins the model
   bool has_head() const;  // whether a chunk of this stage ends the model
-  // Whether a unit is the embedding table that the first and the last stage of a pipeline both hold and update.
+  // Whether the unit is the embedding table that the first and the last stage of a pipeline both hold and update.
   bool shared_by_ends(int unit) const;
-  // Whether this stage counts the unit in the gradient norm and saves it. The first stage counts a shared unit.
+  // Whether this stage counts the unit in the gradient norm and saves it. The first stage does so for a shared unit.
   bool counts(int unit) const { return !shared_by_ends(unit) || embeds(); }
 };
 
-// Returns a program without buffers and bodies. Throws UsageError when the model cannot be divided as the setting says.
+// Returns a program without buffers and bodies. Throws UsageError when the model cannot be divided as the setting asks.
 Program describe(const arch::Architecture& arch, const Setting& setting);
 
 // One op of the expanded program.
@@ -258,14 +266,15 @@ struct Expanded {
   const Step* step = nullptr;
   std::vector<int> after;  // indices in the expansion
 };
-// Returns where an op stands, for messages: "body last, op %12 (backward down, layer 3, micro-batch 1)".
+// Returns the position of an op, for messages: "body last, op %12 (backward down, layer 3, micro-batch 1)".
 std::string text_of(const Program& program, const Expanded& op);
-// Number of ops and edges that `expand` would make.
+// Returns the number of ops and edges that `expand` would make.
 std::int64_t expanded_size(const Program& program);
 inline constexpr std::int64_t kMaxExpanded = std::int64_t{1} << 27;  // limit for a program read from a text
 // Returns every op in list order. The result points into the program, which must outlive it.
 std::vector<Expanded> expand(const Program& program);
-// Returns, for each op that communicates, the one before it in list order; -1 for the first, and for all other ops.
+// Returns, for each op that communicates, the previous such op in list order. The result is -1 for the first one and
+// for all other ops.
 std::vector<int> communication_before(const std::vector<Expanded>& ops);
 
 }  // namespace molen::program

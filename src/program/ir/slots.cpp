@@ -28,7 +28,7 @@ Slots::Slots(const Program& p) : counts_(p.buffers.size(), 1), slots_(p.buffers.
   for (const Instance& i : p.schedule) micro_batches = std::max(micro_batches, i.micro_batch + 1);
   const auto m = static_cast<std::size_t>(micro_batches);
 
-  std::vector<std::vector<int>> last(p.buffers.size());  // instance that uses the buffer last, by micro-batch
+  std::vector<std::vector<int>> last(p.buffers.size());  // the last instance that uses the buffer, by micro-batch
   for (const auto& buffers : kept)
     for (const int b : buffers) last[static_cast<std::size_t>(b)].assign(m, -1);
   for (std::size_t i = 0; i < p.schedule.size(); ++i)
@@ -53,7 +53,8 @@ Slots::Slots(const Program& p) : counts_(p.buffers.size(), 1), slots_(p.buffers.
     }
   }
   for (std::size_t b = 0; b < p.buffers.size(); ++b) {
-    // The verifier refuses a buffer that only instances of no micro-batch use, but the buffer still needs a place.
+    // The verifier refuses a buffer that is used only by instances without a micro-batch, but the buffer still needs a
+    // place.
     counts_[b] = std::max(counts_[b], 1);
     for (int& slot : slots_[b]) slot = std::max(slot, 0);
     first_.push_back(places_);

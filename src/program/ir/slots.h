@@ -1,5 +1,5 @@
-// Slots: memory that micro-batches share. A buffer of Lifetime::kMicroBatch holds the values of several micro-batches,
-// with as many slots as there are values alive at one time.
+// Slots: memory that micro-batches share. A buffer of Lifetime::kMicroBatch holds the values of several micro-batches.
+// It has as many slots as there are values alive at the same time.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@ namespace molen::program {
 
 class Slots {
  public:
-  // Assigns slots in the order of the schedule: a slot passes to another micro-batch once no later instance uses it for
-  // the first. Uses as few slots as possible (interval graph colouring, first come first served); slots free for
-  // longest are reused first.
+  // Assigns slots in the order of the schedule. A slot passes to another micro-batch when no later instance uses the
+  // slot for its present one. The number of slots is minimal (interval graph colouring, first come first served). The
+  // slot that has been free for longest is reused first.
   explicit Slots(const Program& program);
 
   // Returns 1 for buffers of other lifetimes.
@@ -25,7 +25,7 @@ class Slots {
                ? slots[static_cast<std::size_t>(micro_batch)]
                : 0;
   }
-  // Numbers all slots of all buffers, as an index for facts about each slot.
+  // Returns the number of a slot among all slots of all buffers, as an index for data about each slot.
   std::size_t place(int buffer, std::int64_t micro_batch) const {
     return first_[static_cast<std::size_t>(buffer)] + static_cast<std::size_t>(of(buffer, micro_batch));
   }

@@ -16,7 +16,7 @@ struct Life {
   int first = -1, last = -1;
 };
 
-// Values that are alive at one time have different places, and no place is spare.
+// Values that are alive at the same time have different places, and every place is used.
 TEST(Slots, NoTwoLivesShareAPlaceAndNoneIsSpare) {
   int shared = 0, several = 0;
   for (const ScheduleKind kind : kAllScheduleKinds)
@@ -37,7 +37,7 @@ TEST(Slots, NoTwoLivesShareAPlaceAndNoneIsSpare) {
             for (const Use& use : ops[i].step->operands) {
               if (p.buffers[static_cast<std::size_t>(use.buffer)].lifetime != Lifetime::kMicroBatch) continue;
               Life& life = lives[use.buffer][ops[i].micro_batch];
-              // Counts by instance: an instance frees its buffers only when it ends.
+              // An instance frees its buffers only when it ends, so lives are counted in instances.
               if (life.first < 0) life.first = ops[i].instance;
               life.last = ops[i].instance;
             }
@@ -63,8 +63,8 @@ TEST(Slots, NoTwoLivesShareAPlaceAndNoneIsSpare) {
   EXPECT_GT(several, 100) << "no schedule has two micro-batches in flight";
 }
 
-// In a text, a body without a micro-batch may use a buffer that is kept for one. Every buffer gets a place, and then
-// the verifier refuses the program.
+// In a program text, a body without a micro-batch may use a buffer of Lifetime::kMicroBatch. Every buffer gets a place,
+// and then the verifier refuses the program.
 TEST(Slots, BodiesOfNoMicroBatchTakeNone) {
   Setting s;
   s.mesh[mesh::Axis::kPp] = 2;

@@ -11,7 +11,7 @@ namespace molen::program {
 
 namespace {
 
-// Returns the times of the ops of a stream, which follow each other.
+// Returns the times of the ops of a stream. The ops of a stream do not overlap.
 std::vector<OpTime> times_of(const std::vector<Expanded>& ops, const Timeline& timeline, Stream stream) {
   std::vector<OpTime> times;
   for (std::size_t i = 0; i < ops.size(); ++i)
@@ -19,8 +19,8 @@ std::vector<OpTime> times_of(const std::vector<Expanded>& ops, const Timeline& t
   return times;
 }
 
-// Returns how long `op` ran beside `others`, which follow each other. Those before `first` have ended, also for the
-// next op.
+// Returns for how long `op` ran at the same time as `others`, which do not overlap each other. Ops of `others` with an
+// index below `first` ended before `op` started, and thus also before the next op that this function is called with.
 double beside(const OpTime& op, const std::vector<OpTime>& others, std::size_t& first) {
   while (first < others.size() && others[first].end_s <= op.start_s) ++first;
   double seconds = 0.0;
@@ -45,8 +45,8 @@ std::vector<Gap> idle_of(const std::vector<OpTime>& compute, double total_s) {
   return idle;
 }
 
-// Calls `found` with each op of a stream and its seconds within `idle`, and returns the rest of `idle`. The ops of a
-// stream follow each other.
+// Calls `found` with each op of a stream and the op's seconds within `idle`. Returns the parts of `idle` in which no op
+// of the stream ran. The ops of a stream do not overlap.
 template <class Found>
 std::vector<Gap> without(const std::vector<Gap>& idle, const std::vector<Expanded>& ops, const Timeline& timeline,
                          Stream stream, Found&& found) {
@@ -107,7 +107,7 @@ PhaseSeconds phase_seconds(const Setting& setting, const std::vector<Expanded>& 
     else
       book(step, s);
   };
-  // Messages of a pipeline come last: a stage waits for its next one beside everything else.
+  // Messages of a pipeline come last, because a stage can wait for its next message while any other op runs.
   for (const Stream comm : {Stream::kTpComm, Stream::kCpComm, Stream::kEpComm, Stream::kDpComm, Stream::kPpComm})
     idle = without(idle, ops, timeline, comm, communication);
   for (const Stream copies : {Stream::kToDevice, Stream::kToHost}) idle = without(idle, ops, timeline, copies, book);

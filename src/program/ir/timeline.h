@@ -12,13 +12,13 @@ namespace molen::program {
 
 struct OpTime {
   double start_s = 0.0, end_s = 0.0;  // from the step's start
-  // CPU seconds of the thread that ran the op: less than seconds() when the thread slept or shared its core. On other
-  // devices, and when no thread shares a core, equal to seconds().
+  // CPU seconds of the thread that ran the op. They are less than seconds() when the thread slept or shared its core,
+  // and equal to seconds() on other devices or when no thread shares a core.
   double cpu_s = 0.0;
-  // The part of seconds() that a collective waited for later ranks; 0 when it was not measured.
+  // The part of seconds() in which a collective waited for ranks that came later; 0 when it was not measured.
   double waited_s = 0.0;
-  // The parts of seconds() and of cpu_s that the op's epilogues took; 0 on devices, whose kernels are measured as a
-  // whole.
+  // The parts of seconds() and of cpu_s that the op's epilogues took. They are 0 on devices, because the kernels of a
+  // device are measured as a whole.
   std::array<double, kNumEpilogues> epilogue_s{}, epilogue_cpu_s{};
   double seconds() const { return end_s - start_s; }
 };
@@ -28,13 +28,13 @@ struct Timeline {
   double total_s = 0.0;     // the whole step on this rank
 };
 
-// Splits the seconds of a step (docs/formats/metrics.md). A phase gets the time of its ops on the compute stream; of
-// the host's cores while compute is idle; and of its collectives and copies while compute and host are idle. The values
-// add up to total_s.
+// Splits the seconds of a step (docs/formats/metrics.md). A phase gets the time of its ops on the compute stream; the
+// time of its ops on the host's cores in which compute is idle; and the time of its collectives and copies in which
+// compute and host are idle. The values add up to total_s.
 struct PhaseSeconds {
   std::array<double, kNumPhases> phase_s{};
-  double bubble_s = 0.0;               // idle for other stages of a pipeline; 0 without one
-  double idle_s = 0.0;                 // no op ran on any stream: between ops, and until the rank could go on
+  double bubble_s = 0.0;               // idle time due to other stages of a pipeline; 0 without a pipeline
+  double idle_s = 0.0;                 // no op ran on any stream: between ops, and until the rank could continue
   std::vector<double> values() const;  // in the order of phase_keys
 };
 // Keys of `phase_s` in metrics.jsonl: the phases, "bubble" and "idle".
@@ -48,27 +48,27 @@ struct Overlap {
 };
 Overlap overlap_of(const std::vector<Expanded>& ops, const Timeline& timeline, Axis axis);
 
-// An op's own work, or one of its epilogues: a row of tables of kinds.
+// An op's own work, or one of its epilogues: one row of the tables by kind.
 struct Work {
   std::string kind;  // kind_of
   double seconds = 0.0, cpu_s = 0.0;
   std::int64_t bytes = 0;
 };
-// Returns the op's own work, and behind it its epilogues in their order. Their seconds add up to those of the op
-// without waiting. waited_s is estimated from other ranks' times: if it leaves less than the epilogues took, the own
-// work is 0.
+// Returns the op's own work, followed by its epilogues in their order. Their seconds add up to the op's seconds without
+// waiting. waited_s is estimated from the times of other ranks. When it leaves less time than the epilogues took, the
+// own work is 0.
 std::vector<Work> work_of(const Step& step, const OpTime& time);
 
 // Predicted and measured seconds, summed by kind of op and of epilogue.
 struct KindRow {
   std::string kind;
   int count = 0;
-  double predicted_s = 0.0, measured_s = 0.0;  // measured: without waiting for other ranks
+  double predicted_s = 0.0, measured_s = 0.0;  // measured_s excludes waiting for other ranks
   double waited_s = 0.0;
-  std::int64_t bytes = 0;  // memory traffic or payload by the program
+  std::int64_t bytes = 0;  // memory traffic or payload, as the program states it
 };
 struct Comparison {
-  std::vector<KindRow> rows;  // by measured and waited seconds, largest first
+  std::vector<KindRow> rows;  // sorted by measured plus waited seconds, largest first
   double predicted_step_s = 0.0, measured_step_s = 0.0;
   std::string extrapolated;  // what the prediction is derived from when its conditions were not measured
   // (predicted - measured) / measured.

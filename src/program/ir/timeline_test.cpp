@@ -20,7 +20,7 @@ arch::Architecture timed_model() {
   return a;
 }
 
-// A program and how its ops ran one after another, whatever their stream.
+// A program, and the times of its ops when they run one after another, whatever their stream.
 struct Made {
   Program program;
   std::vector<Expanded> ops;
@@ -37,7 +37,7 @@ Made made(const Setting& setting, Seconds&& seconds_of) {
     m.timeline.ops.push_back({now, now + s, s});
     now += s;
   }
-  m.timeline.total_s = now + 0.5;  // the rank could go on only later
+  m.timeline.total_s = now + 0.5;  // the rank could continue only later
   return m;
 }
 
@@ -57,7 +57,7 @@ double sum_of(const PhaseSeconds& p) {
   return sum;
 }
 
-// A rank that waits in a reduction has a slow reduction, not a bubble.
+// A rank that waits in a reduction spends that time in the reduction; it has no bubble.
 TEST(PhaseSeconds, WithoutAPipelineThereIsNoBubble) {
   const auto m = made(timeline_setting(2, 1), [](const Step& s) { return s.stream == Stream::kCompute ? 1.0 : 10.0; });
   double reducing = 0.0, clipping = 0.0;
@@ -72,7 +72,8 @@ TEST(PhaseSeconds, WithoutAPipelineThereIsNoBubble) {
   EXPECT_NEAR(sum_of(p), m.timeline.total_s, 1e-9);
 }
 
-// The time that a stage waits for another is the bubble, whichever message it waits for; sums along other axes are not.
+// The time that a stage waits for another stage is the bubble, whichever message it waits for. Sums along other axes do
+// not count as bubble.
 TEST(PhaseSeconds, OfAPipelineTheWaitingForOtherStages) {
   const auto between = [](const Step& s) {
     const auto axis = axis_of(s.op);
@@ -93,7 +94,7 @@ TEST(PhaseSeconds, OfAPipelineTheWaitingForOtherStages) {
   }
 }
 
-// Communication beside compute costs nothing: only the part that compute waits for is booked.
+// Communication beside compute takes no time of the step: a phase counts only the time in which compute waits.
 TEST(PhaseSeconds, OnlyWhatComputeWaitsForCounts) {
   auto m = made(timeline_setting(2, 1), [](const Step&) { return 1.0; });
   double compute = 0.0, end = 0.0;
@@ -121,7 +122,7 @@ TEST(PhaseSeconds, OnlyWhatComputeWaitsForCounts) {
   EXPECT_NEAR(phases, compute + 2.0, 1e-9);
 }
 
-// Predicted and measured seconds by kind of op, the slowest first: every op of the program counts once.
+// Sums predicted and measured seconds by kind of op, the slowest kind first. Every op of the program counts once.
 TEST(Comparison, SumsTheKindsOfAProgram) {
   const GoldenMessages golden;
   auto m = made(timeline_setting(1, 1), [](const Step&) { return 0.0; });
@@ -162,8 +163,8 @@ TEST(Comparison, SumsTheKindsOfAProgram) {
   EXPECT_EQ(Comparison{}.step_error(), 0.0);
 }
 
-// By hand: of 8 seconds, 1 was waiting, 2 an epilogue and 0.5 another one; of these and of the rest, the thread
-// computed for 4.
+// The expected values are computed by hand. Of 8 seconds, 1 was waiting, 2 were an epilogue and 0.5 another epilogue.
+// The thread computed for 4 seconds.
 TEST(Comparison, AnEpilogueHasARowOfItsOwn) {
   Step step;
   step.op = ReduceScatter{};
@@ -213,7 +214,7 @@ TEST(Comparison, TheTable) {
             "step                              3     6.00 s     4.00 s   +50.0%          -          -\n");
 }
 
-// The share of the sums over an axis that runs beside compute; 1 when there are no sums.
+// The share of the sums over an axis that runs beside compute. It is 1 when there are no sums.
 TEST(Overlap, IsWhatComputeCovers) {
   auto m = made(timeline_setting(2, 1), [](const Step&) { return 0.0; });
   for (OpTime& t : m.timeline.ops) t = {100.0, 100.0};
@@ -228,8 +229,8 @@ TEST(Overlap, IsWhatComputeCovers) {
   m.timeline.ops[compute[0]] = {0.0, 4.0};
   m.timeline.ops[compute[1]] = {6.0, 10.0};
   for (const std::size_t i : sums) m.timeline.ops[i] = {20.0, 20.0};
-  m.timeline.ops[sums[0]] = {3.0, 7.0};   // 1 and 1 of 4
-  m.timeline.ops[sums[1]] = {9.0, 11.0};  // 1 of 2
+  m.timeline.ops[sums[0]] = {3.0, 7.0};   // of 4 seconds, 1 and 1 beside compute
+  m.timeline.ops[sums[1]] = {9.0, 11.0};  // of 2 seconds, 1 beside compute
   const Overlap o = overlap_of(m.ops, m.timeline, Axis::kDp);
   EXPECT_DOUBLE_EQ(o.seconds, 6.0);
   EXPECT_DOUBLE_EQ(o.hidden_s, 3.0);

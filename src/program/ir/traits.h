@@ -1,6 +1,6 @@
-// The traits of a program: the choices of a layout that its ops, buffers and grid show, and on which the operands of
-// ops, the sizes of values and the sums over ranks depend. The builder has them from the setting that it was asked for
-// (values/of_setting.h). The verifier finds them in the program itself (verify/inferred.h).
+// The traits of a program: the choices of a layout that its ops, buffers and grid show. The operands of ops, the sizes
+// of values and the sums over ranks depend on them. The builder derives the traits from the setting that it was asked
+// for (values/of_setting.h). The verifier derives them from the program itself (verify/inferred.h).
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ struct Traits {
   Rows rows;                       // of a micro-batch
   std::int64_t tile = 0;           // rows of a chunk of the head
   std::int64_t positions = 0;      // of the global batch
-  std::int64_t micro_batches = 0;  // of a rank
-  bool parameters_cut = false;     // parameters outlive a step in parts, over the axes of grid.shard
+  std::int64_t micro_batches = 0;  // number on a rank
+  bool parameters_cut = false;     // parameters outlive a step in parts, cut over the axes of grid.shard
   bool halves = false;             // backwards run in halves, so residual gradients are kept
   bool in_a_ring = false;          // context ranks, if there are several, pass keys around a ring
   bool documents = false;          // attention stays within documents
@@ -43,11 +43,12 @@ struct Traits {
   bool pipelined() const { return stages() > 1; }
   bool tensor() const { return ranks(mesh::Axis::kTp) > 1; }
   bool sharded_rows() const { return tensor() && rows.sharded; }
-  // Which parts of a unit's state a rank keeps. Optimizer states are cut over grid.own, gradients over grid.shard.
+  // The next functions say which parts of a unit's state a rank keeps. Optimizer states are cut over grid.own,
+  // gradients over grid.shard.
   bool owns_part() const { return grid.along(grid.own) > 1; }
   bool sharded_gradients() const { return grid.along(grid.shard) > 1; }
   bool sharded_parameters() const { return sharded_gradients() && parameters_cut; }
-  // Whether optimizer states are cut further than sharded gradients: over the replicas too.
+  // Whether optimizer states are cut more finely than sharded gradients: over the replicas too.
   bool owns_part_of_shard() const { return sharded_gradients() && !(grid.own == grid.shard); }
   bool gradients_leave() const { return sharded_gradients() || offload.gradients; }
   bool parameters_come() const { return sharded_parameters() || offload.parameters; }

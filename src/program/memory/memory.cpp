@@ -35,8 +35,8 @@ std::vector<OpPerStream> ended_before(const Body& body) {
   return known;
 }
 
-// The uses of a transient buffer, or of the scratch of an op, in one body. On each stream, ops up to `start` have ended
-// when the first use begins; `end` are the last uses.
+// The uses of a transient buffer, or of the scratch of an op, in one body. `start` is, for each stream, the last op
+// that has ended when the first use begins. `end` is, for each stream, the last use.
 struct Lifespan {
   bool used = false;
   OpPerStream start = kNoOps, end = kNoOps;
@@ -55,7 +55,7 @@ struct Lifespan {
 };
 
 struct BodySpans {
-  std::vector<Lifespan> buffers, scratch;  // by buffer; by op
+  std::vector<Lifespan> buffers, scratch;  // `buffers` by buffer, `scratch` by op
   std::vector<OpPerStream> ended;
 };
 
@@ -72,7 +72,8 @@ BodySpans spans_of(const Program& p, const Body& body) {
   return spans;
 }
 
-// Returns, per stream, the range of ops that are neither over before the buffer's first use nor begin after its last.
+// Returns, for each stream, the range of the ops that may run between the first and the last use of the buffer: those
+// that are neither ordered before its first use nor after its last.
 MemoryPlan::Live live_of(const Body& body, const BodySpans& spans, const Lifespan& buffer) {
   MemoryPlan::Live live{kNoOps, kNoOps};
   if (!buffer.used) return live;
@@ -92,7 +93,7 @@ class Packer {
 
   void pack() {
     collect();
-    // Large first: the classic order for offline packing (greedy by size).
+    // Large items come first, the classic order for offline packing (greedy by size).
     std::stable_sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) { return a.bytes > b.bytes; });
     for (std::size_t i = 0; i < items_.size(); ++i) place(i);
   }
@@ -116,7 +117,7 @@ class Packer {
 
   bool interfere(const Item& a, const Item& b) const {
     if (apart_) return true;
-    // Scratch belongs to one body, where ops of one stream follow each other.
+    // Scratch belongs to one body, in which the ops of one stream do not overlap.
     if (a.buffer < 0 || b.buffer < 0) {
       const Item& scratch = a.buffer < 0 ? a : b;
       if (a.buffer < 0 && b.buffer < 0 && (a.body != b.body || stream_of(a) == stream_of(b))) return false;
@@ -131,8 +132,8 @@ class Packer {
     return program_.bodies[static_cast<std::size_t>(scratch.body)].steps[static_cast<std::size_t>(scratch.op)].stream;
   }
 
-  // Calls `found` with the placed items that may be in the item's way. For scratch, which most items are, it skips the
-  // scratch of the same stream and of other bodies.
+  // Calls `found` with the placed items that may conflict with `item`. Most items are scratch. For such an item, the
+  // scratch of the same stream and of other bodies is skipped.
   template <class Found>
   void others(const Item& item, Found&& found) const {
     for (const std::size_t i : placed_buffers_) found(items_[i]);
@@ -186,7 +187,7 @@ bool packed(const Buffer& buffer) {
 
 namespace {
 
-// Computes offsets and peaks; `plan_memory` adds when each byte is in use.
+// Computes offsets and peaks. `plan_memory` adds the ops during which each byte is in use.
 MemoryPlan plan_offsets(const Program& p, Packing packing, std::vector<BodySpans>& spans) {
   MemoryPlan plan;
   if (packing == Packing::kPages) plan.alignment = MemoryPlan::kPage;

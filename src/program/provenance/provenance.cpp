@@ -19,7 +19,7 @@ std::string_view yes_or_no(bool value) {
   return value ? "yes" : "no";
 }
 
-// Compares traits that a program shows with those that its setting asks for.
+// Compares the traits that a program shows with the traits that its setting asks for.
 class Differences {
  public:
   Differences(const Program& p) : p_(p), has_(inferred_traits(p)), asked_(traits_of(p.setting)) {}
@@ -88,7 +88,7 @@ class Differences {
     type("the type of master weights", has_.master, asked_.master);
     choice("optimizer states on the host", has_.offload.optimizer, asked_.offload.optimizer);
     choice("gradients on the host", has_.offload.gradients, asked_.offload.gradients);
-    // Activations of the model's last layer stay on the device.
+    // Activations of the model's last layer always stay on the device.
     const bool some = std::ranges::any_of(p_.chunks, [](const Chunk& c) { return c.end - c.first > (c.head ? 1 : 0); });
     choice("activations on the host", has_.offload.activations, asked_.offload.activations && some);
     const auto narrow = [](const Traits& t) { return t.narrow_over(Axis::kDp); };

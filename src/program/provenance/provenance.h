@@ -1,6 +1,6 @@
-// Whether a program is what its setting asked for. A program may be sound, and so be accepted by the verifier, and yet
-// be of another layout, batch or precision than its setting says. The verifier does not know the setting; this check
-// knows nothing else. A program runs when both accept it.
+// Provenance: whether a program is the one that its setting asked for. A program may be sound, so that the verifier
+// accepts it, and still have another layout, batch or precision than its setting says. The verifier does not read the
+// setting. This check only compares the program with the setting. A program may run when both accept it.
 #pragma once
 
 #include <optional>
@@ -11,17 +11,18 @@
 
 namespace molen::program {
 
-// Returns what differs from the setting, at most the first 20 findings: the traits that the program shows
-// (verify/inferred.h), its grid of ranks and its stage; the attributes of each op, except that its kernel may be any
-// that can compute its part; the optimizer of each update.
+// Returns how the program differs from its setting, at most 20 findings. It compares the traits that the program shows
+// (verify/inferred.h), its grid of ranks and its stage; the attributes of each op; and the optimizer of each update.
+// The kernel of an op may be any that can compute its part.
 std::vector<Finding> differs_from_setting(const Program& program);
 
-// The findings of `verify` and of `differs_from_setting`.
+// Returns the findings of `verify` and of `differs_from_setting`.
 std::vector<Finding> check(const Program& program, std::optional<Bytes> device_memory = std::nullopt);
-// The same of the programs of all stages of a pipeline together: those of `verify_world`, and settings that differ.
+// Returns the findings for all stages of a pipeline together: those of `verify_world`, and one for each stage whose
+// setting differs from that of the first stage given.
 std::vector<Finding> check_world(const std::vector<Program>& stages);
 
-// Throws UsageError with all findings of `check`.
+// Throws UsageError with all findings of `check` when there are any.
 void require_sound(const Program& program, std::string_view origin, std::optional<Bytes> device_memory = std::nullopt);
 
 }  // namespace molen::program

@@ -1,4 +1,5 @@
-// Tests that the verifier works from the program alone, and that what a setting asks for beyond that is checked too.
+// Tests that the verifier needs only the program, and that choices of the setting which the program alone cannot show
+// are checked too.
 #include "program/provenance/provenance.h"
 
 #include <fmt/format.h>
@@ -33,7 +34,7 @@ TEST(Alone, EveryKindOfProgramIsSoundWithoutItsSetting) {
   }
 }
 
-// The traits that a program shows, and those that its setting asks for, agree in all that rules use.
+// The traits that a program shows equal the traits that its setting asks for, in every trait that a rule uses.
 TEST(Alone, TheTraitsOfAProgramAreThoseOfItsSetting) {
   for (const TestCase& c : all_test_cases()) {
     SCOPED_TRACE(c.name);
@@ -67,7 +68,7 @@ TEST(Alone, TheTraitsOfAProgramAreThoseOfItsSetting) {
   }
 }
 
-// A program beside each other setting, of as many stages, as if a file had been given to the wrong configuration.
+// Checks a program against each other setting for the same model, as if a file were given to the wrong configuration.
 TEST(Alone, AProgramOfAnotherSettingIsRefusedByItsProvenanceAlone) {
   const std::vector<TestCase> all = all_test_cases();
   std::vector<Program> built;
@@ -79,8 +80,8 @@ TEST(Alone, AProgramOfAnotherSettingIsRefusedByItsProvenanceAlone) {
       Program p = built[i];
       p.setting = all[k].setting;
       const auto found = differs_from_setting(p);
-      // No op shows these choices: how many units ahead parameters are gathered, what is computed again, the layers of
-      // a unit, and the order of a pipeline.
+      // These choices may differ because no op shows them: how many units ahead parameters are gathered, what is
+      // computed again, the layers of a unit, and the order of a pipeline.
       Setting alike = p.setting;
       alike.prefetch = all[i].setting.prefetch, alike.recompute = all[i].setting.recompute;
       alike.unit_layers = all[i].setting.unit_layers, alike.pipeline.schedule = all[i].setting.pipeline.schedule;
@@ -94,8 +95,8 @@ TEST(Alone, AProgramOfAnotherSettingIsRefusedByItsProvenanceAlone) {
   EXPECT_GT(refused, 1000);
 }
 
-// Every deletion, every exchange of neighbours and every other buffer of an operand, with the setting and without it.
-// An edit that the verifier accepts without the setting is accepted beside the setting too.
+// Tries every deletion of an op, every exchange of neighbours and every other buffer of an operand, with the setting
+// and without it. An edit that the verifier accepts without the setting is also accepted with the setting.
 TEST(Alone, EditsAreRefusedWithoutTheSetting) {
   const std::size_t stride = 2 * long_stride() + 1;
   std::size_t turn = 0, refused = 0, accepted = 0;
@@ -136,7 +137,7 @@ void for_each_step(Program& p, const std::function<void(Step&)>& f) {
     for (Step& step : body.steps) f(step);
 }
 
-// Programs that are sound, and are not what their setting asked for.
+// These programs are sound but differ from what their setting asked for.
 TEST(Alone, WhatOnlyTheSettingRefuses) {
   Setting s = small_setting(2, 1);
   s.document_mask = true;
@@ -175,7 +176,7 @@ TEST(Alone, WhatOnlyTheSettingRefuses) {
   }
 }
 
-// A program that does not say how large its batch is, or says what cannot be.
+// These programs do not say how large their batch is, or state an impossible size.
 TEST(Alone, SizesThatNoOpSays) {
   const auto says = [](const Edit& edit) {
     Program p = build(tiny(), small_setting(2, 1));

@@ -1,4 +1,4 @@
-// Shared code for schedules of any origin: the check and the simulation.
+// The check and the simulation, which all schedules share whatever their origin.
 #include "program/schedule/schedule.h"
 
 #include <algorithm>
@@ -16,8 +16,8 @@ bool gives_input_gradient(const Action& a) {
   return a.kind == ActionKind::kBackward || a.kind == ActionKind::kBackwardInput;
 }
 
-// Returns the global stage whose action of the same direction an action waits for, or -1. An action that it needs of
-// its own global stage is earlier in the list of its stage.
+// Returns the global stage whose action of the same direction must end before `a` starts, or -1. An action of the same
+// global stage that `a` needs comes earlier in the list of that stage.
 int waits_for(const Schedule& s, int stage, const Action& a) {
   const int g = s.global_stage(stage, a.chunk);
   if (is_forward_action(a)) return g - 1;
@@ -25,8 +25,8 @@ int waits_for(const Schedule& s, int stage, const Action& a) {
   return -1;
 }
 
-// Runs each stage's list as far as it goes and calls visit(stage, position) in an order that respects all waits.
-// Returns how many actions of each stage ran. An action that ends can wake one stage only, so this is O(actions).
+// Runs each stage's list as far as it can and calls visit(stage, position) in an order that respects all waits. Returns
+// how many actions of each stage ran. The end of an action can wake only one stage, so this takes O(actions).
 template <class Visit>
 std::vector<std::size_t> run_in_order(const Schedule& s, Visit&& visit) {
   const auto m = static_cast<std::size_t>(s.micro_batches);
@@ -76,7 +76,7 @@ void check_sizes(const Schedule& s) {
   if (s.stages < 1 || s.chunks < 1 || s.micro_batches < 1)
     throw UsageError("a pipeline schedule needs at least one stage, chunk and micro-batch, not {}, {} and {}", s.stages,
                      s.chunks, s.micro_batches);
-  // Compares in steps, because the product of three counts may overflow.
+  // Compares factor by factor, because the product of three counts may overflow.
   const auto global = std::int64_t{s.stages} * s.chunks;
   if (global > kMaxScheduleActions || global * s.micro_batches > kMaxScheduleActions / 2)
     throw UsageError("a pipeline schedule of {} stages x {} chunks x {} micro-batches has more than {} actions",
@@ -89,7 +89,7 @@ void check_sizes(const Schedule& s) {
 
 enum class Progress : std::uint8_t { kNone, kForward, kInput, kDone };
 
-// Returns why `a` cannot run now, or nullptr; advances `state`.
+// Returns why `a` cannot run now, or nullptr when it can. Also updates `state`.
 const char* advance(Progress& state, const Action& a) {
   const Progress before = state;
   switch (a.kind) {
@@ -112,7 +112,7 @@ const char* advance(Progress& state, const Action& a) {
   return "it is of no known kind";
 }
 
-// Checks one stage alone: it must run each of its actions once, in an order that its own actions allow.
+// Checks one stage alone. It must run each of its actions once, in an order that respects the dependencies among them.
 void check_stage(const Schedule& s, int stage) {
   const auto m = static_cast<std::size_t>(s.micro_batches);
   const auto& order = s.order[static_cast<std::size_t>(stage)];
@@ -135,7 +135,7 @@ void check_stage(const Schedule& s, int stage) {
   }
 }
 
-// Follows the waits from stage to stage until a stage comes up again, which closes the cycle.
+// Follows the waits from stage to stage until a stage occurs again, which closes the cycle.
 [[noreturn]] void report_deadlock(const Schedule& s, const std::vector<std::size_t>& ran) {
   constexpr int kShown = 6;
   const auto stuck = [&](int stage) {

@@ -1,5 +1,5 @@
-// Pipeline schedules as data: the actions of each stage, in order. A schedule knows nothing of bodies, buffers or
-// transports: pass::pipeline turns the actions into instances.
+// Pipeline schedules as data: the actions of each stage, in order. A schedule does not depend on bodies, buffers or
+// transports; pass::pipeline turns the actions into instances.
 //
 // Each of p stages holds v chunks (virtual stages) of the model; a step has m micro-batches. Chunks are numbered
 // through the model by their *global stage* g = 0 .. p*v-1. Actions of one stage run in list order. Between stages:
@@ -24,8 +24,8 @@ namespace molen::program {
 enum class ActionKind {
   kForward,
   kBackward,        // gradients of input and weights together
-  kBackwardInput,   // of the input: the stage before waits for it
-  kBackwardWeight,  // of the weights: no stage waits for it before the step's end
+  kBackwardInput,   // gradients of the input, for which the previous stage waits
+  kBackwardWeight,  // gradients of the weights, for which no stage waits before the step's end
 };
 
 struct Action {
@@ -37,7 +37,7 @@ struct Action {
 struct Schedule {
   int stages = 1, chunks = 1, micro_batches = 1;
   Placement placement = Placement::kInterleaved;
-  std::vector<std::vector<Action>> order;  // [stage], in run order
+  std::vector<std::vector<Action>> order;  // by stage, in run order
 
   int global_stages() const { return stages * chunks; }
   int global_stage(int stage, int chunk) const { return global_stage_of(placement, stages, stage, chunk); }
@@ -49,12 +49,12 @@ struct Schedule {
 // Limit on the actions of a schedule; larger schedules are refused because the list would not fit into memory.
 inline constexpr std::int64_t kMaxScheduleActions = std::int64_t{1} << 24;
 
-// Throws UsageError that suggests the nearest name.
+// Throws UsageError, which suggests the nearest name, for a name that is no kind.
 ScheduleKind parse_schedule_kind(std::string_view name);
 
-// Makes the schedule of a kind. Any micro-batch count; chunks are 1 for 1f1b and zb-h1, 2 for zb-v, any for gpipe
-// (breadth first) and interleaved (with 1 chunk it is 1f1b). Peaks count activations from F to B, or to W when
-// backwards are split:
+// Makes the schedule of a kind, for any number of micro-batches. `chunks` is 1 for 1f1b and zb-h1, 2 for zb-v, and any
+// number for gpipe (breadth first) and interleaved (which with 1 chunk is 1f1b). The table gives the peak number of
+// activations on a stage. An activation counts from F to B, or to W when backwards are split.
 //   gpipe         m*v chunks' activations on each stage
 //   1f1b          min(m, p-s) on stage s
 //   interleaved   min(m*v, 2(p-s-1) + (v-1)N + 1) chunks' activations. Micro-batches go through the chunks in groups
@@ -65,49 +65,51 @@ ScheduleKind parse_schedule_kind(std::string_view name);
 //   zb-h1         at most min(m, p) on every stage (Qi et al. 2023, "Zero Bubble Pipeline Parallelism", 2.1)
 //   zb-v          at most min(2m, 2p) half stages' activations on every stage: as many as 1f1b has on stage 0 (ibid.,
 //                 section 6)
-// Throws UsageError for counts that the kind does not have.
+// Throws UsageError for counts that the kind does not support.
 Schedule make_schedule(ScheduleKind kind, int stages, int chunks, int micro_batches);
 
 // Returns the Pipeline of a Setting for a kind. zb-v always has 2 chunks, placed in a V, whatever `chunks` says.
 Pipeline pipeline_of(ScheduleKind kind, int chunks);
-// Whether backwards run in halves (I and W).
+// Returns whether backwards run in halves (I and W).
 bool has_halves(const Schedule& schedule);
 
-// The share of a step that stages idle, from its start to the barrier at its end, when F = I = W = B/2 per chunk,
-// transfers are free, and m is at least p (zb-v: 2p-1). No schedule on the V idles less than zb-v: stage p-1 cannot
-// start before p-1 chunks have run, and has 6m chunk actions to run.
+// Returns the share of a step in which stages are idle, from its start to the barrier at its end. The formula assumes
+// that F = I = W = B/2 for each chunk, that transfers are free, and that m is at least p (for zb-v, 2p-1). No schedule
+// on the V idles less than zb-v: stage p-1 cannot start before p-1 chunks have run, and it has 6m chunk actions to run.
 double ideal_idle_share(ScheduleKind kind, int stages, int chunks, int micro_batches);
 
-// Throws UsageError that names stage, action and reason when an action is missing, doubled, of no chunk or micro-batch,
-// or before an action of its own stage that it needs, and when stages wait for each other. O(actions).
+// Throws UsageError, which names stage, action and reason, for an action that is missing, repeated, of no chunk or
+// micro-batch, or earlier than an action of its own stage that it needs. Also throws when stages wait for each other in
+// a circle. Takes O(actions).
 void check(const Schedule& schedule);
 
-// Seconds of actions by global stage, and of a transfer between neighbours on different stages (a latency: no stage is
-// busy with it).
+// Seconds of each action by global stage, and of a transfer between neighbours on different stages. A transfer is a
+// latency: it keeps no stage busy.
 struct ScheduleCosts {
   std::vector<double> forward_s, backward_s, backward_input_s, backward_weight_s;
   double transfer_s = 0.0;
 };
-// Returns the same costs for all global stages; B takes as long as I and W together.
+// Returns costs that are the same for all global stages. B takes as long as I and W together.
 ScheduleCosts uniform_costs(const Schedule& schedule, double forward_s, double backward_input_s,
                             double backward_weight_s, double transfer_s = 0.0);
 
 struct ScheduleTimes {
-  std::vector<std::vector<OpTime>> actions;  // [stage][position]
+  std::vector<std::vector<OpTime>> actions;  // by stage and position
   double total_s = 0.0;                      // the end of the last action of all stages, when the clip barrier opens
 };
-// Starts each action when its stage is free and its inputs have arrived. Throws as check() does, and UsageError for
-// costs that are negative, not finite, or not one per global stage.
+// Starts each action when its stage is free and its inputs have arrived. Throws as check() does. Also throws UsageError
+// for costs that are negative, not finite, or not one for each global stage.
 ScheduleTimes simulate(const Schedule& schedule, const ScheduleCosts& costs);
-// Idle seconds of all stages from the step's start to the clip barrier, divided by (stages x total_s).
+// Returns the idle seconds of all stages from the step's start to the clip barrier, divided by (stages x total_s).
 double idle_share(const ScheduleTimes& times);
 
-// Prints PyTorch's CSV, compute actions only (docs/formats/pipeline-schedule.md). parse_schedule(print_schedule(s)) ==
-// s for each s that check() accepts.
+// Returns PyTorch's CSV with compute actions only (docs/formats/pipeline-schedule.md). For each s that check() accepts,
+// parse_schedule(print_schedule(s)) == s.
 std::string print_schedule(const Schedule& schedule);
-// Throws UsageError with `origin`, the line, the cell, and what was expected. check() accepts the result.
+// Returns the schedule of a text, which check() accepts. Throws UsageError with `origin`, the line, the cell, and the
+// expected text.
 Schedule parse_schedule(std::string_view text, std::string_view origin);
-// "3I7": global stage, kind (F, B, I, W), micro-batch.
+// Returns "3I7": global stage, kind (F, B, I, W), micro-batch.
 std::string to_string(const Schedule& schedule, int stage, const Action& action);
 
 }  // namespace molen::program

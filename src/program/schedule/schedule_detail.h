@@ -1,11 +1,11 @@
-// Internals of the sources that make schedules.
+// Internals of the code that makes schedules.
 #pragma once
 
 #include "program/schedule/schedule.h"
 
 namespace molen::program::detail {
 
-// Fill the empty lists of a schedule whose counts and placement are set.
+// These functions fill the empty lists of a schedule whose counts and placement are set.
 void fill_zb_h1(Schedule& schedule);
 void fill_zb_v(Schedule& schedule);
 

@@ -9,8 +9,8 @@
 namespace molen::program {
 namespace {
 
-// All forwards, then all backwards; chunk by chunk, so that each chunk's weights are needed in one stretch (Huang et
-// al. 2018; with chunks Lamy-Poirier 2022, "Breadth-First Pipeline Parallelism").
+// All forwards come before all backwards. They go chunk by chunk, so that each chunk's weights are needed in one
+// stretch (Huang et al. 2018; with chunks, Lamy-Poirier 2022, "Breadth-First Pipeline Parallelism").
 void fill_gpipe(Schedule& s) {
   for (auto& order : s.order) {
     for (int c = 0; c < s.chunks; ++c)
@@ -111,7 +111,7 @@ Schedule make_schedule(ScheduleKind kind, int stages, int chunks, int micro_batc
       detail::fill_zb_h1(s);
       break;
     case ScheduleKind::kZbV:
-      // On one stage both placements are the same, and kInterleaved stands for both.
+      // On one stage both placements are the same, and kInterleaved is used for both.
       if (stages > 1) s.placement = Placement::kV;
       detail::fill_zb_v(s);
       break;

@@ -45,12 +45,12 @@ std::string schedule_refusal(const Schedule& s) {
   return "";
 }
 
-// F = I = W = 1, B = 2: all times are small integers, so every sum is exact.
+// With F = I = W = 1 and B = 2, all times are small integers, so every sum is exact.
 ScheduleTimes unit_times(const Schedule& s) {
   return simulate(s, uniform_costs(s, 1, 1, 1));
 }
 
-// An independent, quadratic check: run whatever can run until nothing can.
+// An independent, quadratic check, which runs every action that can run until none can.
 bool runs_through(const Schedule& s) {
   std::set<std::tuple<char, int, int>> done;
   std::map<std::tuple<char, int, int>, int> count;
@@ -116,7 +116,7 @@ TEST(Schedule, OneForwardOneBackwardByHand) {
             "0F0,0F1,0I0,0W0,0F2,0I1,0W1,0I2,0W2\n1F0,1I0,1F1,1I1,1W0,1F2,1I2,1W1,1W2\n");
 }
 
-// The closed forms are exact up to the rounding of one division.
+// The closed forms are exact except for the rounding of one division.
 TEST(Schedule, IdleSharesAreTheFormulas) {
   constexpr double kRounding = 4 * std::numeric_limits<double>::epsilon();
   for_all_schedules([&](ScheduleKind kind, const Schedule& s) {
@@ -124,12 +124,13 @@ TEST(Schedule, IdleSharesAreTheFormulas) {
     const ScheduleTimes times = unit_times(s);
     const double got = idle_share(times);
     const bool filled = m >= (kind == kZbV ? 2 * p - 1 : p);
-    // GPipe and 1F1B have no chunk to wait for, so their formulas hold for fewer micro-batches than stages, too.
+    // GPipe and 1F1B have no chunk to wait for, so their formulas also hold for fewer micro-batches than stages.
     if (filled || ((kind == kGpipe || kind == k1f1b) && v == 1)) {
       ASSERT_NEAR(got, ideal_idle_share(kind, p, v, m), kRounding) << describe(kind, s);
     }
-    // A bound for any schedule with fewer micro-batches: the first micro-batch's way there and back, the others behind
-    // it on the last stage, and (when backwards are split) the weight gradients of the last one on stage 0.
+    // The bound holds for any schedule with fewer micro-batches. It adds up the way of the first micro-batch forward
+    // and back, the other micro-batches after it on the last stage, and, when backwards are split, the weight gradients
+    // of the last micro-batch on stage 0.
     if (kind == kInterleaved) {
       ASSERT_EQ(times.total_s, 3 * std::max(v * m + p - 1, v * p + m - 1)) << describe(kind, s);
     }
@@ -156,7 +157,7 @@ TEST(Schedule, ZbVIsBelowZbH1) {
   }
 }
 
-// With few micro-batches zb-v has no closed form; the test prints how far it is from the bound, in chunk times. It
+// With few micro-batches zb-v has no closed form, so the test prints its distance from the bound, in chunk times. zb-v
 // never takes longer than zb-h1, whose stages are two chunks each.
 TEST(Schedule, ZbVWithFewMicroBatches) {
   double worst = 0.0;
@@ -175,10 +176,10 @@ TEST(Schedule, ZbVWithFewMicroBatches) {
   fmt::print("zb-v, m < 2p-1: {} of {} at the bound, worst {:.3f} above it\n", at_bound, cases, worst);
 }
 
-// List scheduling of the V by its definition: in each unit of time a stage takes the first action that can run, and
-// what an action makes is there one unit later.
+// List scheduling of the V by its definition. In each unit of time, a stage takes the first action that can run, and
+// the result of an action is available one unit later.
 std::string listed_v(int p, int m) {
-  std::map<std::tuple<char, int, int>, int> end;  // by kind, stage of the model and micro-batch
+  std::map<std::tuple<char, int, int>, int> end;  // by kind, global stage and micro-batch
   std::vector<std::map<std::pair<char, int>, int>> done(static_cast<std::size_t>(p));
   std::vector<std::string> order(static_cast<std::size_t>(p));
   for (int written = 0, now = 0; written < 6 * p * m; ++now)
@@ -213,7 +214,7 @@ TEST(Schedule, ZbVWithFewMicroBatchesIsTheList) {
     EXPECT_EQ(print_schedule(make_schedule(kZbV, p, 2, m)), listed_v(p, m)) << p << " stages, " << m;
 }
 
-// Returns the largest number of micro-batches whose forward has run on a stage and whose backward has not.
+// Returns the largest number of micro-batches whose forward has run on a stage but whose backward has not.
 int most_in_flight(const Schedule& s, int stage) {
   int live = 0, most = 0;
   for (const Action& a : s.order[static_cast<std::size_t>(stage)]) {
@@ -243,7 +244,7 @@ TEST(Schedule, PeaksInFlight) {
           ASSERT_EQ(peak, std::min(m * v, warm_up + 1)) << where;
           break;
         }
-        case kZbH1:  // 1F1B's stage 0 holds min(m, p)
+        case kZbH1:  // stage 0 of 1f1b holds min(m, p)
           ASSERT_LE(peak, std::min(m, p)) << where;
           break;
         case kZbV:  // in halves of a stage
@@ -281,7 +282,7 @@ RC_GTEST_PROP(Schedule, DroppedDoubledAndForeignActionsAreRefused, ()) {
     case 3:
       a.chunk = *rc::gen::element(-1, s.chunks, 1 << 30);
       break;
-    default:  // another kind: the old action is missing, or the new one is doubled
+    default:  // another kind: the old action is missing, or the new one is repeated
       a.kind = a.kind == kBackward ? kBackwardInput : a.kind == kForward ? kBackwardWeight : kForward;
       break;
   }
@@ -301,7 +302,7 @@ RC_GTEST_PROP(Schedule, SwappedActionsAreRefusedWhereTheyBreakDependencies, ()) 
   RC_ASSERT((schedule_refusal(s) == "") == valid);
 }
 
-// All single mutations of one small schedule of each kind.
+// Tries all single mutations of one small schedule of each kind.
 TEST(Schedule, EverySwapAndDropOfSmallSchedules) {
   int broken = 0, harmless = 0;
   for (const ScheduleKind kind : kAllScheduleKinds) {
@@ -343,7 +344,8 @@ TEST(Schedule, RefusalsSayWhereAndWhy) {
   s.order[0][1].micro_batch = 2;
   EXPECT_EQ(schedule_refusal(s),
             "stage 0, action 2: chunk 0, micro-batch 2 is not one of 1 chunks and 2 micro-batches");
-  // Stage 0 needs the gradient of the first micro-batch before it sends the second; stage 1 needs the second first.
+  // Stage 0 needs the gradient of the first micro-batch before it sends the second. Stage 1 needs the second one before
+  // it makes that gradient.
   s = make_schedule(k1f1b, 2, 1, 2);
   s.order[0] = {{kForward, 0, 0}, {kBackward, 0, 0}, {kForward, 0, 1}, {kBackward, 0, 1}};
   s.order[1] = {{kForward, 0, 0}, {kForward, 0, 1}, {kBackward, 0, 0}, {kBackward, 0, 1}};
@@ -389,7 +391,7 @@ TEST(Schedule, CountsThatAKindDoesNotHaveAreRefused) {
 }
 
 TEST(Schedule, SimulationByHand) {
-  // Two stages, one micro-batch, 0.5 s per transfer: 1 | .5 | 2 3 | .5 | 4.
+  // Two stages, one micro-batch and 0.5 s for each transfer give the times 1 | .5 | 2 3 | .5 | 4.
   const Schedule s = make_schedule(k1f1b, 2, 1, 1);
   ScheduleCosts costs = uniform_costs(s, 1, 1, 1, 0.5);
   costs.forward_s = {1, 2};
@@ -400,7 +402,7 @@ TEST(Schedule, SimulationByHand) {
   EXPECT_EQ(times.actions[0][1].start_s, 7.0);
   EXPECT_EQ(times.total_s, 11.0);
   EXPECT_DOUBLE_EQ(idle_share(times), 1.0 - 10.0 / 22.0);
-  // The V goes over 2 x 1 boundaries forward and 2 x 1 backward; its turn, on one stage, needs no transfer.
+  // The V crosses 2 x 1 boundaries forward and 2 x 1 backward. Its turn is within one stage and needs no transfer.
   const Schedule v = make_schedule(kZbV, 2, 2, 1);
   EXPECT_EQ(simulate(v, uniform_costs(v, 1, 1, 1, 10)).total_s, 4 + 4 + 1 + 4 * 10);
 }
@@ -422,8 +424,8 @@ TEST(ScheduleText, RoundTrip) {
   });
 }
 
-// The text that torch 2.13 writes (Python's csv: CRLF, an empty cell when a rank waits) for its ScheduleZBVZeroBubble
-// with 2 ranks and 3 micro-batches, which is the schedule of the same paper.
+// This is the text that torch 2.13 writes for its ScheduleZBVZeroBubble with 2 ranks and 3 micro-batches, which is the
+// schedule of the same paper. Python's csv ends lines with CRLF, and a cell is empty when a rank waits.
 TEST(ScheduleText, ReadsPyTorch) {
   const Schedule s = parse_schedule(
       "0F0,0F1,0F2,3F0,3I0,3W0,3F1,3I1,3W1,0I0,0W0,3F2,3I2,3W2,0I1,0W1,0I2,0W2\r\n"
@@ -507,7 +509,7 @@ RC_GTEST_PROP(ScheduleText, GarbledTextIsRefusedOrRoundTrips, ()) {
   }
 }
 
-// The message has the counts in their order, and the limit is exact.
+// The message names the counts in their order, and the limit is exact.
 TEST(Schedule, TooManyActionsAreNamedInOrder) {
   const GoldenMessages golden;
   const int most = static_cast<int>(kMaxScheduleActions / 2);

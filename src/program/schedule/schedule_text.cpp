@@ -1,5 +1,5 @@
-// PyTorch's CSV of a schedule (torch.distributed.pipelining, format "compute_only"): a row per stage, a cell per
-// action.
+// PyTorch's CSV of a schedule (torch.distributed.pipelining, format "compute_only"): one row for each stage, one cell
+// for each action.
 #include <algorithm>
 #include <array>
 #include <iterator>
@@ -127,8 +127,8 @@ class ScheduleParser {
     return value;
   }
 
-  // Derives the counts from the largest numbers that occur; allocates nothing of their size before the cells are known
-  // to be enough.
+  // Derives the counts from the largest numbers in the cells. It allocates memory of the size of the counts only after
+  // it has checked that there are enough cells.
   Schedule sizes() const {
     int last_stage = 0, last_batch = 0;
     for (const auto& row : rows_) {
@@ -147,7 +147,7 @@ class ScheduleParser {
         static_cast<int>(stages), static_cast<int>(global / stages), last_batch + 1, Placement::kInterleaved, {}};
     auto wrong = misplaced(s);
     if (wrong.count != 0 && s.chunks == 2 && s.stages > 1) {
-      // Takes the placement that more actions agree with, so that the message names the wrong cell.
+      // Takes the placement that more actions agree with, so that the message names the cell that is wrong.
       s.placement = Placement::kV;
       const auto as_v = misplaced(s);
       if (as_v.count < wrong.count)
@@ -165,7 +165,7 @@ class ScheduleParser {
 
   struct Misplaced {
     std::int64_t count = 0;
-    std::size_t row = 0;  // of the first, from 1
+    std::size_t row = 0;  // row of the first misplaced action, from 1
     int global_stage = 0;
   };
   Misplaced misplaced(const Schedule& s) const {
@@ -205,7 +205,7 @@ std::string print_schedule(const Schedule& schedule) {
 }
 
 Schedule parse_schedule(std::string_view text, std::string_view origin) {
-  // A cell is at least three characters and a comma.
+  // A cell has at least three characters and a comma.
   constexpr auto kMaxText = static_cast<std::size_t>(kMaxScheduleActions) * 16;
   if (text.size() > kMaxText) throw UsageError("{}: {} bytes are more than a schedule can have", origin, text.size());
   return ScheduleParser(text, origin).run();

@@ -11,7 +11,7 @@ namespace molen::program::detail {
 namespace {
 
 // Appends a chunk's next action of a kind, in ascending micro-batch order. Micro-batches beyond the schedule's count
-// are left out. The rest stays valid, because no action needs one of another micro-batch.
+// are left out. The remaining list is valid, because no action needs an action of another micro-batch.
 class Writer {
  public:
   Writer(const Schedule& schedule, std::vector<Action>& order)
@@ -35,20 +35,21 @@ class Writer {
   std::vector<Action>* order_;
 };
 
-// The V of section 6 for F = I = W. Stage s fills, and then repeats F0 I0 W0 F1 I1 W1. It is full after 2p forwards of
-// chunk 0, and needs 2p-1 micro-batches to run without gaps: missing micro-batches are counted but not written.
+// Writes the V of section 6 for F = I = W. Stage s first fills, and then repeats F0 I0 W0 F1 I1 W1. It is full after 2p
+// forwards of chunk 0, and it needs 2p-1 micro-batches to run without gaps. With fewer, the missing ones are counted
+// but not written.
 void write_v(const Schedule& s, int stage, std::vector<Action>& order) {
   Writer w(s, order);
-  const int below = s.stages - stage;  // stages from here to the turn
+  const int below = s.stages - stage;  // stages from this one to the turn
   const int m = std::max(s.micro_batches, 2 * s.stages - 1);
-  // Forwards until the first micro-batch is back from the turn, and then until its gradient comes up from stage 0's
-  // chunk 1.
+  // Forwards run until the first micro-batch is back from the turn, and then until its gradient arrives from chunk 1 of
+  // stage 0.
   for (int k = 0; k < 2 * below - 1; ++k) w.forward(0);
   for (int k = 0; k < stage; ++k) {
     w.forward(1);
     w.forward(0);
   }
-  // Until the first gradient is back from the turn.
+  // These actions run until the first gradient is back from the turn.
   for (int k = 0; k < below; ++k) {
     w.forward(1);
     w.both(1);
@@ -59,7 +60,8 @@ void write_v(const Schedule& s, int stage, std::vector<Action>& order) {
     w.forward(1);
     w.both(1);
   }
-  // Draining: first the gradients that other stages wait for, then the weight gradients that fill the rest of the step.
+  // The stage drains: first it makes the gradients that other stages wait for, then the weight gradients, which fill
+  // the rest of the step.
   for (int k = 0; k < stage; ++k) {
     w.input(0);
     w.input(1);
@@ -75,9 +77,9 @@ void write_v(const Schedule& s, int stage, std::vector<Action>& order) {
 //   F of chunk 1                 while less than 2p activations are held
 //   F of chunk 0                 while less than 2p-1 are held
 //   W of chunk 1, W of chunk 0
-// It cannot get stuck: consider the earliest unfinished micro-batch. For later micro-batches, only F of chunk 0 is
-// held, at most 2p-1 of them, so its F of chunk 1 has room. For its F of chunk 0, nothing later is held at all. All W
-// of earlier micro-batches can run.
+// The list cannot get stuck. Consider the earliest unfinished micro-batch. Of later micro-batches, a stage holds only F
+// of chunk 0, at most 2p-1 of them, so there is room for F of chunk 1 of the earliest one. When the earliest one still
+// needs F of chunk 0, the stage holds nothing of later micro-batches. All W of earlier micro-batches can run.
 class GreedyV {
  public:
   explicit GreedyV(Schedule& schedule)
@@ -163,9 +165,9 @@ class GreedyV {
 
 }  // namespace
 
-// Stage s warms up as 1F1B does and runs its weight gradients s micro-batches late. Later stages, which hold fewer
-// activations, therefore answer sooner, and fill the end of the step with the weight gradients that they owe. Each
-// stage then holds p activations.
+// Stage s warms up as 1F1B does and runs its weight gradients s micro-batches late. Later stages hold fewer activations
+// and delay their weight gradients more. They therefore return input gradients sooner, and they fill the end of the
+// step with the delayed weight gradients. Each stage then holds p activations.
 void fill_zb_h1(Schedule& s) {
   for (int stage = 0; stage < s.stages; ++stage) {
     Writer w(s, s.order[static_cast<std::size_t>(stage)]);
@@ -179,8 +181,8 @@ void fill_zb_h1(Schedule& s) {
   }
 }
 
-// When the fixed pattern fills the pipeline, no schedule is shorter. With fewer micro-batches, takes the shorter of
-// pattern and greedy list, and the pattern when they are equal.
+// When the fixed pattern fills the pipeline, no schedule is shorter. With fewer micro-batches, this takes the shorter
+// of the pattern and the greedy list, and the pattern when they are equal.
 void fill_zb_v(Schedule& s) {
   Schedule greedy = s;
   for (int stage = 0; stage < s.stages; ++stage) write_v(s, stage, s.order[static_cast<std::size_t>(stage)]);

@@ -19,7 +19,7 @@ std::string op_title(const Program& program, const std::vector<Expanded>& ops, i
   if (!there(ops, op)) return "";
   const Step& step = *ops[static_cast<std::size_t>(op)].step;
   std::string title = print_op(step.op);
-  // The buffer that a collective writes shows its place in the model.
+  // The buffer that a collective writes shows to which part of the model the collective belongs.
   if (const Use* to = step.find(Arg::kTo); to && is_communication(step.op))
     title += " of " + program.buffers[static_cast<std::size_t>(to->buffer)].name;
   return title;

@@ -10,7 +10,7 @@ namespace molen::program::detail {
 
 std::string fields_text(const Program& program, const Buffer& buffer);
 
-// Sets the buffer fields that `fields` gives. Throws UsageError without the place in the text.
+// Sets the fields of a buffer that `fields` gives. Throws UsageError without the place in the text.
 void set_fields(const Program& program, std::map<std::string, std::string> fields, Buffer& buffer);
 
 }  // namespace molen::program::detail

@@ -29,7 +29,7 @@ std::string pipeline_text(const Setting& s) {
   return text;
 }
 
-// " other_kernels=attention:unfused", or nothing.
+// Returns " other_kernels=attention:unfused", or an empty string.
 std::string kernels_text(const Setting& s) {
   std::string text;
   for (const auto& [part, kernels] : s.other_kernels)

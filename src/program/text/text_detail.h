@@ -1,4 +1,4 @@
-// The setting line of the text form, which printer and parser share.
+// The setting line of the text form, which the printer and the parser share.
 #pragma once
 
 #include <map>
@@ -9,7 +9,7 @@
 namespace molen::program::detail {
 
 std::string setting_to_text(const Setting& setting);
-// Throws UsageError for an unknown or missing key.
+// Returns the setting of the line's keys and values. Throws UsageError for an unknown or missing key.
 Setting setting_from_text(const std::map<std::string, std::string>& values, const std::string& where);
 
 }  // namespace molen::program::detail

@@ -40,10 +40,10 @@ std::vector<std::string> split(std::string_view text, char separator) {
   return parts;
 }
 
-// Limit on the words of a line; a schedule has the most words, one for each instance.
+// Limit on the words of a line. A schedule has the most words, one for each instance.
 constexpr std::size_t kMaxWords = (std::size_t{1} << 20) + 1;
 
-// Splits a line at white space. Returns one word more than kMaxWords when there are more.
+// Splits a line at white space. Returns kMaxWords + 1 words when there are more than kMaxWords.
 std::vector<std::string> words(std::string_view line) {
   constexpr std::string_view kSpace = " \t\r\v\f";
   std::vector<std::string> found;
@@ -66,7 +66,7 @@ class Parser {
       std::string_view line = text_.substr(at, end - at);
       at = end + 1;
       ++number_;
-      // '#' starts a comment; no name contains it.
+      // '#' starts a comment. No name contains it, but the JSON of the arch line may.
       if (!line.starts_with("arch ")) line = line.substr(0, line.find('#'));
       const auto w = words(line);
       if (w.empty()) continue;
@@ -208,7 +208,7 @@ class Parser {
     }
   }
 
-  // Takes "{AXIS=TYPE;...}" off the end of an operand.
+  // Removes "{AXIS=TYPE;...}" from the end of an operand and returns that type.
   MeshType type(std::string& name) const {
     const auto brace = name.find('{');
     if (brace == std::string::npos || name.back() != '}') return unstated_type(program_.setting.mesh);
@@ -243,7 +243,7 @@ class Parser {
 
   Axis axis(std::map<std::string, std::string>& v) const { return choice<Axis>(take(v, "axis", ""), kAllAxes, "axis"); }
 
-  // Whether the value is inside a layer, not at its boundaries.
+  // Whether the value is inside a layer and not at its boundaries.
   static bool in_a_layer(Moves m) { return m == Moves::kMid || m == Moves::kDMid || m >= Moves::kKeys; }
 
   template <class O>
@@ -429,7 +429,7 @@ class Parser {
     step_lines_.back().push_back(number_);
   }
 
-  // KIND:BYTES,KIND:BYTES
+  // Parses "KIND:BYTES,KIND:BYTES".
   std::vector<EpilogueCost> epilogues(const std::string& text) const {
     std::vector<EpilogueCost> all;
     if (text.empty()) return all;
@@ -442,7 +442,8 @@ class Parser {
     return all;
   }
 
-  // Attributes that a line leaves out keep their values for "none". The verifier says which an op must have.
+  // Attributes that a line leaves out keep the values that mean "none". The verifier says which attributes an op must
+  // have.
   void attributes(std::map<std::string, std::string>& v, const Op& op, Attributes& a) const {
     if (const std::string t = take(v, "rows", ""); !t.empty()) {
       const auto cross = t.find('x');
@@ -468,7 +469,7 @@ class Parser {
   void schedule(const std::vector<std::string>& w) {
     if (!program_.schedule.empty()) fail("a second schedule");
     if (!have_setting_) fail("a schedule before the setting line");
-    // Bounds the numbers of micro-batches: each micro-batch has an instance.
+    // Bounds the numbers of micro-batches, because each micro-batch has an instance.
     const auto last = std::min<std::int64_t>(program_.setting.micro_batches() - 1, static_cast<std::int64_t>(w.size()));
     for (std::size_t i = 1; i < w.size(); ++i) {
       const auto colon = w[i].find(':');
@@ -513,14 +514,14 @@ class Parser {
       fail(fmt::format("its schedule stands for more than {} ops and edges", kMaxExpanded));
   }
 
-  // Operands in the order of the op's signature: a text may have them in any. Whether each is accessed as it must be is
-  // the verifier's to say.
+  // Puts operands into the order of the op's signature, because a text may have them in any order. The verifier checks
+  // their accesses.
   void set_arguments(Step& step) const {
     std::vector<Operand> want;
     try {
       want = signature(program_, step.op, unit_of_step(program_, step)).operands;
     } catch (const Error&) {
-      return;  // an op that this program cannot have; the verifier says why
+      return;  // this program cannot have such an op, and the verifier says why
     }
     const auto refuse = [&](const std::string& reason) {
       fail(fmt::format("{}: {}; it {}", kind_of(step.op), reason, text_of(want)));
@@ -540,7 +541,7 @@ class Parser {
     step.operands = std::move(arranged);
   }
 
-  // Sets the fields of a buffer, once the units that the fields name are known.
+  // Sets the fields of a buffer. Call it when the units that the fields name are known.
   void set_fields(std::size_t buffer) {
     number_ = fields_[buffer].line;
     try {
@@ -556,7 +557,7 @@ class Parser {
   Program program_;
   std::unordered_map<std::string, int> buffers_, bodies_;  // by name
   bool have_arch_ = false, have_setting_ = false;
-  std::vector<Fields> fields_;  // of each buffer
+  std::vector<Fields> fields_;  // by buffer
   std::vector<std::map<std::string, int>> labels_;
   std::vector<PendingRef> pending_;
   std::vector<std::vector<std::size_t>> step_lines_;           // by body and step

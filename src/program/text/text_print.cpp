@@ -28,7 +28,7 @@ std::string uses_text(const Program& p, const std::vector<Use>& uses, Access acc
   return text;
 }
 
-// Prints the value that a collective moves, unless that is a unit.
+// Prints the value that a collective moves, unless the value belongs to a unit.
 template <class O>
 std::string moves_text(const O& o) {
   std::string text = o.moves == Moves::kUnit ? "" : fmt::format(" moves={} layer={}", name_of(o.moves), o.layer);
@@ -57,7 +57,7 @@ std::string step_text(const Program& p, const Step& step, std::size_t index) {
   return text;
 }
 
-// Prints the memory summary, which a reader wants first.
+// Returns the memory summary, which comes first because readers look for it first.
 std::string memory_text(const Program& p, const MemoryPlan& plan) {
   const MemorySummary m = summarize(p, plan);
   std::string text = fmt::format(

@@ -1,4 +1,5 @@
-// Tests the setting line of a program's text: all fields of a setting pass through it, and refusals name their cause.
+// Tests the setting line of a program's text: all fields of a setting survive printing and parsing, and refusals name
+// their cause.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -18,7 +19,7 @@
 namespace molen::program::detail {
 namespace {
 
-// A setting in which no value is a default and no two numbers are equal.
+// Returns a setting in which no value is a default and no two numbers are equal.
 Setting unusual() {
   Setting s;
   s.purpose = Purpose::kEvaluate;
@@ -95,7 +96,7 @@ TEST(SettingText, HoldsAllOfASetting) {
 }
 
 TEST(SettingText, EveryKeyIsNeeded) {
-  // Keys that older texts do not have keep their defaults.
+  // Keys that older texts lack keep their defaults.
   const std::map<std::string, bool> optional{
       {"tensor_chunks", true}, {"unit_layers", true}, {"layers", true}, {"ep", true}};
   for (const auto& [key, value] : values_of(unusual())) {
@@ -240,7 +241,7 @@ TEST(SettingText, TheShardingInWords) {
             "stages, zb-v");
 }
 
-// Ranks of a later stage have that stage's program; without a pipeline nothing differs.
+// Ranks of a later stage have the program of that stage. Without a pipeline, all ranks have the same program.
 TEST(SettingText, TheStageOfARank) {
   Setting s;
   s.mesh[mesh::Axis::kPp] = 3;
@@ -257,7 +258,7 @@ TEST(SettingText, TheStageOfARank) {
   EXPECT_EQ(at_rank(s, 1), s);
 }
 
-// The kernel of an op is a choice that a text may change. A line without costs gets those of its kernel.
+// A text may change the kernel of an op. A line without costs gets the costs of its kernel.
 TEST(Kernels, AreChosenOpByOp) {
   Setting s;
   s.micro_batch = s.global_batch = 2;
@@ -320,7 +321,7 @@ TEST(Kernels, OfContextRanksAreInTiles) {
             std::string::npos);
 }
 
-// Kernels that a setting gives to single parts are read and written, and refused where they are none.
+// A setting may give kernels to single parts. They are read and written, and refused for a part without such a kernel.
 TEST(Kernels, OfPartsAreInTheSetting) {
   Setting s;
   s.sequence = 16;

@@ -94,7 +94,8 @@ std::vector<TypeState> TypeChecker::states_of(const std::vector<Touched>& touche
   return states;
 }
 
-// Notes the types of operands: of those that are only read as the op finds them, of others as it leaves them.
+// Notes the types of operands. For an operand that the op only reads, the type before the op is noted; for any other,
+// the type after the op.
 void TypeChecker::note_types(bool written) {
   for (std::size_t i = 0; i < step_->operands.size(); ++i) {
     const Use& use = step_->operands[i];
@@ -127,7 +128,7 @@ void TypeChecker::forget_consumed() {
   }
 }
 
-// State that the next step begins with must have its type again. The op that wrote it last is to blame.
+// State with which the next step begins must have its initial type again. Errors name the op that wrote it last.
 void TypeChecker::end_of_step() {
   int reported = -1;  // a buffer
   for (const auto& [state, writer] : writers_) {
@@ -240,7 +241,7 @@ bool TypeChecker::expect(const Use& use, std::size_t segment, const MeshType& fo
                          const std::vector<AxisType>& admitted) {
   if (mesh_[axis] == 1) return true;
   if (std::find(admitted.begin(), admitted.end(), found[axis]) != admitted.end()) return true;
-  if (state(use, segment).content == TypeState::Content::kNothing) return false;  // reported already
+  if (state(use, segment).content == TypeState::Content::kNothing) return false;  // already reported
   if (!reported_here_.emplace(use.arg, static_cast<int>(axis)).second) return false;
   return error(use, segment,
                admitted.empty()

@@ -1,4 +1,5 @@
-// The rules of communication, copies and casts: typed moves.
+// The rules of communication, copies and casts, which change types as SPMD types do. P is partial, I invariant, R
+// replicated, S sharded and V varying.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,8 +17,8 @@ bool is_gradient(Moves moves) {
   return moves == Moves::kDResidual || moves == Moves::kDMid || moves == Moves::kDKeys;
 }
 
-// A value that is the same on all ranks: a gradient for which nothing is owed, or an activation whose gradient will
-// come as terms of a sum.
+// Returns the type of a value that is the same on all ranks: a gradient without a pending sum, or an activation whose
+// gradient will consist of terms of a sum.
 AxisType whole_of(Moves moves) {
   return is_gradient(moves) ? kInvariant : kReplicated;
 }
@@ -47,7 +48,7 @@ void TypeChecker::move(const Use& from, const Use& to, Axis group, AxisType befo
   }
 }
 
-// P -> I, or P -> R for an activation.
+// P -> I; for an activation, P -> R.
 void TypeChecker::rule(const AllReduce& o) {
   const Use* sum = find(Arg::kTo);
   if (!sum) return;
@@ -75,7 +76,7 @@ void TypeChecker::rule(const ReduceScatter& o) {
     scatter_rows(o, *from, *to);
 }
 
-// The rank's rows of the sum may join the residual gradient so far, of which it has the same rows.
+// The sum may also include the residual gradient so far. Of that gradient, the rank must have the same rows.
 void TypeChecker::scatter_rows(const ReduceScatter& o, const Use& from, const Use& to) {
   move(from, to, o.axis, kPartial, kOwnRows);
   const Use* so_far = find(Arg::kSoFar);
@@ -84,7 +85,8 @@ void TypeChecker::scatter_rows(const ReduceScatter& o, const Use& from, const Us
   for (const mesh::Axis axis : kMeshAxes) expect(*so_far, first_of(*so_far), type, axis, {wanted[axis]});
 }
 
-// Brings the gradients of keys home, beside those of the queries, whose sum over context ranks waited for them.
+// Returns the gradients of keys to their ranks, next to the gradients of the queries, which until then have the type of
+// a pending sum over context ranks.
 void TypeChecker::scatter_keys(const ReduceScatter& o, const Use& from, const Use& to) {
   MeshType type = found(to);
   const MeshType keys = found(from);
@@ -96,7 +98,7 @@ void TypeChecker::scatter_keys(const ReduceScatter& o, const Use& from, const Us
   leave(to, type);
 }
 
-// S -> R or I; V -> R where what was gathered lies rank after rank.
+// S -> R or I. V -> R when the gathered parts lie rank after rank.
 void TypeChecker::rule(const AllGather& o) {
   const Use *from = find(Arg::kFrom), *to = find(Arg::kTo);
   if (!from || !to) return;
@@ -109,8 +111,8 @@ void TypeChecker::rule(const AllGather& o) {
   move(*from, *to, o.axis, part, whole_of(o.moves));
 }
 
-// S -> I: every tensor rank has the directions of all parts of a matrix, one after another. A matrix that all of them
-// hold in full has one direction already.
+// S -> I: afterwards every tensor rank has the directions of all parts of a matrix, one after another. A matrix that
+// all tensor ranks hold in full already has one direction on all of them.
 void TypeChecker::gather_directions(const AllGather& o, const Use& from, const Use& to) {
   if (!both_of_parameters(from, to)) return;
   for (const std::size_t segment : segments_of(from)) {
@@ -124,7 +126,7 @@ void TypeChecker::gather_directions(const AllGather& o, const Use& from, const U
   }
 }
 
-// Rows go from the rank of their token to that of their expert, or back. Every rank has the offsets of all.
+// Rows go from the rank of their token to the rank of their expert, or back. Every rank has the offsets of all ranks.
 void TypeChecker::rule(const AllToAll& o) {
   const Use *from = find(Arg::kFrom), *to = find(Arg::kTo), *offsets = find(Arg::kOffsets);
   if (!from || !to || !offsets) return;
@@ -134,8 +136,8 @@ void TypeChecker::rule(const AllToAll& o) {
   if (const Use* begin = find(Arg::kExpertOffsets)) leave(*begin, own_rows(kReplicated, kOwnTokens, kOwnExperts));
 }
 
-// Stages send each other a layer's input or its gradient: all rows of the rank's tokens, or under sequence parallelism
-// the rows that it keeps.
+// Returns the type of a layer's input or its gradient, as stages send it to each other: all rows of the rank's tokens,
+// or under sequence parallelism the rows that the rank keeps.
 MeshType TypeChecker::message_type(Moves moves) const {
   return own_rows(step_->attributes.rows.sharded ? kOwnRows : whole_of(moves));
 }
@@ -151,8 +153,8 @@ void TypeChecker::rule(const Receive& o) {
   if (const Use* to = find(Arg::kTo)) leave(*to, message_type(o.moves));
 }
 
-// Keys of another rank vary over the ring. Their gradients are terms of a sum until they are home, and so is the
-// gradient of q|k|v.
+// Keys of another rank are varying over the ring. Their gradients are terms of a sum until they are back on the rank of
+// the keys, and so is the gradient of q|k|v.
 void TypeChecker::rule(const Shift& o) {
   const Use *from = find(Arg::kFrom), *to = find(Arg::kTo);
   if (!from || !to) return;
@@ -177,7 +179,7 @@ void TypeChecker::pass_gradients_on(const Shift& o, const Use& from, const Use& 
   leave(*whole, type);
 }
 
-// A copy or a cast leaves what it finds.
+// A copy or a cast does not change the type.
 void TypeChecker::copy() {
   const Use *from = find(Arg::kFrom), *to = find(Arg::kTo);
   if (!from || !to) return;

@@ -1,4 +1,4 @@
-// The rules of compute ops, of the batch and the step's sums, and of the update.
+// The rules of compute ops, of the batch, of the step's sums, and of the update.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -48,8 +48,8 @@ void TypeChecker::check_constant(const Use& use) {
   for (const mesh::Axis axis : kMeshAxes) expect(use, first_of(use), type, axis, {wanted[axis]});
 }
 
-// A part reads whole parameters, gathered over the ranks that share a unit. Only tensor ranks compute with parts of
-// them, and some need them whole.
+// A part reads whole parameters, which have been gathered over the ranks that share a unit. Only tensor ranks compute
+// with parts of parameters, and they too hold some parameters whole.
 void TypeChecker::check_parameters(const Compute& c, const Use& use) {
   const Segments segments = of_parameters(buffer_of(use)) ? segments_of(use) : Segments{};
   if (segments.empty()) error(use, 0, "holds no parameter of the part");
@@ -61,8 +61,9 @@ void TypeChecker::check_parameters(const Compute& c, const Use& use) {
   }
 }
 
-// Over tensor ranks, the gradient of a parameter that all of them hold is a term of a sum: each rank has the outputs
-// of its heads or columns, or adds its own rows. Where the part is linear in a gradient that is whole, it is whole.
+// Over tensor ranks, the gradient of a parameter that all of them hold is a term of a sum: each rank has the outputs of
+// its heads or columns, or adds its own rows. When the gradient depends linearly on a whole output gradient, it is
+// whole.
 void TypeChecker::add_gradients(const std::vector<OperandRule>& rules, const Use& use) {
   const Segments segments = of_parameters(buffer_of(use)) ? segments_of(use) : Segments{};
   if (segments.empty()) error(use, 0, "holds no parameter of the part");
@@ -81,8 +82,8 @@ void TypeChecker::rule(const LoadBatch& o) {
   if (const Use* scalars = sums(); scalars && !o.uncounted) add(*scalars, kValidTokens, sum_over_rows());
 }
 
-// Zeros are terms of any sum, so what is cleared has the type of the terms that will come. The type of the squares is
-// that of the first gradient that is counted.
+// Zeros are terms of any sum, so a cleared operand has the type of the terms that ops will add. The squares take the
+// type of the first gradient that is counted.
 void TypeChecker::rule(const ZeroFill& o) {
   const Use* use = find(Arg::kTo);
   if (!use || o.padding) return;
@@ -99,9 +100,10 @@ void TypeChecker::rule(const ZeroFill& o) {
   }
 }
 
-// The squares of a gradient that all ranks hold alike are the same on all ranks; those of a shard are terms of a sum.
-// Over tensor ranks, the first counts the parameters that all hold; over the ends of a pipeline, the first stage does;
-// over expert ranks that have whole gradients, the first counts all units but the experts.
+// Returns the type of the squares of a gradient. They are the same on all ranks when all ranks hold the gradient alike,
+// and terms of a sum when the gradient is sharded. Over tensor ranks, the first rank counts the parameters that all of
+// them hold. Over the ends of a pipeline, the first stage counts the shared table. Over expert ranks that have whole
+// gradients, the first rank counts all units but the experts.
 AxisType TypeChecker::square_of(const Use& use, std::size_t segment, const MeshType& type, mesh::Axis axis) {
   if (mesh_[axis] == 1) return {};
   const AxisType& has = type[axis];
@@ -178,8 +180,9 @@ void TypeChecker::rule(const OptimizerStep& o) {
   for (const std::size_t segment : segments_of(*grad)) update_parameter(*grad, *param, segment);
 }
 
-// Along an axis over which a parameter is replicated, its gradient must be summed: whole (invariant), or sharded as the
-// states of the optimizer are. Along an axis over which the parameter is split, the gradient is split alike.
+// Along an axis over which a parameter is replicated, the ranks must have summed its gradient: it is whole (invariant),
+// or sharded as the states of the optimizer are. Along an axis over which the parameter is split, the gradient is split
+// alike.
 MeshType TypeChecker::expect_summed(const Use& grad, std::size_t segment) {
   const MeshType home = parameter_type(p_, buffer_of(grad).unit, parameter_of(grad.buffer, segment));
   const MeshType has = found(grad, segment);

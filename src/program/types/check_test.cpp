@@ -1,5 +1,6 @@
-// The type checker: built programs type-check, and each layout of the catalogue of silent wrong gradients that ops can
-// express (docs/decisions/0011, slice 7) is refused by op, operand and axis, from the types alone and through `verify`.
+// Tests the type checker. Built programs type-check. Each layout of the catalogue of silent wrong gradients that ops
+// can express (docs/decisions/0011, slice 7) is refused by op, operand and axis, both by the type checker alone and
+// through `verify`.
 #include "program/types/check.h"
 
 #include <fmt/format.h>
@@ -32,7 +33,7 @@ Setting of_mesh(mesh::PerAxis mesh, int zero = 0, bool sequence_parallel = false
   return s;
 }
 
-// Sizes along pp, dp_replicate, dp_shard, cp, tp and ep.
+// Returns the number of ranks along pp, dp_replicate, dp_shard, cp, tp and ep.
 mesh::PerAxis ranks_along(int pp, int replicate, int shard, int cp, int tp, int ep = 1) {
   return mesh::PerAxis{{pp, replicate, shard, ep, cp, tp}};
 }
@@ -43,7 +44,7 @@ arch::Architecture sparse() {
   return a;
 }
 
-// With learned positions and biases, which all tensor ranks hold.
+// A model with learned positions and biases, which all tensor ranks hold.
 arch::Architecture small_gpt() {
   arch::Architecture a = arch::preset("gpt2");
   a.name = "custom";
@@ -57,7 +58,7 @@ arch::Architecture small_gpt() {
   return a;
 }
 
-// 3 tensor ranks do not divide its 2 KV heads, so all of them hold the keys' and values' weights.
+// 3 tensor ranks do not divide the 2 KV heads of this model, so all of them hold the weights of keys and values.
 arch::Architecture shared_keys() {
   arch::Architecture a = tiny();
   a.ffn = 48;
@@ -75,7 +76,7 @@ Which text_with(std::vector<std::string> words) {
   };
 }
 
-// Removes every op whose text holds all words.
+// Returns the edit that removes every op whose text holds all words.
 Edit dropped(std::vector<std::string> words) {
   return [=](Program& p) {
     int hits = 0;
@@ -89,7 +90,7 @@ Edit dropped(std::vector<std::string> words) {
   };
 }
 
-// Changes every op whose text holds all words.
+// Returns the edit that changes every op whose text holds all words.
 template <class O>
 Edit changed(std::vector<std::string> words, std::function<void(O&)> change) {
   return [=](Program& p) {
@@ -104,7 +105,8 @@ Edit changed(std::vector<std::string> words, std::function<void(O&)> change) {
   };
 }
 
-// Appends to each body a second copy of every op whose text holds all words; nothing refers past a body's end.
+// Returns the edit that appends to each body a second copy of every op whose text holds all words. No edge refers to an
+// op beyond the end of a body, so all edges stay right.
 Edit repeated(std::vector<std::string> words) {
   return [=](Program& p) {
     int hits = 0;
@@ -118,7 +120,7 @@ Edit repeated(std::vector<std::string> words) {
   };
 }
 
-// States another type of an operand, as an edit of the text would.
+// Returns the edit that states another type for an operand, as a user might in the text.
 Edit restated(std::vector<std::string> words, Arg arg, mesh::Axis axis, AxisType type) {
   return [=](Program& p) {
     int hits = 0;
@@ -132,7 +134,7 @@ Edit restated(std::vector<std::string> words, Arg arg, mesh::Axis axis, AxisType
   };
 }
 
-// With norms of queries and keys, before RoPE or without it.
+// Returns a model with norms of queries and keys, with RoPE after them or without it.
 arch::Architecture normed(arch::Position position) {
   arch::Architecture a = tiny();
   a.qk_norm = arch::QkNorm::kHead;
@@ -141,11 +143,11 @@ arch::Architecture normed(arch::Position position) {
 }
 
 struct Broken {
-  std::string row;  // of the catalogue
+  std::string row;  // in the catalogue
   arch::Architecture arch;
   Setting setting;
   Edit edit;
-  std::string op, operand, axis;  // that the first error names
+  std::string op, operand, axis;  // named by the first error
   std::string why;
 };
 
@@ -203,7 +205,7 @@ std::vector<Broken> catalogue() {
        "scalars", "cp", "sum_squares) is invariant"},
       {"Pai-Megatron-Patch 254: keys and values that tensor ranks share", shared_keys(), of_mesh(tp3),
        dropped({"all_reduce axis=tp", "grad.layer.1[replicated]"}), "sum_squares", "grad", "tp", "is partial"},
-      // Beyond the catalogue: typed moves that are left out or done twice.
+      // These typed moves are not in the catalogue; the edits leave them out or do them twice.
       {"a norm of a partial value", tiny(), of_mesh(tp), dropped({"all_reduce axis=tp moves=x layer=1"}),
        "forward norm_qkv", "x", "tp", "is partial"},
       {"a norm of some rows", tiny(), of_mesh(tp, 0, true),
@@ -250,7 +252,7 @@ std::vector<Broken> catalogue() {
   };
 }
 
-// A first stage of two with tensor ranks, and a last one that shares a tied table with the first.
+// Broken programs of pipelines of two stages, with tensor ranks or with a table that both ends share, and of rings.
 std::vector<Broken> of_stages_and_rings() {
   Setting first = of_mesh(ranks_along(2, 1, 1, 1, 2)), ring = of_mesh(ranks_along(1, 1, 1, 2, 1));
   ring.context_form = ContextForm::kRing;
@@ -329,8 +331,8 @@ TEST(Types, EachRowOfTheCatalogueIsRefusedByOpOperandAndAxis) {
   }
 }
 
-// A gradient that is summed over two axes after the first micro-batch: the backward of the second one adds what is
-// partial over both, and an op reports each axis once, however many parameters it has.
+// A gradient is summed over two axes after the first micro-batch. The backward of the second micro-batch then adds
+// terms that are partial over both axes. An op reports each axis once, however many parameters the op has.
 TEST(Types, OfASumAreRefusedOnEachAxis) {
   Program p = build(tiny(), of_mesh(ranks_along(1, 1, 2, 1, 2), 0, true));
   std::vector<Step> sums;
@@ -350,7 +352,7 @@ TEST(Types, OfASumAreRefusedOnEachAxis) {
   EXPECT_EQ(axes, (std::vector<std::string>{"dp_shard", "tp"}));
 }
 
-// The types that a text states are compared with those that follow from its ops.
+// The types that a text states are compared with the types that follow from its ops.
 TEST(Types, OfTextsAreParsedAndChecked) {
   const Program p = build(tiny(), of_mesh(ranks_along(1, 1, 2, 1, 2)));
   const std::string text = print(p);
@@ -390,7 +392,7 @@ TEST(Types, AreInferredWithoutTheSetting) {
   EXPECT_EQ(with_types(q).bodies, p.bodies);
 }
 
-// An operand that no rule knows is refused.
+// An operand that no rule of its op names is refused.
 TEST(Types, OfAnOperandWithoutARuleAreRefused) {
   Program p = build(tiny(), of_mesh(ranks_along(1, 1, 1, 1, 2)));
   for (Step& step : p.bodies.front().steps)

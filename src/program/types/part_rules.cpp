@@ -64,7 +64,7 @@ std::optional<MeshType> kept_type(const Program& p, const Buffer& b, const arch:
   MeshType type = parameter_type(p, b.unit, parameter);
   for (const mesh::Axis axis : kMeshAxes) {
     if (p.grid.sizes[axis] == 1) continue;
-    if (type[axis] == parts::kOfExperts) continue;  // each rank's own, over which nothing is cut
+    if (type[axis] == parts::kOfExperts) continue;  // each rank has its own, so nothing is cut over the axis
     if (cut.contains(axis))
       type[axis] = sharded(Dimension::kUnit);
     else if (state && (type[axis] == kReplicated || (axis == mesh::Axis::kTp && p.optimizer->whole_parameters)))

@@ -1,5 +1,5 @@
-// The walk of the type checker. check.cpp has the walk, check_parts.cpp the rules of compute ops and of the update,
-// check_moves.cpp those of communication and copies.
+// The walk of the type checker through a program. check.cpp has the walk, check_parts.cpp has the rules of compute ops
+// and of the update, and check_moves.cpp has the rules of communication and copies.
 #pragma once
 
 #include <map>
@@ -22,21 +22,20 @@ class TypeChecker {
   const std::vector<std::string>& errors() const { return errors_; }
   // Compares the stated types with the inferred ones. Call it after `run`, for a program without errors.
   void compare_stated();
-  // The inferred type of an operand; nothing when no instance runs its body.
+  // Returns the inferred type of an operand, or nothing when no instance runs its body.
   const std::optional<MeshType>& inferred(std::size_t body, std::size_t op, std::size_t operand) const {
     return inferred_[body][op][operand];
   }
 
  private:
   using Segments = std::vector<std::size_t>;
-  // A state that a body touches and that outlives its instances.
+  // A state that a body touches and that outlives its instances: a buffer and a segment of it.
   using Touched = std::pair<int, std::size_t>;
-  // The touched states before and after an instance.
+  // The types of the touched states before and after an instance.
   struct Summary {
     std::vector<TypeState> before, after;
   };
 
-  // The walk.
   void run_instance(const Instance& instance);
   void run_step();
   std::vector<Touched> touched_by(const Body& body) const;
@@ -45,41 +44,43 @@ class TypeChecker {
   void forget_consumed();
   void end_of_step();
 
-  // Segments and states of an operand of the present op.
+  // The segments and states of an operand of the present op.
   Segments segments_of(const Step& step, const Use& use) const;
   Segments segments_of(const Use& use) const { return segments_of(*step_, use); }
-  // The first segment, which stands for all where they have one type; 0 when the operand has none.
+  // Returns the first segment, for use when all segments have one type; 0 when the operand has none.
   std::size_t first_of(const Use& use) const;
   const arch::Parameter& parameter_of(int buffer, std::size_t segment) const;
   const Unit& unit_of(const Use& use) const { return p_.units[static_cast<std::size_t>(buffer_of(use).unit)]; }
   const Buffer& buffer_of(const Use& use) const { return p_.buffers[static_cast<std::size_t>(use.buffer)]; }
   TypeState& state(const Use& use, std::size_t segment) { return states_.at(use.buffer, micro_batch_, segment); }
 
-  // Errors of the present op. Returns false, for `return error(...)`.
+  // Reports an error of the present op. Returns false, for `return error(...)`.
   bool error(const Use& use, std::size_t segment, const std::string& what);
-  // The type of a segment that the op reads. Reports a segment without one, and returns the unstated type then.
+  // Returns the type of a segment that the op reads. For a segment without a type, reports an error and returns the
+  // unstated type.
   MeshType found(const Use& use, std::size_t segment);
-  // The type of all segments that the op reads, which must be of one type.
+  // Returns the type of all segments that the op reads, and requires that they have the same type.
   MeshType found(const Use& use);
-  // Requires a type along one axis, unless one rank is along it.
+  // Requires a type along one axis, unless the axis has only one rank.
   bool expect(const Use& use, std::size_t segment, const MeshType& found, mesh::Axis axis,
               const std::vector<AxisType>& admitted);
   void leave(const Use& use, std::size_t segment, MeshType type);
   void leave(const Use& use, const MeshType& type);
-  // Adds a term to what the operand holds, which must have the term's type.
+  // Adds a term to the contents of the operand, which must have the term's type.
   void add(const Use& use, std::size_t segment, const MeshType& term);
-  // Writes, or adds where the operand is updated.
+  // Adds the term when the op updates the operand; otherwise writes it.
   void put(const Use& use, std::size_t segment, const MeshType& type);
-  // The operand, or null; the verifier reports an op without it.
+  // Returns the operand, or null. The verifier reports an op that lacks an operand.
   const Use* find(Arg arg) const { return step_->find(arg); }
   const Use* sums();  // the step's sums
-  // The axes of the group along which there are several ranks.
+  // Returns the axes of the group that have several ranks.
   std::vector<mesh::Axis> axes(Axis group) const;
 
   // Types that rules share.
   MeshType own_rows(AxisType tensor, AxisType context = sharded(Dimension::kTokens),
                     AxisType experts = sharded(Dimension::kBatch)) const;
-  MeshType sum_over_rows() const;  // of a term for each of the rank's own rows, the same on all tensor ranks
+  // Returns the type of a sum with a term for each of the rank's own rows. Tensor ranks have the same terms.
+  MeshType sum_over_rows() const;
   MeshType on_single_axes(MeshType type) const;
 
   // Rules (check_parts.cpp).
@@ -116,9 +117,9 @@ class TypeChecker {
   void pass_gradients_on(const Shift& o, const Use& from, const Use& to);
   MeshType message_type(Moves moves) const;
   void copy();
-  // Whether both operands hold the same parameters of a unit; reports it when only one does.
+  // Returns whether both operands hold the same parameters of a unit. Reports an error when only one does.
   bool both_of_parameters(const Use& from, const Use& to);
-  // Retypes what moves between operands along the axes of a group, from one type to another.
+  // Changes the type of a value that moves between operands, along the axes of a group, from one type to another.
   void move(const Use& from, const Use& to, Axis group, AxisType before, AxisType after);
 
   const Program& p_;
@@ -132,7 +133,7 @@ class TypeChecker {
   std::map<std::size_t, std::vector<Summary>> summaries_;                               // by body
   std::map<std::pair<int, std::size_t>, std::pair<std::size_t, std::size_t>> writers_;  // body and op, by state
   std::set<std::pair<std::size_t, std::size_t>> reported_;  // ops with errors in earlier instances, by body and op
-  std::set<std::pair<Arg, int>> reported_here_;             // operands of the present op, and axes
+  std::set<std::pair<Arg, int>> reported_here_;             // operands of the present op, and axes, with errors
   std::vector<std::string> errors_;
 };
 

@@ -11,7 +11,8 @@
 namespace molen::program {
 
 struct TypeState {
-  // kNothing: no op of this step has written it. kZero: cleared, and no term has come yet.
+  // kNothing: no op of this step has written the segment. kZero: the segment is cleared, and no term has been added
+  // yet. kTyped: the segment has a type.
   enum class Content : std::uint8_t { kNothing, kZero, kTyped };
   Content content = Content::kNothing;
   MeshType type;
@@ -20,7 +21,7 @@ struct TypeState {
 
 class TypeStates {
  public:
-  // State that outlives a step begins with the type in which it is kept.
+  // A state that outlives a step begins with the type in which it is kept.
   explicit TypeStates(const Program& program);
 
   std::size_t segments(int buffer) const { return segments_[static_cast<std::size_t>(buffer)]; }
@@ -37,11 +38,12 @@ class TypeStates {
   std::vector<std::pair<std::size_t, std::size_t>> transients_;  // ranges of states_
 };
 
-// Whether a buffer has a segment for each parameter of its unit.
+// Returns whether a buffer has a segment for each parameter of its unit.
 bool of_parameters(const Buffer& buffer);
-// Whether a buffer holds directions of an optimizer, which only matrices that it updates whole have.
+// Returns whether a buffer holds directions of an optimizer. Only matrices that the optimizer updates as a whole have
+// directions.
 bool of_directions(const Buffer& buffer);
-// Returns the piece of the rows that an op works on; -1: all rows.
+// Returns the piece of the rows that an op works on, or -1 for all rows.
 std::int64_t piece_of_rows(const Op& op);
 
 }  // namespace molen::program
