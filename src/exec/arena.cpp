@@ -77,7 +77,7 @@ void Arena::take(bool pinned) {
 
 std::optional<Bytes> Arena::touched() const {
   if (!base_ || block_.defined()) return std::nullopt;
-  constexpr std::int64_t kPages = 1 << 16;  // number of pages of one mincore call
+  constexpr std::int64_t kPages = 1 << 16;  // pages of one mincore call
   const std::int64_t page = ::sysconf(_SC_PAGESIZE);
   std::vector<unsigned char> given(static_cast<std::size_t>(kPages));
   std::int64_t pages = 0;

@@ -22,7 +22,7 @@
 
 namespace molen::exec {
 
-// Predictions count what the program declares, so a kernel does no epilogue that its op does not declare.
+// Predictions count what the program declares, so a kernel must not do an epilogue that its op does not declare.
 void RunState::require_declared(const program::Step& op) const {
   for (const program::Epilogue kind : program::kAllEpilogues) {
     const bool declared = std::ranges::any_of(op.epilogues, [&](const auto& e) { return e.kind == kind; });
@@ -75,7 +75,8 @@ Kernel bind_load(const BindContext& c, const Step& step) {
   };
 }
 
-// Returns the parts of a range of a unit that are gradients: what moves the biases of routers is none.
+// Returns the parts of a range of a unit that hold gradients. The elements of a router's bias are left out, because
+// they hold the load of the experts instead.
 std::vector<Bounds> of_gradients(const BindContext& c, const program::Unit& unit, Bounds range) {
   std::vector<Bounds> parts;
   std::int64_t from = range.first;
@@ -130,7 +131,7 @@ Kernel bind_clip(const BindContext& c, const Step& step) {
         s[program::kValidTokens] > 0 ? positions / s[program::kValidTokens] / run.step.input->loss_scale : 0.0;
     const double norm = std::sqrt(s[program::kSumSquares]) * mean;
     s[program::kGradNorm] = norm;
-    // As torch.nn.utils.clip_grad_norm_: min(1, clip / (norm + 1e-6)).
+    // This is the factor of torch.nn.utils.clip_grad_norm_: min(1, clip / (norm + 1e-6)).
     const double clip = run.step.input->clip;
     s[program::kGradScale] = mean * (clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0);
     if (!scalars.device().is_cpu()) scalars.copy_(host);
@@ -150,17 +151,17 @@ Kernel bind_agree(const BindContext& c, const Step& step) {
   };
 }
 
-// Consecutive elements of one parameter that this rank updates. `rounded`: the parameter in the compute type, where the
-// weights are a wider copy of it; undefined otherwise.
+// Consecutive elements of one parameter that this rank updates. When the optimizer updates a wider copy of the
+// parameter, `rounded` is the parameter in the compute type; otherwise it is undefined.
 struct Run {
   optim::Piece piece;
   at::Tensor rounded;
   bool by_load = false;  // a router's bias, which no optimizer updates
 };
 
-// Returns the parts of a parameter's direction that tensor ranks have made. `all` has their directions, one rank's
-// after another's. In each, this parameter's lie in [first, last); what they hold beyond the parameter's elements is a
-// number beside them.
+// Returns the parts of a parameter's direction that the tensor ranks have computed. `all` holds the directions of one
+// rank after another. Within each rank's directions, this parameter takes the range [first, last). The numbers of that
+// range after the parameter's elements are the part's optim::Block::beside.
 std::vector<optim::Block> blocks_of(const BindContext& c, const program::UnitEntry& entry, const at::Tensor& all,
                                     std::int64_t first, std::int64_t last) {
   const int ranks = c.program.grid.sizes[mesh::Axis::kTp], own = c.coordinates[mesh::Axis::kTp];
@@ -190,7 +191,7 @@ std::vector<Run> runs_of(const BindContext& c, const Step& step) {
     const auto& parameter = c.program.parameters[static_cast<std::size_t>(entry.parameter)];
     const std::int64_t from = std::max(first, entry.offset), to = std::min(last, entry.offset + parameter.elements());
     if (from >= to) continue;
-    // Where the numbers of this parameter lie in a buffer.
+    // Returns the range of this parameter's numbers in a buffer.
     const auto range = [&](const program::Use& use) -> Bounds {
       const program::Value role = c.program.buffers[static_cast<std::size_t>(use.buffer)].role;
       const auto place = [&](std::int64_t at) { return program::elements_before(c.program, role, u, at); };
@@ -245,10 +246,10 @@ Kernel bind_optimizer(const BindContext& c, const Step& step) {
   at::Tensor directions;
   if (stage == program::UpdateStage::kDirection) directions = view_of(c, step.operand(Arg::kDirection));
   return [=](RunState& state, math::Scratch& scratch) mutable {
-    // Ranks share one plan, so each takes what the one with the largest matrix needs.
+    // All ranks share one plan, so each rank takes the scratch that the rank with the largest matrix needs.
     math::Scratch room(bytes > 0 ? scratch.take_bytes(bytes) : nullptr, bytes);
     if (directions.defined()) directions.zero_();
-    if (runs.empty()) return;  // all that this rank owns of the unit is padding
+    if (runs.empty()) return;  // this rank owns only padding of the unit
     const optim::Update update{state.step.input->optimizer, state.step.input->step,
                                scale.to(runs.front().piece.grad.device()), threads, &room};
     for (const Run& run : runs) {
@@ -379,7 +380,7 @@ Kernel bind_all_gather(const BindContext& c, const Step& step, comm::Communicato
   return [=](RunState&, math::Scratch&) { group->all_gather(part.data_ptr(), all.data_ptr(), counts, dtype); };
 }
 
-// Casts between this rank's part of a gradient and its message.
+// Casts between this rank's part of a gradient and the message that carries it.
 Kernel bind_cast(const BindContext& c, const Step& step) {
   auto from = view_of(c, step.operand(Arg::kFrom)), to = view_of(c, step.operand(Arg::kTo));
   const std::int64_t block = step.scratch.value / size_of(DType::kF32);

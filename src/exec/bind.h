@@ -17,12 +17,12 @@
 
 namespace molen::exec {
 
-// State, other than buffers, that the ops of one step share.
+// State that the ops of one step share, besides buffers.
 struct StepState {
   const StepInput* input = nullptr;
   bool non_finite = false, overflow = false;  // StepResult
-  const Launches* launches = nullptr;         // of the rank's device; null on the host
-  // Storage for a micro-batch that does not stay where it is loaded: for a device, or for a rank with part of each
+  const Launches* launches = nullptr;         // launches on the rank's device; null on the host
+  // Storage for a micro-batch that is copied after it is loaded: to a device, or to a rank that has part of each
   // sequence.
   std::vector<std::int32_t> ids, labels, document_start;
   MicroBatch staged(std::size_t tokens, bool documents) {
@@ -40,13 +40,13 @@ class RunState {
 
   StepState& step;
 
-  // Waits until everything that this thread launched has ended: only then may a communicator, which does not know the
-  // device's streams, read it.
+  // Waits until everything that this thread launched has ended. A communicator does not know the device's streams, so
+  // it may read the results only then.
   void settle() const {
     if (step.launches) step.launches->wait();
   }
   // Does one of the op's epilogues, or a part of it. The executor compares the kinds that have run with those that the
-  // op declares. On a device, `work` is only launched, and its time is part of the op's.
+  // op declares. On a device, `work` is only launched, and its time counts as time of the op.
   template <class F>
   void epilogue(program::Epilogue kind, F&& work) {
     const std::int64_t before = now_ns(), cpu_before = thread_cpu_ns();

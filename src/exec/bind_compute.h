@@ -4,7 +4,7 @@
 
 namespace molen::exec {
 
-// The compute ops of bind(); in a separate file because each part binds its own operands.
+// Binds a compute op for bind(). It has its own file because each part binds its own operands.
 Kernel bind_compute(const BindContext& context, const program::Step& step, const program::Compute& op);
 
 }  // namespace molen::exec

@@ -6,9 +6,9 @@
 namespace molen::exec {
 namespace {
 
-// Keys and values side by side, as context ranks exchange them: [r] of `all` belongs to rank r.
+// Keys and values side by side, as context ranks exchange them. Slice r of `all_RNW` belongs to rank r.
 struct KeyValues {
-  at::Tensor all_RNW, columns_NW;  // and this rank's own columns in q|k|v
+  at::Tensor all_RNW, columns_NW;  // columns_NW: this rank's own columns in q|k|v
   KeyValues(const BindContext& c, const program::Step& step, Arg all, Arg qkv) {
     const auto& a = c.program.local;
     const std::int64_t n = step.attributes.rows.count(), width = 2 * a.kv_heads * a.head_dim;
@@ -20,8 +20,8 @@ struct KeyValues {
   }
 };
 
-// Ranks with an even number send first, the others receive first; in a ring of odd size two neighbours both send first,
-// and one of them waits.
+// Ranks with an even number send first, and the others receive first. In a ring of odd size two neighbours both send
+// first, and one of them waits.
 void pass_on(comm::Communicator& ring, const at::Tensor& out, at::Tensor& in, DType dtype) {
   const int ranks = ring.size(), next = (ring.rank() + 1) % ranks, before = (ring.rank() + ranks - 1) % ranks;
   const bool sends_first = ring.rank() % 2 == 0;
@@ -81,7 +81,7 @@ Kernel bind_gather_keys(const BindContext& c, const program::Step& step, comm::C
       };
 }
 
-// Sums the gradients of each rank's keys and values over ranks and gives the sum to that rank.
+// Sums the gradients of each rank's keys and values over all ranks, and gives the sum to that rank.
 Kernel bind_scatter_keys(const BindContext& c, const program::Step& step, comm::Communicator* group) {
   const KeyValues keys(c, step, Arg::kFrom, Arg::kTo);
   const DType dtype = dtype_of(c, step.operand(Arg::kFrom));
@@ -116,7 +116,7 @@ Kernel bind_shift(const BindContext& c, const program::Step& step, comm::Communi
       }
       pass_on(*ring, out, in, dtype);
     };
-  // The keys are back at their own rank: their gradient goes beside the gradient of the queries.
+  // The keys are back at their own rank, so their gradient is stored beside the gradient of the queries.
   const program::Use* so_far = step.find(Arg::kDQkvSoFar);
   const KeyValues keys(c, step, Arg::kTo, Arg::kDQkv);
   const std::int64_t n = step.attributes.rows.count(), queries = c.program.local.query_size();

@@ -8,7 +8,8 @@
 
 namespace molen::exec {
 
-// Returns the positions of each sequence of `sequence` tokens that a rank has; empty when it has all positions.
+// Returns the positions that a rank has of each sequence of `sequence` tokens. The result is empty when the rank has
+// all positions.
 std::vector<PositionRun> positions_of(const program::Grid& grid, std::int64_t sequence,
                                       const mesh::PerAxis& coordinates);
 

@@ -11,14 +11,16 @@ namespace {
 
 using program::Arg;
 
-// How many rows go between this rank and the others. Row numbers are int32, as in math/expert_order.h.
+// The numbers of rows that this rank exchanges with the others. Row numbers are int32, as in math/expert_order.h.
 class RowCounts {
  public:
-  // `offsets`: those of each rank, one after another, each with the end behind its experts.
+  // `offsets` holds the offsets of one rank after another. Each rank has one offset per expert, and then the end of its
+  // last expert's rows.
   RowCounts(const std::int32_t* offsets, int ranks, int rank, std::int64_t experts)
       : offsets_(offsets), ranks_(ranks), rank_(rank), experts_(experts), each_(experts / ranks) {}
 
-  // Rows that this rank has for the experts of `other`, and those that `other` has for this rank's.
+  // `to` returns how many rows this rank sends to the experts of `other`. `from` returns how many rows `other` sends to
+  // the experts of this rank.
   std::int64_t to(int other) const { return rows(rank_, other * each_, (other + 1) * each_); }
   std::int64_t from(int other) const { return rows(other, rank_ * each_, (rank_ + 1) * each_); }
   std::int64_t from_all() const {
@@ -28,7 +30,8 @@ class RowCounts {
   }
 
   // Calls visit(row by rank, row by expert, count) for each run of rows that have one sender and one expert of this
-  // rank: side by side for each sender, and side by side for each expert.
+  // rank. "Row by rank" counts rows in order of sender, then expert; "row by expert" counts them in order of expert,
+  // then sender.
   template <class Visit>
   void runs(Visit visit) const {
     std::int64_t by_expert = 0;
@@ -43,7 +46,7 @@ class RowCounts {
     }
   }
 
-  // Writes the first row of each expert of this rank, and the end.
+  // Writes the first row of each expert of this rank, and then the end of the last expert's rows.
   void write_offsets(std::int32_t* begin) const {
     begin[0] = 0;
     for (std::int64_t j = 0; j < each_; ++j) {

@@ -11,7 +11,7 @@
 namespace molen::exec {
 
 // Fills the constant buffers of a rank: RoPE's table for the positions that the rank has of a sequence, and ALiBi's
-// slopes of the rank's heads. `flat` returns a buffer's memory.
+// slopes for the rank's heads. `flat` returns a buffer's memory.
 void fill_constants(const program::Program& program, const mesh::PerAxis& coordinates,
                     const std::function<at::Tensor(int buffer)>& flat);
 

@@ -33,7 +33,7 @@ void DeviceMemory::combine(void* out, std::span<const void* const> sources, std:
                            comm::Reduce op) {
   const c10::InferenceMode inference;
   const at::ScalarType type = to_aten(dtype), wide = size_of(dtype) == 2 ? at::kFloat : type;
-  // `out` may be one of the sources.
+  // `out` may be one of the sources, so the sum is formed in a copy.
   at::Tensor sum = view(sources[0], count, type, device_).to(wide, false, /*copy=*/true);
   for (const void* source : sources.subspan(1)) {
     const at::Tensor next = view(source, count, type, device_).to(wide);

@@ -10,7 +10,7 @@ namespace molen::exec {
 
 class DeviceMemory final : public comm::Memory {
  public:
-  // `device`: the device of the ranks' arenas. It may be the host, so that the same code runs without a device.
+  // `device` is the device of the ranks' arenas. It may be the host, so that the same code runs without a device.
   explicit DeviceMemory(at::Device device) : device_(device) {}
 
   bool holds(const void* data) const override;  // true when an arena on the device contains `data`

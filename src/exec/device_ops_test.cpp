@@ -1,6 +1,6 @@
 // Tests compute ops on tensors that are not on the host: ATen's meta device has shapes and types but no memory. An op
-// that reads a device's tensors from the host fails there by itself. Some of meta's operators accept a mix of device
-// and host tensors, so every call is checked for such a mix.
+// that reads a device's tensors from the host fails there by itself. Some of the meta device's operators accept a mix
+// of device and host tensors, so every call is checked for such a mix.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
@@ -60,8 +60,8 @@ bool lacks_meta(const std::string& error) {
   return false;
 }
 
-// Records, during its lifetime, the ATen calls that mix host tensors with others. A device's operator would accept that
-// only in copies and for numbers in the form of tensors.
+// Records, during its lifetime, the ATen calls that mix host tensors with others. An operator of a real device accepts
+// such a mix only in copies and for numbers in the form of tensors.
 class Mixtures {
  public:
   Mixtures() : handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(look).needsInputs(true))) {

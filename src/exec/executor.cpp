@@ -28,8 +28,9 @@
 
 namespace molen::exec {
 
-// Records, across the rank's threads, which ops have ended, or on a device been launched. Waiting ends early when any
-// thread of the rank has failed. Not in an anonymous namespace: Executor::Impl, which is not in one either, holds it.
+// Records which ops have ended or, on a device, have been launched; all threads of the rank share the record. Waiting
+// ends early when any thread of the rank has failed. The class is not in an anonymous namespace because Executor::Impl,
+// which is not in one either, holds it.
 class Progress {
  public:
   explicit Progress(std::size_t ops) : done_(ops) {}
@@ -62,8 +63,8 @@ class Progress {
 
 namespace {
 
-// Returns whether the host only launches an op: the op reads and writes only the device's memory, and nothing waits for
-// it here.
+// Returns whether the host only launches an op: the op reads and writes only the device's memory, and the host does not
+// wait for it.
 bool only_launched(const program::Program& p, const program::Step& step) {
   const bool computes = std::visit(Match{
                                        [](const program::Compute&) { return true; },
@@ -131,7 +132,7 @@ class Executor::Impl {
       if (calls_[s]) groups_.add_callers(-1);
     };
     if (!workers_) workers_.emplace(beside(), [this](program::Stream stream) { prepare_thread(stream); });
-    // Meanwhile the threads of the streams call the communicators, and not this thread.
+    // During this call the threads of the streams call the communicators, and this thread does not.
     groups_.add_callers(static_cast<int>(std::count(calls_.begin(), calls_.end(), true)) - 1);
     workers_->run(run_one, [&] { run_one(program::Stream::kCompute); });
     groups_.add_callers(1);
@@ -207,8 +208,8 @@ class Executor::Impl {
     }
   }
 
-  // A program that borrows another program's weights also uses its transient memory when it fits: the two never run at
-  // once.
+  // A program that borrows another program's weights also uses that program's transient memory when its own fits into
+  // it, because the two never run at once.
   void place(const Executor* owner) {
     const Bytes guard = plan_.host.value > 0 ? options_.guard : Bytes{};
     host_ = std::make_unique<Arena>(plan_.host + guard, at::kCPU, !options_.device.is_cpu());
@@ -262,8 +263,8 @@ class Executor::Impl {
       if (use.alone) micro_batch_deaths_[use.op].push_back(value.first);
   }
 
-  // Returns whether the ops of a stream that use a buffer have ended when op `last`, of this or another stream, has
-  // ended.
+  // Returns whether all ops of `stream` that use a buffer have ended by the time op `last`, of this or another stream,
+  // has ended.
   static bool over_before(const std::vector<program::Step>& steps, int buffer, program::Stream stream, int last) {
     const program::Stream own = steps[static_cast<std::size_t>(last)].stream;
     if (stream == own) return true;
@@ -298,8 +299,8 @@ class Executor::Impl {
   }
 
   // Sets the number of threads for this thread only. at::set_num_threads would also set MKL's number for the whole
-  // process; it would then be chance which of the compute thread's products still ran on all threads, and so what bits
-  // they had.
+  // process. Chance would then decide which products of the compute thread still ran on all threads, and with that
+  // their bits.
   void prepare_thread(program::Stream stream) const {
     at::internal::lazy_init_num_threads();
     ::omp_set_num_threads(std::max(threads_[static_cast<std::size_t>(stream)], 1));
@@ -323,7 +324,7 @@ class Executor::Impl {
       run_ops(stream, state, timeline);
     });
     attempt([&] {
-      if (own) launches_->wait();  // in any case nothing uses the arena any more
+      if (own) launches_->wait();  // after a failure, too, nothing may use the arena any more
     });
     return error;
   }
@@ -338,7 +339,7 @@ class Executor::Impl {
         if (!progress_.wait(before)) return;
         if (launched_[before]) launches_->order_after(before);
       }
-      // The order in which all ranks communicate is that of the list; see docs/decisions/0011-self-contained-ops.md.
+      // All ranks communicate in the order of the list; see docs/decisions/0011-self-contained-ops.md.
       if (!in_turn_.empty() && in_turn_[i] >= 0 && !progress_.wait(static_cast<std::size_t>(in_turn_[i]))) return;
       run_op(i, state, timeline);
       progress_.mark(i);
@@ -396,7 +397,7 @@ class Executor::Impl {
     if (options_.poison_dead) poison(i);
   }
 
-  // A launched op took its time on the device, not on the thread.
+  // A launched op takes its time on the device and not on the thread, so the times come from the device's events.
   void read_times(program::Timeline& timeline) const {
     for (std::size_t i = 0; i < ops_.size(); ++i) {
       if (!launched_[i]) continue;
@@ -463,13 +464,14 @@ class Executor::Impl {
   std::vector<std::vector<int>> micro_batch_deaths_;
   Progress progress_;
   std::unique_ptr<Launches> launches_;  // null on the host
-  std::vector<bool> launched_;          // by op; the host waits for the others
+  std::vector<bool> launched_;          // by op; the host waits for each op that is not only launched
   std::int64_t start_ns_ = 0;
-  std::array<bool, program::kNumStreams> used_{}, calls_{};  // streams with ops; with ops that communicate
+  // used_: streams with ops; calls_: streams with ops that communicate
+  std::array<bool, program::kNumStreams> used_{}, calls_{};
   std::vector<int> in_turn_;  // by op: the communication that must have ended; empty if the communicators need no order
-  std::array<int, program::kNumStreams> threads_{};  // of the kernels of each stream
-  // Made by the first step, so that an executor that only lends its state has no threads. The last member: its threads
-  // use the others.
+  std::array<int, program::kNumStreams> threads_{};  // threads of the kernels of each stream
+  // The workers are made by the first step, so that an executor that only lends its state has no threads. This is the
+  // last member because its threads use the others.
   std::optional<Workers> workers_;
 };
 
@@ -507,7 +509,7 @@ int state_buffer(const program::Program& p, const std::string& state, int unit) 
   using program::Value;
   const auto value = program::value_named(state);
   if (!value) return -1;
-  // Parameters and gradients stay on the device, whole or sharded, or else on the host.
+  // Parameters and gradients stay on the device, whole or sharded, or on the host.
   std::vector<Value> places{*value};
   if (*value == Value::kParam) places = {Value::kParamShard, Value::kParam, Value::kParamHost};
   if (*value == Value::kGrad) places = {Value::kGradShard, Value::kGrad, Value::kGradHost};

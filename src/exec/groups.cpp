@@ -9,7 +9,8 @@ using program::Axis;
 
 namespace {
 
-// Returns the axes of a program's ops. The stages of a pipeline use different axes, but all ranks must split alike.
+// Returns the axes along which a program's ops communicate. The stages of a pipeline use different axes, but all ranks
+// must make the same splits.
 std::array<bool, program::kAllAxes.size()> axes_in(const program::Program& p) {
   std::array<bool, program::kAllAxes.size()> used{};
   if (p.grid.sizes[mesh::Axis::kPp] > 1) {
@@ -23,8 +24,8 @@ std::array<bool, program::kAllAxes.size()> axes_in(const program::Program& p) {
   return used;
 }
 
-// Returns the number of this rank's group along an axis. The group of a pipeline's ends has two of its ranks; the other
-// ranks form a group that nobody uses.
+// Returns the number of this rank's group along an axis. The group of a pipeline's ends has only the first and the last
+// stage; the other ranks form a group that nobody uses.
 int color_of(const mesh::Mesh& mesh, int rank, Axis axis) {
   const int group = mesh.group_number(rank, program::axes_of(axis));
   if (axis != Axis::kEnds) return group;

@@ -11,15 +11,15 @@ namespace molen::exec {
 
 class Groups {
  public:
-  // Splits `world` for the axes that the program's ops name (in a pipeline: for all axes); collective over it. `world`
-  // may be null when no op communicates.
+  // Splits `world` for the axes that the program's ops name (in a pipeline, for all axes). Collective over `world`,
+  // which may be null when no op communicates.
   Groups(const program::Program& program, int rank, comm::Communicator* world);
 
   // Returns null for an axis that no op names.
   comm::Communicator* of(program::Axis axis) const { return groups_[static_cast<std::size_t>(axis)]; }
-  // Whether all of them must be called one at a time (comm/communicator.h).
+  // Returns whether all these communicators must be called one at a time (comm/communicator.h).
   bool one_at_a_time() const { return !made_.empty() && made_.front()->one_at_a_time(); }
-  // See comm/communicator.h; does nothing when no op communicates.
+  // Does what comm/communicator.h says, and nothing when no op communicates.
   void add_callers(int change) const noexcept {
     if (!made_.empty()) made_.front()->add_callers(change);
   }

@@ -1,5 +1,6 @@
-// Ops that the host only launches: each of the program's streams has a stream of the device; events order ops across
-// streams and measure their times. Through c10, so for any accelerator that libtorch supports.
+// Launches of ops that the host does not wait for. Each of the program's streams has a stream of the device. Events
+// order ops across streams and measure their times. The code uses c10, so it works for any accelerator that libtorch
+// supports.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -17,14 +18,14 @@
 namespace molen::exec {
 
 // An op of the expansion is launched between `begin` and `end`, on the thread and the device stream of its program
-// stream. The caller must make sure that what another thread does with the same op comes after `end`. Throws c10::Error
-// when the device fails, in this op or in an earlier one.
+// stream. The caller must make sure that another thread uses the same op only after `end`. Throws c10::Error when the
+// device fails, in this op or in an earlier one.
 class Launches {
  public:
   Launches(at::Device device, std::size_t ops);
 
   // Waits for what the calling thread has launched, and begins a step. Returns the start on the steady clock, in
-  // nanoseconds; the device's times count from some microseconds later.
+  // nanoseconds. The device's times count from an event some microseconds after it.
   std::int64_t begin_step();
   // Returns the device stream that the calling thread must make current while it runs the ops of a program's stream.
   c10::Stream stream(program::Stream stream) const { return streams_[static_cast<std::size_t>(stream)]; }

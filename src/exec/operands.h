@@ -16,7 +16,7 @@ using program::Arg;
 // The operands of one step as tensors with the shapes of model/parts.h.
 class Operands {
  public:
-  // `chunk`: the piece of the rows that the op belongs to (program/ir/layout.h: chunk_rows); -1: all rows.
+  // `chunk` is the piece of the rows that the op works on (program/ir/layout.h: chunk_rows), or -1 for all rows.
   Operands(const BindContext& context, const program::Step& step, std::int64_t chunk = -1)
       : c_(context), step_(step), chunk_(chunk), all_(step.attributes.rows), rows_(program::chunk_rows(all_, chunk)) {}
 
@@ -24,20 +24,21 @@ class Operands {
   bool has(Arg arg) const { return step_.find(arg) != nullptr; }
   at::Tensor flat(Arg arg) const { return c_.flat(step_.operand(arg).buffer); }
   at::Tensor view(Arg arg, at::IntArrayRef shape) const { return flat(arg).view(shape); }
-  // Returns the rows of a value that the op works on: all of them, or a piece. The buffer holds all rows, or only this
-  // piece.
+  // Returns the rows of a value that the op works on, which are all rows or one piece. The buffer has all rows or only
+  // this piece.
   at::Tensor rows(Arg arg) const {
     const bool apart = c_.program.buffers[static_cast<std::size_t>(step_.operand(arg).buffer)].chunk >= 0;
     if (chunk_ < 0 || apart) return view(arg, {tokens(), -1});
     return view(arg, {all_.count(), -1}).narrow(0, rows_.first, tokens());
   }
   // Returns the residual gradient that a norm's backward adds to, when the op writes the sum to another buffer because
-  // the old value is still to be read. Undefined when the op adds in place or reads none: nothing must be copied.
+  // the old value is still to be read. The result is undefined when the op adds in place or reads no residual gradient,
+  // because then nothing must be copied.
   at::Tensor residual_gradient_beside() const {
     return has(Arg::kDResidual) ? view(Arg::kDResidual, {tokens(), -1}) : at::Tensor();
   }
 
-  // RoPE's table of a sequence.
+  // Returns RoPE's table of a sequence.
   model::RopeTable rope() const {
     const at::Tensor halves = view(Arg::kRope, {2, all_.length, -1});
     return {halves.select(0, 0), halves.select(0, 1)};
@@ -51,7 +52,7 @@ class Operands {
     return saved;
   }
 
-  // The weights (or gradients) of the unit that a buffer holds.
+  // Returns the weights (or gradients) of the unit that a buffer holds.
   UnitWeights unit(int buffer) const {
     const int u = c_.program.unit_of_buffer(buffer);
     MOLEN_CHECK(u >= 0, "operand {} is no unit", c_.program.buffers[static_cast<std::size_t>(buffer)].name);
@@ -72,8 +73,8 @@ class Operands {
   Bounds vocabulary() const {
     return arch::even_range(c_.program.arch.vocabulary, c_.coordinates[mesh::Axis::kTp], tensor_ranks());
   }
-  // Returns the rows of the residual stream to which this rank adds what counts once. A value that is kept by rows
-  // contains only these rows.
+  // Returns the rows of the residual stream to which this rank adds the terms that count once. A value that is kept by
+  // rows contains only these rows.
   at::Tensor residual() const {
     const program::Grid& grid = c_.program.grid;
     const auto [first, last] = program::row_range(all_, grid, c_.coordinates, chunk_);
@@ -86,7 +87,8 @@ class Operands {
   model::Share share() const {
     model::Share share;
     if (tensor_ranks() == 1) return share;
-    // When the rows are cut into pieces, an op on all rows adds nothing to the rank's own rows: the products do.
+    // When the rows are cut into pieces, the products of the pieces add to the rank's own rows. An op on all rows adds
+    // nothing to them.
     const auto [first, last] = all_.in_pieces() && chunk_ < 0
                                    ? Bounds{0, 0}
                                    : program::row_range(all_, c_.program.grid, c_.coordinates, chunk_);
@@ -107,7 +109,7 @@ class Operands {
   const program::Step& step_;
   std::int64_t chunk_;
   program::Rows all_;
-  Bounds rows_;  // of these, the op's own
+  Bounds rows_;  // rows that the op works on
 };
 
 struct Common {
@@ -117,8 +119,8 @@ struct Common {
   model::Share share;
   std::vector<PositionRun> positions;  // of this context rank
   model::Half half = model::Half::kBoth;
-  at::Tensor documents{};  // for attention within documents: where they begin
-  at::Tensor slopes{};     // ALiBi's
+  at::Tensor documents{};  // for attention within documents: where each document begins
+  at::Tensor slopes{};     // ALiBi's slopes
   model::Context context(math::Scratch& scratch) const {
     return {arch,
             shape,

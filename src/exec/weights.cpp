@@ -20,7 +20,7 @@ at::Tensor UnitWeights::weight(arch::Role role, std::int64_t rows) const {
 }
 
 at::Tensor UnitWeights::of_experts(arch::Role role, std::int64_t out) const {
-  // Each of several expert ranks has its own experts in the unit.
+  // When there are several expert ranks, each has only its own experts in the unit.
   const std::int64_t experts = std::ranges::count_if(unit_.entries, [&](const program::UnitEntry& entry) {
     const auto& parameter = parameters_[static_cast<std::size_t>(entry.parameter)];
     return parameter.role == role && parameter.layer == layer_;

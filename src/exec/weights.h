@@ -14,14 +14,14 @@ namespace molen::exec {
 
 class UnitWeights {
  public:
-  // The weights of one of the unit's layers; with -1, those that belong to no layer. `flat` has unit.elements elements
-  // and is viewed, not copied.
+  // Makes the weights of one of the unit's layers or, with layer -1, those that belong to no layer. `flat` has
+  // unit.elements elements and is viewed, not copied.
   UnitWeights(const arch::Architecture& arch, const std::vector<arch::Parameter>& parameters, const program::Unit& unit,
               std::int64_t layer, at::Tensor flat)
       : arch_(arch), parameters_(parameters), unit_(unit), layer_(layer), flat_(std::move(flat)) {}
 
   // Returns an undefined tensor when the architecture has no such parameter. `rows` > 0 extends the view over the
-  // parameters after it (q|k|v, gate|up, those of all experts).
+  // parameters after it, as for q|k|v, gate|up and the matrices of all experts.
   at::Tensor weight(arch::Role role, std::int64_t rows = 0) const;
 
   model::Linear qkv() const { return linear(arch::Role::kQuery, arch::Role::kQueryBias, arch_.qkv_size()); }
@@ -35,7 +35,7 @@ class UnitWeights {
   model::QkNormWeights qk_norm() const { return {weight(arch::Role::kQueryNorm), weight(arch::Role::kKeyNorm)}; }
   model::NormWeights mlp_norm() const { return norm(arch::Role::kMlpNorm, arch::Role::kMlpNormBias); }
   model::RouterWeights router() const { return {weight(arch::Role::kRouter), weight(arch::Role::kRouterBias)}; }
-  // The matrices of all experts of a layer, which lie one after another: [E, out, in].
+  // Returns the matrices of all experts of a layer, [E, out, in]; they are stored one after another.
   at::Tensor expert_up() const {
     return of_experts(arch_.gated() ? arch::Role::kExpertGate : arch::Role::kExpertUp, arch_.expert_up_size());
   }

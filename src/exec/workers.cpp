@@ -8,7 +8,7 @@ Workers::Workers(const std::vector<program::Stream>& streams, std::function<void
   try {
     for (const program::Stream stream : streams)
       threads_.emplace_back([this, stream, prepare] { serve(stream, prepare); });
-  } catch (...) {  // the system has no thread left: those that began must not wait forever
+  } catch (...) {  // the system has no thread left; the threads that began must end
     const std::lock_guard lock(mutex_);
     stopped_ = true;
     begun_.notify_all();

@@ -25,10 +25,10 @@ std::int64_t aligned(std::int64_t bytes) {
 struct Serving {
   Scratch* scratch = nullptr;
   struct Block {
-    char* data;  // null: given back
+    char* data;  // null once it is given back
     std::int64_t begin, end;
   };
-  std::vector<Block> blocks;  // in order of address
+  std::vector<Block> blocks;  // ordered by address
   char* stray = nullptr;
   std::uint32_t strays = 0;  // one bit for each place of 64 bytes
 };
@@ -106,7 +106,7 @@ class ServingAllocator final : public c10::Allocator {
   }
 
   static void release(void* data) {
-    if (!serving) return;  // the op has ended, and with it its scratch
+    if (!serving) return;  // the op has ended, and its scratch is no longer valid
     const char* p = static_cast<char*>(data);
     if (serving->stray && p >= serving->stray && p < serving->stray + AllocationGuard::kStray) {
       serving->strays &= ~(1U << ((p - serving->stray) / kPlace));

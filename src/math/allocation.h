@@ -1,6 +1,6 @@
-// Control of ATen's allocations on the host while an op of the plan runs. An allocator that molen installs takes them
-// from the op's scratch and throws when that is exceeded. What the GEMM library takes for itself is not a tensor of the
-// plan and comes from a block that is kept.
+// Control of ATen's allocations on the host while an op of the plan runs. An allocator that molen installs takes their
+// memory from the op's scratch, and throws when the scratch is exceeded. Memory that the GEMM library takes for itself
+// is no tensor of the plan, and comes from a block that each thread keeps.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace molen::math {
 
 // Marks a call into the GEMM library on this thread. oneDNN asks ATen's allocator for a scratchpad whose size depends
 // on the processor, the version and the number of threads, so no plan can know it. Each thread keeps one block for it,
-// as large as the largest request so far. The block belongs to the process, outside the plan, and is measured at the
-// start.
+// as large as the largest request so far. The block belongs to the process and not to the plan, and its size is
+// measured when the process starts.
 class LibraryCall {
  public:
   LibraryCall() { ++depth_; }
@@ -28,8 +28,8 @@ class LibraryCall {
 };
 
 // During the lifetime of a guard, ATen's allocations on its thread are taken from `scratch`, and freed blocks are
-// returned when they are the topmost. Scalars that ATen wraps into tensors (16 bytes at most) use kStray bytes, which
-// are taken at once. Without scratch nothing may be allocated. Without a guard, ATen allocates as usual.
+// returned when they are the topmost. The guard takes kStray bytes at once, for scalars that ATen wraps into tensors
+// (16 bytes at most). When `scratch` is null, nothing may be allocated. Without a guard, ATen allocates as usual.
 class AllocationGuard {
  public:
   static constexpr std::int64_t kStray = 1024;

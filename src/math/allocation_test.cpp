@@ -1,5 +1,5 @@
-// Tests where ATen's allocations on the host go while an op runs: to the op's scratch, to the block of the GEMM
-// library, or past both, which is counted.
+// Tests where ATen's allocations on the host come from while an op runs: from the op's scratch, from the block of the
+// GEMM library, or from neither, which is counted.
 #include "math/allocation.h"
 
 #include <c10/core/Allocator.h>
@@ -24,7 +24,7 @@ class Allocation : public ::testing::Test {
   }
   static c10::DataPtr allocate(std::size_t bytes) { return c10::GetAllocator(c10::kCPU)->allocate(bytes); }
   std::int64_t unserved() const { return AllocationGuard::unserved() - before; }
-  // How far behind the beginning of the memory an address lies.
+  // Returns the distance of an address from the beginning of the memory.
   std::int64_t place(const void* p) const { return static_cast<const char*>(p) - memory; }
 
   alignas(64) char memory[1 << 14];
@@ -40,9 +40,9 @@ TEST_F(Allocation, IsTakenFromTheScratchAndGivenBackFromTheTop) {
   EXPECT_EQ(place(b.get()), kStray + 128);
   EXPECT_EQ(place(c.get()), kStray + 128 + 256);
   EXPECT_EQ(scratch.used(), kStray + 128 + 256 + 64);
-  b.clear();  // stays: c lies above
+  b.clear();  // the scratch stays in use, because c is above b
   EXPECT_EQ(scratch.used(), kStray + 128 + 256 + 64);
-  c.clear();  // takes b along
+  c.clear();  // gives back b too
   EXPECT_EQ(scratch.used(), kStray + 128);
   EXPECT_EQ(place(allocate(64).get()), kStray + 128);
   a.clear();
@@ -89,7 +89,7 @@ TEST_F(Allocation, BeginsEachOpWithAllPlacesFree) {
     kept = allocate(8);
     EXPECT_EQ(place(kept.get()), 0);
   }
-  kept.clear();  // the op has ended, and with it its scratch
+  kept.clear();  // the op has ended, and its scratch is no longer valid
   scratch.reset();
   c10::DataPtr late;
   {
@@ -114,7 +114,7 @@ TEST_F(Allocation, IsRefusedBeyondTheScratchAndWithoutOne) {
   EXPECT_EQ(unserved(), 0);
 }
 
-// Memory that was taken by address alone is given back the same way.
+// Memory that was taken by address alone is given back in the same way.
 TEST_F(Allocation, TellsByTheAddressWhoseMemoryIsGivenBack) {
   c10::Allocator* all = c10::GetAllocator(c10::kCPU);
   void* outside = all->raw_allocate(256);

@@ -13,9 +13,9 @@
 //   lse        [B, h, S]       natural logarithm of the softmax's denominator, ALiBi included
 //
 // Results have the same bits for any number of threads: a tile is computed alike on every thread. They differ between
-// instruction sets (AVX-512, AVX2, any). A NaN in what a row sees makes the row NaN. A NaN in the five tokens after a
-// row may reach it too (0 * NaN in a block of six rows); no other number ever does. p_ij below 2^-100 of the largest in
-// its row is zero.
+// instruction sets (AVX-512, AVX2, any). A NaN in a token that a row sees makes the row NaN. A NaN in the five tokens
+// after a row may reach it too (0 * NaN in a block of six rows); no other number ever does. A p_ij below 2^-100 of the
+// largest p in its row is zero.
 //
 // Scratch, in bytes, with W = D rounded up to a multiple of 16, plus 16:
 //   forward   threads * 4 * (288 * (2 W + 162) + 256 W)
@@ -26,13 +26,13 @@
 
 namespace molen::math {
 
-enum class AttentionIsa { kBest, kGeneric, kAvx2, kAvx512, kAvx512Bf16 };  // kAvx512Bf16: only for rows in bf16
+enum class AttentionIsa { kBest, kGeneric, kAvx2, kAvx512, kAvx512Bf16 };  // kAvx512Bf16 is only for rows in bf16
 
 struct AttentionShape {
-  std::int64_t B = 0, S = 0, h = 0, k = 0, D = 0;  // h a multiple of k; 1 <= D <= 256; S any
+  std::int64_t B = 0, S = 0, h = 0, k = 0, D = 0;  // h is a multiple of k; 1 <= D <= 256; S is any number
   int threads = 1;
-  const float* alibi = nullptr;            // h slopes, or none
-  AttentionIsa isa = AttentionIsa::kBest;  // kBest: the fastest of this processor; tests force others
+  const float* alibi = nullptr;            // h slopes, or null for none
+  AttentionIsa isa = AttentionIsa::kBest;  // kBest is the fastest of this processor; tests force others
 };
 
 bool attention_isa_available(AttentionIsa isa);

@@ -46,8 +46,9 @@ inline i64 width(i64 D) {
 
 // ---- elementary functions ----
 
-// 2^x for x <= about 0, with an error of 1 ulp; 0 below -100 (1e-30 of a sum that is at least 1). x = n + f, n an
-// integer, |f| <= 1/2; n is added to the exponent through a sum with 1.5*2^23. Coefficients: minimax of relative error.
+// Returns 2^x for x <= about 0, with an error of 1 ulp. The result is 0 for x below -100 (1e-30 of a sum that is at
+// least 1). x = n + f with an integer n and |f| <= 1/2; n is added to the exponent by a sum with 1.5*2^23. The
+// coefficients are the minimax ones of the relative error.
 inline F exp2_vector(F x) {
   const F magic = Simd::set1(12582912.0f + 127.0f);
   const F t = x + magic;
@@ -135,7 +136,8 @@ constexpr Block kBlocks[kRowsPerBlock + 1] = {nullptr,
                                               block<5, NV, kTransposed>,
                                               block<6, NV, kTransposed>};
 
-// C [rows <= 6, columns, a multiple of kL] from A [rows, depth] (or its transpose in memory) and B [depth, columns].
+// Computes C [rows <= 6, columns, a multiple of kL] from A [rows, depth] (or its transpose in memory) and B [depth,
+// columns].
 template <bool kTransposed>
 inline void product(i64 rows, i64 columns, const float* a, i64 lda, const float* b, i64 ldb, i64 depth, float* c,
                     i64 ldc, const float* scale = nullptr) {
@@ -181,7 +183,7 @@ inline void transpose_square(F (&x)[kL]) {
   }
 }
 
-// to [strip][D][64] = scale * from [n, D] transposed, n <= kTileColumns; columns up to a multiple of 16 are zero.
+// to [strip][D][64] = scale * from [n, D] transposed, n <= kTileColumns. Columns up to a multiple of 16 are zero.
 [[maybe_unused]] void pack_transposed(float* to, const float* from, i64 ld_from, i64 n, i64 D, float scale) {
   for (i64 j = 0; j < round16(n); j += kL) {
     float* strip = to + j / kStrip * kStrip * D + j % kStrip;

@@ -5,8 +5,8 @@
 namespace molen::math::attention_detail {
 namespace {
 
-// Rows of D elements that the next tile will read. They lie far apart in qkv, where the processor's prefetcher does not
-// find them, so they are fetched a few at a time while products run.
+// The rows of D elements that the next tile will read. They are far apart in qkv, so the processor's prefetcher does
+// not find them. They are fetched a few at a time while products run.
 struct Prefetch {
   const float* row = nullptr;
   i64 ld = 0, rows = 0, D = 0;
@@ -24,8 +24,8 @@ struct Statistics {  // of one block's rows, in units of log2
   float* sums;       // [rows, 16] the denominator, lane by lane
 };
 
-// Turns scores into unnormalised probabilities, in place; updates the statistics of `rows` rows, the first of which is
-// i.
+// Turns scores into unnormalised probabilities, in place, and updates the statistics of `rows` rows, the first of which
+// is i.
 void softmax_block(float* x, i64 rows, i64 columns, i64 i, i64 j0, float slope, const Statistics& s) {
   float change[16] __attribute__((aligned(64)));
   for (i64 r = 0; r < 16; ++r) change[r] = 0;
@@ -91,7 +91,7 @@ void forward_tile(const Forward& f, i64 head0, i64 heads, i64 i0, i64 n, i64 j0,
     softmax_block(p + r * kLdP, rows, round16(seen(i, rows)), i, j0, f.alibi ? f.alibi[head0 + head] * kLog2e : 0.0f,
                   at);
   };
-  if (D <= 64) {  // all keys of the tile stay in L1: scores are used while they are also there
+  if (D <= 64) {  // all keys of the tile fit L1, so scores are used while they are in L1 too
     for_each_block(heads, n, i0, j0, [&](i64 head, i64 r, i64 rows, i64 i) {
       for (i64 strip = 0; strip < kTileColumns / kStrip; ++strip)
         product_strip(rows, round16(seen(i, rows)), strip, q + r * W, W, k_transposed, D, p + r * kLdP);
@@ -186,8 +186,8 @@ void load_keys(const Backward& g, const KeyTile& t) {
   pack_rows(t.k, width(D), k, ld, t.keys, D);
 }
 
-// The queue of prefetches during the products on a tile of queries: the tile's dq, then the rows that the next tile
-// packs.
+// The queue of prefetches that run during the products on a tile of queries: first the tile's dq, then the rows that
+// the next tile packs.
 struct PrefetchQueue {
   Prefetch part[4];
   int at = 0;
@@ -221,8 +221,8 @@ void load_queries(const Backward& g, i64 b, const QueryTile& u) {
   }
 }
 
-// p and ds of a tile; ds is multiplied by 1/sqrt(D). Columns that a row does not see are 0, up to the tile's last
-// column.
+// Computes p and ds of a tile; ds is multiplied by 1/sqrt(D). Columns that a row does not see are 0, up to the tile's
+// last column.
 void scores_tile(const Backward& g, const KeyTile& t, const QueryTile& u, PrefetchQueue& next) {
   const i64 D = g.D, W = width(D), all = round16(t.keys);
   const auto seen = [&](i64 i, i64 rows) { return round16(smaller(t.keys, i + rows - t.j0)); };

@@ -11,7 +11,7 @@ using i64 = std::int64_t;
 
 enum Tile : i64 {
   kTileColumns = 128,  // keys of a tile
-  kForwardRows = 288,  // query rows, over the heads that share the keys, of one forward piece
+  kForwardRows = 288,  // query rows of one forward piece, over the heads that share the keys
   kBackwardRows = 96,  // query rows of one head that are combined with a tile of keys at a time
   kMaxHeadsPerPiece = 8,
   kMaxD = 256,
@@ -34,12 +34,13 @@ struct Backward {
 
 // Each function writes outputs that no other piece writes.
 struct Kernels {
-  // Rows i0..i0+n of `heads` query heads from `head`, all reading one key/value head; heads * n <= kForwardRows.
+  // Computes rows i0..i0+n of `heads` query heads from `head` on. All of them read one key/value head, and heads * n <=
+  // kForwardRows.
   void (*forward_rows)(const Forward&, i64 b, i64 head, i64 heads, i64 i0, i64 n, float* scratch);
-  // Computes dk and dv of the tile of keys that starts at j0; with_dq: also adds the tile's part of dq (tiles in rising
-  // order, from 0).
+  // Computes dk and dv of the tile of keys that starts at j0. With with_dq, also adds the tile's part of dq; the tiles
+  // then come in rising order from 0.
   void (*backward_columns)(const Backward&, i64 b, i64 kv, i64 j0, bool with_dq, float* scratch);
-  // Computes only dq, of rows i0..i0+n of one query head, n <= kBackwardRows.
+  // Computes only dq, for rows i0..i0+n of one query head; n <= kBackwardRows.
   void (*backward_rows)(const Backward&, i64 b, i64 head, i64 i0, i64 n, float* scratch);
 };
 

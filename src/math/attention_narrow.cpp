@@ -34,7 +34,8 @@ i64 forward_words(i64 D) {
 i64 backward_words(i64 D) {
   return 448 * half_width(D) + 512 * padded_width(D) + 23424;
 }
-// Returns the size of the dq sums of one key/value head's queries, which are needed when one thread computes them all.
+// Returns the size of the sums of dq for the queries of one key/value head. They are needed when one thread computes
+// all of these queries.
 i64 query_words(const AttentionShape& s) {
   return split_finely(s) ? 0 : s.h / s.k * s.S * padded_width(s.D);
 }

@@ -2,10 +2,10 @@
 // transposition of attention_blocks_inl.h.
 //
 // Products multiply bf16 with bf16 and add in fp32, two terms a step. A pair is two neighbours along the depth in one
-// lane of 32 bits, the first in the lower half, as VDPBF16PS takes it. A is read along its rows as they are stored (a
-// pair is 4 bytes), or from rows that are interleaved in pairs. B always has its rows interleaved in pairs: for K^T and
-// V^T, this is a transposition of 32-bit lanes. Without VDPBF16PS, both halves are widened and multiplied one after the
-// other; results then differ only in rounding.
+// lane of 32 bits, with the first in the lower half, as VDPBF16PS takes them. A is read along its rows as they are
+// stored (a pair is 4 bytes), or from rows that are interleaved in pairs. B always has its rows interleaved in pairs:
+// for K^T and V^T, this is a transposition of 32-bit lanes. Without VDPBF16PS, both halves are widened and multiplied
+// one after the other; results then differ only in rounding.
 #include "math/attention_blocks_inl.h"
 
 namespace molen::math::attention_detail {
@@ -77,7 +77,7 @@ inline I paired(F lower, F upper) {
 }
 #endif
 
-inline u16 narrowed(float x) {  // as store_narrow does
+inline u16 narrowed(float x) {  // rounds as store_narrow does
   u16 all[kL];
   store_narrow(all, Simd::set1(x));
   return all[0];
@@ -86,7 +86,8 @@ inline u16 narrowed(float x) {  // as store_narrow does
 inline i64 pairs_of(i64 n) {
   return (n + 1) / 2;
 }
-// Returns the number of pairs from one row of A to the next: rows a power of two apart would share few cache sets.
+// Returns the number of pairs from one row of A to the next. It is padded, because rows a power of two apart would
+// share few cache sets.
 inline i64 pair_width(i64 D) {
   return round16(pairs_of(D)) + 16;
 }
@@ -143,7 +144,8 @@ constexpr DotBlock kDotBlocks[kRowsPerBlock + 1] = {nullptr,
                                                     dot_block<5, NV, kInterleaved>,
                                                     dot_block<6, NV, kInterleaved>};
 
-// C [rows <= 6, columns, a multiple of 16] from A [rows, depth] and B [depth, columns], depth in pairs.
+// Computes C [rows <= 6, columns, a multiple of 16] from A [rows, depth] and B [depth, columns], with the depth in
+// pairs.
 template <bool kInterleaved>
 inline void dot_product(i64 rows, i64 columns, const Pair* a, i64 lda, const Pair* b, i64 ldb, i64 depth, float* c,
                         i64 ldc, const float* scale = nullptr) {
@@ -174,7 +176,7 @@ inline void dot_product(i64 rows, i64 columns, const Pair* a, i64 lda, const Pai
   }
 }
 
-// to [pairs of n, ld]: rows interleaved in pairs; columns (to a multiple of 16) and the last row (to a multiple of 2)
+// to [pairs of n, ld] = rows interleaved in pairs. Columns (to a multiple of 16) and the last row (to a multiple of 2)
 // are filled up with zeros.
 [[maybe_unused]] void interleave_rows(Pair* to, i64 ld, const u16* from, i64 ld_from, i64 n, i64 D) {
   for (i64 r = 0; r < n; r += 2, to += ld, from += 2 * ld_from) {
@@ -190,7 +192,7 @@ inline void dot_product(i64 rows, i64 columns, const Pair* a, i64 lda, const Pai
   }
 }
 
-// to [strip][pairs of D][64] = from [n, D] transposed, n <= kTileColumns; columns up to a multiple of 16 are zero.
+// to [strip][pairs of D][64] = from [n, D] transposed, n <= kTileColumns. Columns up to a multiple of 16 are zero.
 [[maybe_unused]] void transpose_pairs(Pair* to, const u16* from, i64 ld_from, i64 n, i64 D) {
   const i64 depth = pairs_of(D);
   for (i64 j = 0; j < round16(n); j += kL) {
@@ -230,7 +232,7 @@ inline void narrow_row(u16* to, const float* from, i64 D, float factor) {
   for (; d < D; ++d) to[d] = narrowed(from[d] * factor);
 }
 
-// The sum of a[d] * b[d].
+// Returns the sum of a[d] * b[d].
 inline float dot_rows(const u16* a, const u16* b, i64 D) {
   F sum = F{};
   i64 d = 0;

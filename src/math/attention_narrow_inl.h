@@ -20,7 +20,7 @@ struct Cutter {
   Pair* pairs(i64 n) { return (Pair*)floats(n); }
 };
 
-// Returns how many columns of a tile of keys from j0 the last of `rows` rows from i sees.
+// Returns how many columns are seen by the last of `rows` rows from i, in a tile of keys from j0.
 inline i64 seen_columns(i64 keys, i64 i, i64 rows, i64 j0) {
   return smaller(keys, i + rows - j0);
 }
@@ -37,8 +37,8 @@ struct ForwardTile {
   Pair *k_transposed, *v;
 };
 
-// Turns scores (products, not yet scaled) into unnormalised probabilities in bf16; updates the statistics of `rows`
-// rows, the first of which is i. change: the factor of the output so far.
+// Turns scores (products, not yet scaled) into unnormalised probabilities in bf16, and updates the statistics of `rows`
+// rows, the first of which is i. `change` is the factor of the output so far.
 void softmax_block(float* x, Pair* p, i64 rows, i64 columns, i64 i, i64 j0, float scale, float slope,
                    const Statistics& s, float* change) {
   for (i64 r = 0; r < 16; ++r) change[r] = 0;
@@ -191,7 +191,7 @@ inline void row_gradients(float* p, float* ds, i64 columns, i64 visible, float s
   for (i64 c = visible; c < columns; ++c) p[c] = ds[c] = 0;
 }
 
-// Stores p and ds of a block of rows from r in the layouts that the products take; columns that a row does not see are
+// Stores p and ds of a block of rows from r in the layouts that the products take. Columns that a row does not see are
 // 0, up to `all`.
 void store_block(const QueryTile& u, i64 r, i64 rows, i64 all, bool for_keys) {
   for (i64 x = 0; x < rows; ++x) {
@@ -254,7 +254,7 @@ void add_to_keys(const KeyTile& t, const QueryTile& u, i64 D, const Pair* weight
     }
 }
 
-// dq (+)= ds k; dq [n, width of D].
+// dq (+)= ds k, where dq is [n, width of D].
 void add_to_queries(const KeyTile& t, const QueryTile& u, i64 D, float* dq) {
   const i64 W = width(D);
   for_each_seeing_block(t, u, [&](i64 r, i64 rows, i64 seen) {

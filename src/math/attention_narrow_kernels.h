@@ -26,20 +26,21 @@ struct NarrowBackward {
 
 // Each function writes outputs that no other piece writes.
 struct NarrowAttention {
-  // Rows i0..i0+n of `heads` query heads from `head`, all reading one key/value head; heads * n <= kForwardRows.
+  // Computes rows i0..i0+n of `heads` query heads from `head` on. All of them read one key/value head, and heads * n <=
+  // kForwardRows.
   void (*forward_rows)(const NarrowForward&, i64 b, i64 head, i64 heads, i64 i0, i64 n, float* scratch);
   // Computes dk and dv of the tile of keys that starts at j0. When dq [h / k, S, width of D] is given, also adds the
-  // tile's part to it (tiles in rising order, from 0, which overwrites).
+  // tile's part to it. The tiles then come in rising order from 0, and tile 0 overwrites.
   void (*backward_columns)(const NarrowBackward&, i64 b, i64 kv, i64 j0, float* dq, float* scratch);
-  // Rounds dq of all heads on one key/value head to d_qkv, after the last tile of keys was added.
+  // Rounds dq of all heads on one key/value head to d_qkv, once the last tile of keys is added.
   void (*finish_queries)(const NarrowBackward&, i64 b, i64 kv, const float* dq);
-  // Computes only dq, of rows i0..i0+n of one query head, n <= kBackwardRows.
+  // Computes only dq, for rows i0..i0+n of one query head; n <= kBackwardRows.
   void (*backward_rows)(const NarrowBackward&, i64 b, i64 head, i64 i0, i64 n, float* scratch);
 };
 
 extern const NarrowAttention kNarrowGeneric;
-extern const NarrowAttention kNarrowAvx2;  // x86-64 only, as the next two
+extern const NarrowAttention kNarrowAvx2;  // x86-64 only, like the next two
 extern const NarrowAttention kNarrowAvx512;
-extern const NarrowAttention kNarrowAvx512Bf16;  // with the processor's own dot products of bf16 (VDPBF16PS)
+extern const NarrowAttention kNarrowAvx512Bf16;  // uses the processor's dot products of bf16 (VDPBF16PS)
 
 }  // namespace molen::math::attention_detail

@@ -32,7 +32,7 @@ Halves rounded(const Floats& values) {
   return all;
 }
 
-// Inputs as in fp32, with values that bf16 holds exactly.
+// Returns inputs as in fp32, with values that bf16 holds exactly.
 Inputs narrow_inputs(i64 B, i64 S, i64 h, i64 k, i64 D, bool alibi = false) {
   Inputs in = make_inputs(B, S, h, k, D, alibi);
   for (Floats* values : {&in.qkv, &in.d_o})
@@ -151,7 +151,7 @@ TEST(NarrowAttention, GroupedHeads) {
   expect_true(narrow_inputs(2, 150, 3, 3, 16), 1, {AttentionIsa::kBest});
   expect_true(narrow_inputs(2, 150, 4, 2, 16, true), 3, {AttentionIsa::kBest});
   expect_true(narrow_inputs(1, 301, 6, 2, 16), 1, {AttentionIsa::kBest});
-  // More heads on one key head than fit into a piece.
+  // More heads share one key head than fit into a piece.
   expect_true(narrow_inputs(1, 150, 11, 1, 8, true), 1, {AttentionIsa::kBest});
 }
 
@@ -164,7 +164,7 @@ RC_GTEST_PROP(NarrowAttention, AnyShape, ()) {
 }
 
 TEST(NarrowAttention, SameBitsForAnyNumberOfThreadsAndOnRepeat) {
-  // B*k = 2: with three threads and more the backward is split by tiles.
+  // B*k = 2, so with three or more threads the backward is split by tiles.
   const Inputs in = narrow_inputs(1, 300, 4, 2, 40);
   for (AttentionIsa isa : available()) {
     const Result one = run(in, 1, isa);
@@ -173,7 +173,7 @@ TEST(NarrowAttention, SameBitsForAnyNumberOfThreadsAndOnRepeat) {
   }
 }
 
-// The work of tensor ranks: one key/value head, or a part of the query heads that share it.
+// Tensor ranks compute one key/value head, or a part of the query heads that share it.
 TEST(NarrowAttention, HeadsAloneAreTheSameBits) {
   const i64 S = 150, D = 24;
   const Inputs all = narrow_inputs(1, S, 4, 2, D);
@@ -253,7 +253,7 @@ TEST(NarrowAttention, NanAndInfinityShow) {
       }
 }
 
-TEST(NarrowAttention, ScratchIsTheFormulaOfTheHeader) {  // which the memory plan restates
+TEST(NarrowAttention, ScratchIsTheFormulaOfTheHeader) {  // the memory plan uses the same formula
   for (i64 D : {1, 20, 33, 64, 256})
     for (int threads : {1, 2, 7}) {
       const AttentionShape shape{1, 300, 4, 2, D, threads};

@@ -19,7 +19,7 @@ struct Simd {
   static F fma(F a, F b, F c) { return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
   static F max(F a, F b) {
     return (F)_mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b);
-  }  // gcc 12 warns about the plain form
+  }  // the masked form is used because gcc 12 warns about the plain one
   static F zero_below(F value, F x, F limit) {
     return (F)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)x, (__m512)limit, _CMP_NLT_UQ), (__m512)value);
   }
@@ -44,7 +44,7 @@ struct Simd {
   static F set1(float x) { return F{x, x, x, x}; }
   static F fma(F a, F b, F c) { return a * b + c; }
   static F max(F a, F b) { return a > b ? a : b; }
-  // value where x is not below limit (NaN is not), zero elsewhere
+  // Returns value where x is not below limit, and zero elsewhere. A NaN is not below any limit.
   static F zero_below(F value, F x, F limit) { return x < limit ? F{} : value; }
 };
 #endif

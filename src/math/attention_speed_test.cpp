@@ -1,6 +1,6 @@
-// GFLOP/s of attention beside ATen's fused CPU op. Not a test: run it alone on an idle machine with
+// Compares the GFLOP/s of attention with ATen's fused CPU op. This is not a test: run it alone on an idle machine with
 //   math_test --gtest_also_run_disabled_tests --gtest_filter='AttentionSpeed.*'
-// Causal FLOPs, halved: 2 B h S^2 D forward (two products), 5/2 of it backward (five products).
+// Only the causal half of the FLOPs counts: 2 B h S^2 D forward (two products), and 5/2 of it backward (five products).
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>

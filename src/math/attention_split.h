@@ -46,7 +46,7 @@ void for_each_forward(const AttentionShape& s, void* scratch, i64 floats_each, R
   const i64 rows = kForwardRows / heads / 12 * 12;
   const i64 blocks = ceil_div(s.S, rows), columns = s.B * s.k * head_parts;
   for_each_piece(s, blocks * columns, scratch, floats_each, [&](i64 index, float* mine) {
-    // The last rows see the most keys: longest pieces first, so that threads finish together.
+    // The last rows see the most keys, so their pieces, which take longest, come first. Threads then finish together.
     const i64 i0 = (blocks - 1 - index / columns) * rows;
     const i64 part = index % head_parts, kv = index % columns / head_parts % s.k,
               b = index % columns / head_parts / s.k;

@@ -71,9 +71,9 @@ void expect_close(const Floats& got, const Sums& want, double factor, const char
 }
 
 // A score whose terms sum to M in absolute value has a rounding error of at most (D + 3) M eps. The terms here have
-// random signs, so partial sums stay near sqrt(D) terms while M is D terms: the standard deviation is below M eps. It
-// becomes the relative error of p, with 2 more for exp and for lse; the sums that follow add as little again. The
-// factor allows 6 standard deviations, for the worst of up to a million elements.
+// random signs, so partial sums stay near sqrt(D) terms while M is D terms. The standard deviation of the error is
+// therefore below M eps. It becomes the relative error of p, with 2 more for exp and for lse; the sums that follow add
+// as little again. The factor allows 6 standard deviations, for the worst of up to a million elements.
 double error_factor(const Truth& t) {
   return 6 * (t.largest_score + 3);
 }
@@ -134,7 +134,7 @@ RC_GTEST_PROP(Attention, AnyShape, ()) {
 }
 
 TEST(Attention, SameBitsForAnyNumberOfThreadsAndOnRepeat) {
-  // B*k = 2: with three threads and more the backward is split by tiles.
+  // B*k = 2, so with three or more threads the backward is split by tiles.
   const Inputs in = make_inputs(1, 300, 4, 2, 64);
   for (AttentionIsa isa : available()) {
     const Result one = run(in, 1, isa);
@@ -223,7 +223,7 @@ TEST(Attention, AgreesWithAten) {
           "d_qkv");
 }
 
-TEST(Attention, ScratchIsTheFormulaOfTheHeader) {  // which the memory plan restates
+TEST(Attention, ScratchIsTheFormulaOfTheHeader) {  // the memory plan uses the same formula
   for (i64 D : {1, 16, 20, 64, 128, 256})
     for (int threads : {1, 7}) {
       const AttentionShape shape{3, 100, 4, 2, D, threads};

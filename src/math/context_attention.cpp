@@ -69,8 +69,8 @@ i64 backward_floats(i64 D) {
   return kBackwardRows * (2 * padded_width(D) + 290) + (5 * kTileColumns + 6) * padded_width(D);
 }
 
-// Chooses between five matrix products in few pieces and seven in many, as in attention_split.h; both give the same
-// bits.
+// Chooses between few pieces with five matrix products and many pieces with seven, as in attention_split.h. Both give
+// the same bits.
 bool split_finely(const ContextShape& s, std::size_t tiles) {
   const i64 pieces = s.B * s.k, rounds = ceil_div(pieces, s.threads);
   return static_cast<double>(pieces) / static_cast<double>(rounds * s.threads) < 5.0 / 7.0 && tiles > 1;
@@ -128,7 +128,7 @@ void context_forward(const ContextShape& s, const ContextOperands& x, bool first
   const std::vector<ContextRows> blocks = cut(rows_of_runs(s.queries), kForwardRows / heads / 12 * 12);
   const i64 count = static_cast<i64>(blocks.size()), columns = s.B * s.k * head_parts;
   for_each_piece(s, count * columns, static_cast<float*>(scratch), forward_floats(s.D), [&](i64 index, float* mine) {
-    // The last rows see the most keys: longest pieces first, so that threads finish together.
+    // The last rows see the most keys, so their pieces, which take longest, come first. Threads then finish together.
     const ContextRows& rows = blocks[static_cast<std::size_t>(count - 1 - index / columns)];
     const i64 part = index % head_parts, kv = index % columns / head_parts % s.k,
               b = index % columns / head_parts / s.k;

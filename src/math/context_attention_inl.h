@@ -1,7 +1,7 @@
-// Attention of some queries over some keys, built on attention_blocks_inl.h. A query sees a range of a tile's columns:
-// [where its document begins, its own position]. Positions rise with the rows, and so do both ends of the range; a
-// block of 6 rows therefore sees the range from its first row's begin to its last row's end. Tiles and blocks that see
-// nothing are left out; inside a block, hidden elements are set to -inf or 0.
+// Attention of some queries over some keys, built on attention_blocks_inl.h. A query sees a range of a tile's columns,
+// from the beginning of its document to its own position. Positions rise with the rows, and so do both ends of the
+// range. A block of 6 rows therefore sees the range from its first row's begin to its last row's end. Tiles and blocks
+// that see nothing are left out; inside a block, hidden elements are set to -inf or 0.
 #include "math/attention_blocks_inl.h"
 #include "math/context_attention_kernels.h"
 
@@ -47,7 +47,7 @@ struct Statistics {  // of one head's rows, in units of log2
   Statistics from(i64 row) const { return {largest + row, scale + row, sums + 16 * row}; }
 };
 
-// Turns scores into unnormalised probabilities, in place; updates the statistics of the block's rows.
+// Turns scores into unnormalised probabilities, in place, and updates the statistics of the block's rows.
 void softmax_rows(float* x, i64 row, i64 rows, i64 begin, i64 end, const Sight& sight, float slope,
                   const Statistics& s) {
   const i64 from = down16(begin), to = round16(end);
@@ -93,8 +93,8 @@ struct ForwardPiece {
   Statistics s = {nullptr, nullptr, nullptr};
 };
 
-// Starts the statistics and output from those of earlier keys, as if these were one key with their whole weight, or
-// from none.
+// Starts the statistics and output from those of earlier keys, as if these were one key with their whole weight. When
+// there are no earlier keys, starts from nothing.
 void begin_rows(const ContextForward& f, const ForwardPiece& piece, i64 head) {
   const i64 D = f.D, W = width(D), n = piece.rows.n, at = head * n;
   const Statistics s = piece.s.from(at);
@@ -153,7 +153,7 @@ void forward_tile(const ContextForward& f, const ForwardPiece& piece, const Sigh
     const auto softmax = [&](i64 r, i64 rows, i64 begin, i64 end) {
       softmax_rows(p + r * kLdP, r, rows, begin, end, sight, slope, s.from(r));
     };
-    if (D <= 64) {  // all keys of the tile stay in L1: scores are used while they are also there
+    if (D <= 64) {  // all keys of the tile fit L1, so scores are used while they are in L1 too
       for_each_seeing(n, sight, [&](i64 r, i64 rows, i64 begin, i64 end) {
         for (i64 strip = 0; strip < kTileColumns / kStrip; ++strip)
           strip_scores(strip, rows, begin, end, q + r * W, W, piece.k_transposed, D, p + r * kLdP);
@@ -272,7 +272,7 @@ void load_queries(const ContextBackward& g, i64 b, const ContextQueries& u) {
   }
 }
 
-// p and ds of a tile; ds is multiplied by 1/sqrt(D). Columns that a row does not see are 0.
+// Computes p and ds of a tile; ds is multiplied by 1/sqrt(D). Columns that a row does not see are 0.
 void scores_tile(const ContextBackward& g, const ContextKeys& t, const ContextQueries& u) {
   const i64 D = g.D, W = width(D), all = round16(t.at.n);
   const Sight sight = sight_of(t, u);
@@ -355,7 +355,8 @@ void context_backward_keys(const ContextBackward& g, i64 b, i64 kv, const Contex
       const i64 skip = larger(0, tile.first - run.first) / kBackwardRows * kBackwardRows;
       for (i64 i = run.first + skip; i < run.last; i += kBackwardRows) {
         set_rows(g, u, b, {run.row + i - run.first, i, smaller(kBackwardRows, run.last - i)});
-        if (u.starts && u.starts[0] >= tile.first + tile.n) break;  // so do the documents of all later rows
+        // the documents of all later rows begin after the tile too
+        if (u.starts && u.starts[0] >= tile.first + tile.n) break;
         load_queries(g, b, u);
         scores_tile(g, t, u);
         add_to_keys(t, u, D, u.p, u.d_o, t.dv);

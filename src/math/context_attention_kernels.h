@@ -15,7 +15,8 @@ struct ContextRows {  // n rows from `row` on of each sequence, at positions fro
   i64 row, first, n;
 };
 
-// Row r of sequence b is row b * rows + r of q, o and d_o, and b * key_rows + r of k and v; strides in elements.
+// Row r of sequence b is row b * rows + r of q, o and d_o, and row b * key_rows + r of k and v. Strides are in
+// elements.
 struct ContextForward {
   i64 B, h, k, D, rows, key_rows;
   const ContextRun* keys;
@@ -41,7 +42,7 @@ struct ContextBackward {
   const float *k_rows, *v_rows;
   i64 kv_stride;
   const float *d_o, *o, *lse;
-  float* d_q;  // added to
+  float* d_q;  // is added to
   i64 d_q_stride;
   float *d_k, *d_v;
   i64 d_kv_stride;
@@ -50,13 +51,13 @@ struct ContextBackward {
 
 // Each function writes outputs that no other piece writes. The rows of a piece belong to one run.
 struct ContextKernels {
-  // `heads` query heads from `head`, all reading one key/value head; heads * rows <= kForwardRows.
+  // Computes `heads` query heads from `head` on. All of them read one key/value head, and heads * rows <= kForwardRows.
   void (*forward_rows)(const ContextForward&, i64 b, i64 head, i64 heads, const ContextRows& rows, float* scratch);
-  // Computes dk and dv of a tile of at most kTileColumns keys; with_dq: also adds the tile's part of dq (tiles in
-  // rising order).
+  // Computes dk and dv of a tile of at most kTileColumns keys; With with_dq, also adds the tile's part of dq; the tiles
+  // then come in rising order.
   void (*backward_keys)(const ContextBackward&, i64 b, i64 kv, const ContextRows& tile, bool with_dq, float* scratch);
-  // Computes only dq, of at most kBackwardRows rows of one query head, which begin a multiple of kBackwardRows after
-  // the first row of their run.
+  // Computes only dq, for at most kBackwardRows rows of one query head. The rows begin a multiple of kBackwardRows
+  // after the first row of their run.
   void (*backward_rows)(const ContextBackward&, i64 b, i64 head, const ContextRows& rows, float* scratch);
 };
 

@@ -1,5 +1,5 @@
-// Tests attention of ranks that share a sequence: the reference against the complex step, the ranks' union against
-// whole sequences, a ring of calls against one call; the fused kernels against the reference in double.
+// Tests attention of ranks that share a sequence. The reference is compared with the complex step, the ranks' union
+// with whole sequences, a ring of calls with one call, and the fused kernels with the reference in double.
 #include "math/context_attention.h"
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ Runs zig_zag(i64 S, int rank, int ranks) {
 struct Problem {
   i64 B, S, h, k, D;
   bool alibi = false, documents = false;
-  i64 second = 0;  // where the second of two documents begins; 0: many documents
+  i64 second = 0;  // position at which the second of two documents begins; 0: many documents
   i64 q_row() const { return h * D; }
   i64 kv_row() const { return 2 * k * D; }
   Values<double> slopes() const {
@@ -77,7 +77,7 @@ Values<double> random(i64 count, unsigned seed) {
   return v;
 }
 
-// take returns the rows of `width` at the runs' positions of all B sequences; its inverse follows.
+// Returns the rows of `width` at the runs' positions of all B sequences. The function after it is its inverse.
 template <class T>
 Values<T> take(const Problem& p, const Runs& runs, i64 width, const Values<T>& all) {
   Values<T> part;
@@ -112,7 +112,7 @@ struct Workspace {
   Scratch scratch;
 };
 
-// The two kinds of kernels behind a common interface. q [rows, h*D], kv [keys, 2*k*D], packed k|v.
+// The two kinds of kernels with a common interface. q is [rows, h*D]; kv is [keys, 2*k*D], packed k|v.
 template <class T>
 struct ReferenceKernels {
   using Real = T;
@@ -267,8 +267,8 @@ Outcome<double> whole(const Problem& p) {
   return out;
 }
 
-// Runs documents one by one, as if each were a sequence; the mask must give the same. ALiBi depends on distance alone,
-// so it is the same there.
+// Runs documents one by one, as if each were a sequence; the mask must give the same results. ALiBi depends on distance
+// alone, so it does not change.
 Outcome<double> document_by_document(const Problem& p) {
   const Inputs<double> in(p);
   const Starts starts = p.starts();
@@ -310,7 +310,7 @@ double relative_error(const Values<T>& got, const Values<double>& want, double t
   return worst / largest;
 }
 
-// terms: the size of the terms that cancel in the gradients, when everything may cancel. Returns the largest error
+// `terms` is the size of the terms that cancel in the gradients, when everything may cancel. Returns the largest error
 // relative to the bound.
 template <class T>
 double expect_same(const Outcome<T>& got, const Outcome<double>& want, double bound, double terms = 0) {
@@ -346,8 +346,8 @@ TEST(ContextReference, RanksTogetherAreTheWhole) {
       }
 }
 
-// d/dx of the weighted sum of o over the ranks that see x, one element at a time (reference_test.cpp explains the
-// method).
+// Computes d/dx of the weighted sum of o over the ranks that see x, one element at a time (reference_test.cpp explains
+// the method).
 TEST(ContextReference, BackwardIsTheComplexStep) {
   constexpr double kStep = 1e-50;
   for (const Problem& p : {Problem{2, 11, 4, 2, 3, true, true}, Problem{1, 13, 3, 1, 5}}) {
@@ -392,10 +392,10 @@ TEST(ContextReference, BackwardIsTheComplexStep) {
   }
 }
 
-// A score is a sum of D products of standard normal numbers over sqrt(D): its terms sum to at most M ~ 2 sqrt(D) in
-// absolute value over many rows, and its rounding gives p a relative error of M eps. Each ring step rounds o, and also
-// lse (of size up to log S + M), whose error is a relative error of p too. Gradients are sums of as many terms with
-// that error. Errors are relative to the largest value of a tensor, or to 1, the size of a gradient's terms.
+// A score is a sum of D products of standard normal numbers over sqrt(D). Over many rows its terms sum to at most M ~ 2
+// sqrt(D) in absolute value, and its rounding gives p a relative error of M eps. Each ring step rounds o, and also lse
+// (of size up to log S + M), whose error is a relative error of p too. Gradients are sums of as many terms with that
+// error. Errors are relative to the largest value of a tensor, or to 1, which is the size of a gradient's terms.
 double fused_bound(const Problem& p, int ranks) {
   const double M = 2 * std::sqrt(static_cast<double>(p.D)), lse = std::log(static_cast<double>(p.S)) + M;
   return 4 * FLT_EPSILON * (M + lse * ranks + 4);
@@ -421,7 +421,8 @@ TEST(ContextFused, RanksTogetherAreTheWhole) {
         for (const bool ring : {false, true}) expect_fused(p, ranks, ring, 2, isa);
 }
 
-// Several tiles of keys and of queries, heads wider than a strip, more heads on a key head than fit into a piece.
+// The problems have several tiles of keys and of queries, heads wider than a strip, and more heads on a key head than
+// fit into a piece.
 TEST(ContextFused, LongerThanSeveralTiles) {
   double worst = 0;
   for (const AttentionIsa isa : available()) {
@@ -436,8 +437,8 @@ TEST(ContextFused, LongerThanSeveralTiles) {
   expect_fused({2, 61, 18, 2, 8}, 2, true, 2, AttentionIsa::kBest);  // two pieces for each of two key heads
 }
 
-// Documents that begin at the last key of a tile, at its first, and around these; backward by tiles of keys and by both
-// kinds of tiles.
+// Documents begin at the last key of a tile, at its first key, and around these. The backward runs by tiles of keys,
+// and by both kinds of tiles.
 TEST(ContextFused, DocumentsBeginAnywhereInATile) {
   for (const i64 second : {1, 126, 127, 128, 129, 255, 256})
     for (const int threads : {1, 3}) {
@@ -523,7 +524,7 @@ TEST(ContextFused, QueriesWithoutKeysAreLeftAlone) {
     }
 }
 
-// One run of all positions, without documents, is the attention of math/attention.h.
+// Attention over one run of all positions, without documents, equals the attention of math/attention.h.
 TEST(ContextFused, AgreesWithWholeSequences) {
   const Problem p{2, 150, 4, 2, 32, true};
   const Inputs<float> in(p);

@@ -54,7 +54,7 @@ void expert_order(std::int64_t N, std::int64_t k, std::int64_t E, const std::int
     counts_E[checked_expert(k, E, choice_Nk, slot)] += !is_dropped(choice_Nk[slot]);
   offsets_E1[0] = 0;
   for (std::int64_t e = 0; e < E; ++e) offsets_E1[e + 1] = offsets_E1[e] + counts_E[e];
-  std::fill_n(counts_E, E, 0);  // counts again, as the number of the expert's earlier slots
+  std::fill_n(counts_E, E, 0);  // from here on, counts are the number of the expert's earlier slots
   for (std::int64_t slot = 0; slot < N * k; ++slot) {
     const std::int32_t choice = choice_Nk[slot];
     place_Nk[slot] = is_dropped(choice) ? -1 : offsets_E1[choice] + counts_E[choice]++;

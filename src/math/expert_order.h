@@ -1,8 +1,9 @@
-// The order of a mixture of experts: which row each (token, expert) pair of a router's choice takes when the rows of
-// every expert stand together, and which pairs a capacity drops. Integers only, the same for all element types.
+// The order of a mixture of experts. It says which row each (token, expert) pair of a router's choice takes when the
+// rows of every expert are stored together, and which pairs a capacity drops. It has only integers and is the same for
+// all element types.
 //
-// A choice is the number of an expert, or its complement where the pair is dropped (`dropped`): the router's backward
-// reads what was chosen, and the order leaves out what is dropped.
+// A choice is the number of an expert, or its complement when the pair is dropped (`dropped`). The router's backward
+// reads which experts were chosen, and the order leaves out dropped pairs.
 //
 // Letters of all files of a mixture of experts: N tokens (rows) of a micro-batch, d hidden, E experts, k experts a
 // token, f width of an expert's FFN, M = N*k slots. Slot n*k + j is choice j of token n.
@@ -22,11 +23,12 @@ inline std::int32_t expert_of(std::int32_t choice) {
   return is_dropped(choice) ? ~choice : choice;
 }
 
-// Marks the choices beyond the capacity: of each of the B sequences, an expert takes the slots of its first `capacity`
-// tokens (0 or more), and those of later tokens are dropped (GShard, arXiv 2006.16668, section 2.2). The order is that
-// of positions, so no token's experts depend on later tokens. Tokens with a label below 0 take what the others leave
-// (labels_N null: there are none). GShard's algorithm 1 lets first choices of all tokens go before second choices; here
-// a token's choices go together. Returns the number of slots that are dropped, of tokens with a label.
+// Marks the choices beyond the capacity. In each of the B sequences, an expert takes the slots of its first `capacity`
+// tokens (0 or more), and the slots of later tokens are dropped (GShard, arXiv 2006.16668, section 2.2). The order is
+// that of positions, so no token's experts depend on later tokens. Tokens with a label below 0 take the capacity that
+// the others leave; when labels_N is null, there are no such tokens. GShard's algorithm 1 lets first choices of all
+// tokens go before second choices; here a token's choices go together. Returns the number of dropped slots of tokens
+// with a label.
 //
 //   taken_E   overwritten
 std::int64_t limit_experts(std::int64_t N, std::int64_t k, std::int64_t E, std::int64_t B, std::int64_t capacity,
@@ -38,18 +40,19 @@ std::int64_t limit_experts(std::int64_t N, std::int64_t k, std::int64_t E, std::
 //   offsets_E1   [E + 1]: the expert's rows are offsets_E1[e] to offsets_E1[e + 1]; the last number is that of all rows
 //   place_Nk     the slot's row; -1: dropped
 //
-// Two passes over M integers on the calling thread, without scratch: about 2 ns a slot, where an expert's products take
-// microseconds. Throws Error when a choice is not an expert, or when M is beyond the range of int32.
+// Makes two passes over M integers on the calling thread, without scratch. They take about 2 ns per slot, while an
+// expert's products take microseconds. Throws Error when a choice is not an expert, or when M is beyond the range of
+// int32.
 void expert_order(std::int64_t N, std::int64_t k, std::int64_t E, const std::int32_t* choice_Nk, std::int32_t* counts_E,
                   std::int32_t* offsets_E1, std::int32_t* place_Nk);
 
-// The slots, as the functions see them that move rows between token order and expert order. A row has d elements.
+// The slots, as seen by the functions that move rows between token order and expert order. A row has d elements.
 struct Slots {
   std::int64_t N, k, d;
   const std::int32_t* place_Nk;  // as above; every row has one slot
 };
 
-// A linear layer of each expert, W_e [out, in], on the expert's rows.
+// One linear layer for each expert, W_e [out, in], on the expert's rows.
 struct Groups {
   std::int64_t E, out, in;
   const std::int32_t* offsets_E1;  // as above

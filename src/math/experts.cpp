@@ -33,8 +33,8 @@ void copy_rows(int threads, const Slots& s, const S* x, S* rows) {
         std::memcpy(rows + row * s.d, x + n * s.d, static_cast<std::size_t>(s.d) * sizeof(S));
 }
 
-// Runs task(index) for all indices, each on one thread, where the library's products keep to that thread. Allocations
-// of the library on other threads than the caller's come from the block that such a thread keeps (math/allocation.h).
+// Runs task(index) for all indices, each on one thread, so that the library's products use only that thread. On threads
+// other than the caller's, the library's allocations come from the block that such a thread keeps (math/allocation.h).
 template <class Task>
 void side_by_side(i64 tasks, const Task& task) {
 #pragma omp parallel num_threads(at::get_num_threads())
@@ -47,9 +47,9 @@ void side_by_side(i64 tasks, const Task& task) {
 }
 
 struct Tile {
-  i64 expert, first, rows;  // first: row of expert order
+  i64 expert, first, rows;  // first is a row of expert order
 };
-// An expert's rows in as few tiles as hold them, even to one row.
+// Returns the smallest number of tiles that hold an expert's rows; the last tile may have a single row.
 i64 tiles_of(const Groups& g, i64 e) {
   return ceil_div(g.rows(e), kGroupRows);
 }
@@ -103,8 +103,9 @@ void all_nn(const Groups& g, const S* d_y, const S* w, S* d_x) {
   });
 }
 
-// Outputs [first, last) of one expert's weight gradient. The library takes no part of the columns of d_y without a copy
-// of its own, so some rows' part is copied here, to `packed`, and their products are added to those of earlier rows.
+// Computes outputs [first, last) of one expert's weight gradient. The library cannot read a part of the columns of d_y
+// without copying it. The part of some rows at a time is therefore copied to `packed`, and its products are added to
+// those of earlier rows.
 void gradient_of_outputs(const Groups& g, i64 e, i64 first, i64 last, const float* d_y, const float* x, bool accumulate,
                          float* d_w, float* packed) {
   const i64 width = last - first;

@@ -4,7 +4,7 @@
 // math/reference_routing.h.
 //
 // All matrices are row-major and contiguous. Rows of expert order beyond the last offset are neither read nor written.
-// "accumulate" adds to the result; otherwise it is overwritten, and may hold anything before, NaN included.
+// "accumulate" adds to the result; otherwise the result is overwritten and may hold anything before, including NaN.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,8 @@ void combine(int threads, const Slots& s, const float* weight_Nk, const float* r
 void combine(int threads, const Slots& s, const float* weight_Nk, const std::uint16_t* rows_Md, bool accumulate,
              std::uint16_t* y_Nd);
 
-// d_rows[place_nj] = weight_nj d_y_n; d_weight_nj = d_y_n rows[place_nj], 0 for a dropped slot. d_rows may be rows.
+// d_rows[place_nj] = weight_nj d_y_n; d_weight_nj = d_y_n rows[place_nj], which is 0 for a dropped slot. d_rows may be
+// the same memory as rows.
 void combine_backward(int threads, const Slots& s, const float* weight_Nk, const float* d_y_Nd, const float* rows_Md,
                       float* d_rows_Md, float* d_weight_Nk);
 void combine_backward(int threads, const Slots& s, const float* weight_Nk, const std::uint16_t* d_y_Nd,
@@ -37,8 +38,8 @@ void combine_backward(int threads, const Slots& s, const float* weight_Nk, const
 // --- products of each expert's rows, with at::get_num_threads() threads of the calling thread
 //
 // Products are cut into tiles of at most kGroupRows rows, or of kGroupOutputs outputs for the gradient of the weights.
-// A tile is one product of math/gemm.h (or of ATen, in bf16) on one thread; threads take tiles as they become free. So
-// work is even however tokens are spread over experts, and the cuts, and with them the bits, do not depend on the
+// A tile is one product of math/gemm.h (or of ATen, in bf16) on one thread; threads take tiles as they become free.
+// This balances the work however tokens are spread over experts. The cuts, and with them the bits, do not depend on the
 // number of threads.
 
 inline constexpr std::int64_t kGroupRows = 256, kGroupOutputs = 256, kGroupTerms = 1024;
@@ -51,10 +52,10 @@ void grouped_nt(const Groups& g, const std::uint16_t* x_MI, const std::uint16_t*
 void grouped_nn(const Groups& g, const float* d_y_MO, const float* w_EOI, float* d_x_MI);
 void grouped_nn(const Groups& g, const std::uint16_t* d_y_MO, const std::uint16_t* w_EOI, std::uint16_t* d_x_MI);
 
-// d_W_e (+)= d_y^T x, in fp32; zero, or as it was, for an expert without rows. `scratch` is of as many bytes as the
-// query says for the number of threads. In bf16, math/gemm_narrow.h makes the products where it is used, one expert
-// after another on all threads; elsewhere they are the library's, rounded to bf16 before they are added, as in all
-// linear layers. The bytes are those of the larger way.
+// d_W_e (+)= d_y^T x, in fp32. For an expert without rows, d_W_e becomes zero or, when accumulating, stays as it was.
+// `scratch` has as many bytes as the query returns for the number of threads. In bf16, when math/gemm_narrow.h is used,
+// it computes the products of one expert after another on all threads. Otherwise the library computes them, rounded to
+// bf16 before they are added, as in all linear layers. The query returns the larger number of bytes of the two.
 std::int64_t grouped_tn_scratch(int threads, std::int64_t out);
 std::int64_t grouped_tn_narrow_scratch(int threads, std::int64_t M, std::int64_t out, std::int64_t in);
 

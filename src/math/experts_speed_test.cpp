@@ -1,5 +1,5 @@
-// Times of a mixture of experts beside dense products of the same FLOPs. Not a test: run it alone on an idle machine
-// with
+// Compares the times of a mixture of experts with dense products of the same FLOPs. This is not a test: run it alone on
+// an idle machine with
 //   math_test --gtest_also_run_disabled_tests --gtest_filter='ExpertsSpeed.*'
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ using namespace testing;
 using i64 = std::int64_t;
 using Floats = Values<float>;
 
-// The best of alternating runs, in ms.
+// Returns the best times of alternating runs, in ms.
 Values<double> best_times(const std::vector<std::function<void()>>& all) {
   constexpr int kRuns = 9;
   Values<double> best(all.size(), 1e9);
@@ -35,7 +35,7 @@ Values<double> best_times(const std::vector<std::function<void()>>& all) {
   return best;
 }
 
-// skew 0: experts are equally likely; above, an expert's likelihood falls with its number.
+// With skew 0, experts are equally likely. With a larger skew, an expert's likelihood falls with its number.
 void measure(int threads, i64 N, i64 d, i64 f, i64 E, i64 k, double skew) {
   at::set_num_threads(threads);
   const reference::Router router{N, E, k, reference::RouterScore::kSoftmax, true, 1.0};

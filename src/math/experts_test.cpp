@@ -1,5 +1,5 @@
-// Tests the order of slots, and what moves and multiplies rows in expert order: the reference against the complex step,
-// fp32 and bf16 against the reference in double.
+// Tests the order of slots, and the kernels that move and multiply rows in expert order. The reference is compared with
+// the complex step, and fp32 and bf16 with the reference in double.
 #include "math/experts.h"
 
 #include <ATen/Parallel.h>
@@ -71,7 +71,7 @@ Order order_of(i64 N, i64 k, i64 E, i64 capacity, Ints choice) {
   expert_order(N, k, E, o.choice.data(), o.counts.data(), o.offsets.data(), o.place.data());
   return o;
 }
-// Each token chooses k different experts among the first `used`.
+// Returns choices in which each token chooses k different experts among the first `used`.
 Ints choices(i64 N, i64 k, i64 used, unsigned seed) {
   std::mt19937 engine(seed);
   Ints all(static_cast<std::size_t>(used)), choice;
@@ -82,7 +82,7 @@ Ints choices(i64 N, i64 k, i64 used, unsigned seed) {
   }
   return choice;
 }
-// An order of given numbers of rows per expert, for the products: tokens of one expert each.
+// Returns an order with the given numbers of rows per expert, for the products. Each token has one expert.
 Order order_with_rows(const Ints& rows) {
   Ints choice;
   for (std::size_t e = 0; e < rows.size(); ++e)
@@ -123,7 +123,7 @@ TEST(ExpertOrder, RefusesWhatIsNoChoice) {
   EXPECT_THROW(expert_order(i64{1} << 30, 2, 3, one.data(), one.data(), one.data(), one.data()), Error);
 }
 
-// With a capacity, the rows are those of the first tokens of each expert; without, every slot has a row of its own.
+// With a capacity, the rows are those of the first tokens of each expert. Without one, every slot has its own row.
 RC_GTEST_PROP(ExpertOrder, SortsByExpertAndToken, ()) {
   const i64 E = *rc::gen::inRange<i64>(1, 9), k = *rc::gen::inRange<i64>(1, E + 1), N = *rc::gen::inRange<i64>(0, 40);
   const i64 used = *rc::gen::inRange<i64>(k, E + 1);
@@ -150,7 +150,7 @@ RC_GTEST_PROP(ExpertOrder, SortsByExpertAndToken, ()) {
   }
 }
 
-// Limits the experts of B sequences; returns the choices and how many are dropped of tokens that count.
+// Limits the experts of B sequences; returns the choices, and the number of dropped choices of tokens that count.
 std::pair<Ints, i64> limited(i64 k, i64 E, i64 B, i64 capacity, const Ints& labels, Ints choice) {
   Ints taken(static_cast<std::size_t>(E), -7);
   const i64 beyond = limit_experts(std::ssize(choice) / k, k, E, B, capacity, labels.empty() ? nullptr : labels.data(),
@@ -159,20 +159,20 @@ std::pair<Ints, i64> limited(i64 k, i64 E, i64 B, i64 capacity, const Ints& labe
 }
 
 TEST(ExpertCapacity, IsOfEachSequenceAndOfTokensThatCountFirst) {
-  const Ints choice{0, 1, 0, 2, 0, 1, 0, 1, 0, 2, 1, 0};  // of six tokens
+  const Ints choice{0, 1, 0, 2, 0, 1, 0, 1, 0, 2, 1, 0};  // choices of six tokens
   EXPECT_EQ(limited(2, 3, 1, 2, {}, choice), (std::pair{Ints{0, 1, 0, 2, ~0, 1, ~0, ~1, ~0, 2, ~1, ~0}, i64{6}}));
   EXPECT_EQ(limited(2, 3, 2, 2, {}, choice), (std::pair{Ints{0, 1, 0, 2, ~0, 1, 0, 1, 0, 2, 1, ~0}, i64{2}}));
-  // Tokens 0 and 3 have no label: they take what is left, and nobody counts what they lose.
+  // Tokens 0 and 3 have no label. They take the capacity that is left, and the choices that they lose are not counted.
   EXPECT_EQ(limited(2, 3, 1, 2, {-1, 5, 6, -1, 7, 8}, choice),
             (std::pair{Ints{~0, ~1, 0, 2, 0, 1, ~0, ~1, ~0, 2, 1, ~0}, i64{2}}));
   EXPECT_EQ(limited(2, 3, 1, 4, {-1, 5, 6, -1, 7, 8}, choice),
             (std::pair{Ints{~0, 1, 0, 2, 0, 1, ~0, 1, 0, 2, 1, 0}, i64{0}}));
   EXPECT_EQ(limited(2, 3, 3, 2, {}, choice), (std::pair{choice, i64{0}}));
   EXPECT_EQ(limited(2, 3, 2, 0, {}, choice).second, 12);
-  EXPECT_THROW(limited(2, 3, 4, 1, {}, choice), Error);  // six tokens are no four sequences
+  EXPECT_THROW(limited(2, 3, 4, 1, {}, choice), Error);  // six tokens do not divide into four sequences
 }
 
-// No expert takes more than its capacity, none leaves what it could take, and marks do not change the choice.
+// No expert takes more than its capacity or less than it could take, and marks do not change the choice.
 RC_GTEST_PROP(ExpertCapacity, IsUsedUpAndNotMore, ()) {
   const i64 E = *rc::gen::inRange<i64>(1, 7), k = *rc::gen::inRange<i64>(1, E + 1), B = *rc::gen::inRange<i64>(1, 4);
   const i64 S = *rc::gen::inRange<i64>(1, 12), capacity = *rc::gen::inRange<i64>(0, 8);
@@ -188,7 +188,7 @@ RC_GTEST_PROP(ExpertCapacity, IsUsedUpAndNotMore, ()) {
         RC_ASSERT(expert_of(marked[at]) == choice[at]);
         if (choice[at] != e) continue;
         const bool takes = !is_dropped(marked[at]), labelled = labels[static_cast<std::size_t>(slot / k)] >= 0;
-        // Of tokens that count, and of the others, the first ones are taken.
+        // The first tokens are taken, both among the tokens that count and among the others.
         RC_ASSERT(!takes || (labelled ? taken_of_labels == of_labels : taken - taken_of_labels == wanted - of_labels));
         ++wanted, of_labels += labelled, taken += takes, taken_of_labels += takes && labelled;
       }
@@ -201,7 +201,7 @@ RC_GTEST_PROP(ExpertCapacity, IsUsedUpAndNotMore, ()) {
 
 // --- the reference
 
-// y = combine(weight, W_e dispatch(x)), through which everything is differentiated.
+// y = combine(weight, W_e dispatch(x)). All gradients are taken through this layer.
 template <class T>
 Values<T> layer(const Order& o, i64 out, i64 in, const Values<T>& x, const Values<T>& w, const Values<T>& weight) {
   Values<T> rows(static_cast<std::size_t>(o.rows() * in)), results(static_cast<std::size_t>(o.rows() * out)),
@@ -245,7 +245,7 @@ void check_reference(const Order& o) {
 TEST(ReferenceExperts, BackwardIsTheComplexStep) {
   check_reference(order_of(6, 2, 5, kNoCapacity, choices(6, 2, 4, 5)));  // expert 4 has no token
   check_reference(order_of(6, 2, 5, 2, choices(6, 2, 3, 6)));            // some slots are dropped
-  check_reference(order_of(6, 2, 5, 1, choices(6, 2, 2, 7)));            // most tokens are
+  check_reference(order_of(6, 2, 5, 1, choices(6, 2, 2, 7)));            // most slots are dropped
   check_reference(order_of(3, 3, 3, kNoCapacity, choices(3, 3, 3, 8)));  // k = E
   check_reference(order_of(4, 1, 1, kNoCapacity, choices(4, 1, 1, 9)));  // E = 1
 }
@@ -273,7 +273,7 @@ struct Moved {
   Floats d_weight;
   bool operator==(const Moved&) const = default;
 };
-constexpr double kStart = 0.75;  // of what is added to
+constexpr double kStart = 0.75;  // value that results are added to
 
 template <class S>
 Moved<S> move_fast(int threads, const Order& o, i64 d, const Values<double>& x, const Values<double>& outputs,
@@ -308,8 +308,8 @@ Moved<double> move_reference(const Order& o, i64 d, const Values<double>& x, con
   return m;
 }
 
-// A sum of k terms and a start has k fp32 roundings, and in bf16 one of 2^-8; a product has one. d_weight is rounded
-// once after double, of runs whose lanes add up 32 products.
+// A sum of k terms and a start has k roundings of fp32, and in bf16 one more of 2^-8; a product has one. d_weight is
+// rounded once, after sums in double of runs whose lanes add up 32 products each.
 template <class S>
 void check_moves(const Order& o, i64 d, bool threads_too) {
   const auto exact = [](const Values<double>& v) { return read(stored<S>(v)); };
@@ -331,7 +331,7 @@ void check_moves(const Order& o, i64 d, bool threads_too) {
   }
 }
 
-// Vectors have 4 to 16 lanes, and runs 32 of them.
+// Vectors have 4 to 16 lanes, and a run has 32 vectors.
 TEST(ExpertRows, FastIsTheReference) {
   for (const i64 d : {1, 3, 16, 17, 33, 512, 513, 1030}) {
     SCOPED_TRACE(d);
@@ -344,8 +344,8 @@ TEST(ExpertRows, FastIsTheReference) {
   }
 }
 
-// Every instruction set gives what the others give, within the roundings of fused products; in bf16, the fp32 kernel's
-// results on the same values, rounded once.
+// Every instruction set gives the same results within the roundings of fused products. In bf16, the results are those
+// of the fp32 kernel on the same values, rounded once.
 TEST(ExpertRows, EveryInstructionSet) {
   for (const i64 d : {5, 16, 40, 530}) {
     const Order o = order_of(7, 2, 4, 3, choices(7, 2, 4, 7));
@@ -423,7 +423,7 @@ class Threads {
 };
 
 // Products of n terms in fp32 have n roundings of sums and of terms. In bf16 results are rounded once more; the
-// gradient of the weights only where the library makes it.
+// gradient of the weights is so only when the library computes it.
 template <class S>
 void check_products(const Ints& rows, i64 out, i64 in) {
   SCOPED_TRACE(::testing::Message() << out << " x " << in);
@@ -454,7 +454,7 @@ void check_products(const Ints& rows, i64 out, i64 in) {
   }
 }
 
-// On both sides of a tile's 256 rows and outputs and of 1024 packed rows.
+// The sizes are on both sides of a tile's 256 rows and outputs, and of 1024 packed rows.
 TEST(GroupedProducts, AreTheReference) {
   const Ints few{0, 1, 2, 17, 0}, tiles{255, 256, 0, 257, 513}, long_sums{1023, 1025, 3};
   for (const auto& [out, in] : {std::pair<i64, i64>{5, 3}, {255, 40}, {256, 7}, {257, 33}, {520, 16}}) {
@@ -479,14 +479,14 @@ TEST(GroupedProducts, SameBitsForAnyNumberOfThreads) {
     const Threads set(threads);
     const Products<float> got = multiply<float>(o, out, in, x, w, d_y, true);
     Products<std::uint16_t> narrow = multiply<std::uint16_t>(o, out, in, x, w, d_y, true);
-    if (!own_products()) narrow.d_w.clear();  // one product of the library on all threads
+    if (!own_products()) narrow.d_w.clear();  // the library's product runs on all threads
     if (threads == 1) first = got, narrow_first = narrow;
     EXPECT_TRUE(got == first) << threads;
     EXPECT_TRUE(narrow == narrow_first) << threads;
   }
 }
 
-// Products on other threads than the caller's take nothing from the plan, and nothing that it does not know of.
+// Products on threads other than the caller's take no memory from the plan, and none that the plan does not know of.
 TEST(GroupedProducts, AllocateNothing) {
   AllocationGuard::install();
   const Order o = order_with_rows({300, 40, 300, 300});
@@ -499,8 +499,8 @@ TEST(GroupedProducts, AllocateNothing) {
   EXPECT_EQ(AllocationGuard::unserved(), before);
 }
 
-// Experts that are all the same layer, weighed 1/k each, are that layer; and without experts, dispatch and combine give
-// back the tokens.
+// When all experts are the same layer and are weighed 1/k each, the result is that layer. Without experts, dispatch and
+// combine give back the tokens.
 RC_GTEST_PROP(GroupedProducts, EqualExpertsAreOne, ()) {
   const i64 E = *rc::gen::inRange<i64>(1, 7), k = *rc::gen::inRange<i64>(1, E + 1), N = *rc::gen::inRange<i64>(2, 30);
   const i64 in = *rc::gen::inRange<i64>(2, 20), out = *rc::gen::inRange<i64>(2, 20);
@@ -520,7 +520,7 @@ RC_GTEST_PROP(GroupedProducts, EqualExpertsAreOne, ()) {
   RC_ASSERT(close(read(y), want, {0x1p-24, in + k, 4, 4}));
 }
 
-// NaN in a row stays with its token, its expert's gradient, and its weights.
+// A NaN in a row stays with its token, its expert's gradient, and its weights.
 TEST(GroupedProducts, NaNStaysWithItsTokenAndExpert) {
   const Order o = order_of(4, 1, 2, kNoCapacity, {0, 1, 0, 1});
   Floats x = as<float>(random_values(4 * 8, 1)), y(4 * 8), d_w(2 * 64);

@@ -13,8 +13,9 @@
 #include "base/error.h"
 #include "math/allocation.h"
 
-// Exported by libtorch and not in its headers: result = beta result + alpha a b by oneDNN, in the dtype of the
-// operands. Weak, as a libtorch without oneDNN, or with another signature, has no such symbol.
+// libtorch exports this function but does not declare it in its headers: result = beta result + alpha a b by oneDNN, in
+// the dtype of the operands. The declaration is weak, because a libtorch without oneDNN, or with another signature, has
+// no such symbol.
 namespace at::native {
 [[gnu::weak]] void mkldnn_matmul(const Tensor& a, const Tensor& b, const Tensor& result, float beta, float alpha);
 }
@@ -22,11 +23,11 @@ namespace at::native {
 namespace molen::math {
 namespace {
 
-// Below this number of FLOPs a call of oneDNN costs more than it saves (10 us; measured at 1 and 2 threads, equal at
-// about 3 MFLOP).
+// Below this number of FLOPs a call of oneDNN costs more than it saves: 10 us, measured at 1 and 2 threads. Both
+// libraries are equal at about 3 MFLOP.
 constexpr std::int64_t kOneDnnFrom = 4'000'000;
 // oneDNN's products of a single row corrupt the heap when they add (libtorch 2.13, AVX-512: 1 x 1501 x 1499), and thin
-// products gain nothing.
+// products are not faster.
 constexpr std::int64_t kOneDnnThinnest = 16;
 
 bool intel_or_no_avx512() {
@@ -38,7 +39,7 @@ bool intel_or_no_avx512() {
 }
 
 // Tests oneDNN with one small product. libtorch refuses mkldnn_matmul on processors without a fast path in its oneDNN,
-// and by its environment (ONEDNN_MAX_CPU_ISA); which processors these are depends on its version.
+// or when the environment (ONEDNN_MAX_CPU_ISA) excludes that path. Which processors these are depends on its version.
 bool onednn_multiplies() {
   if (!at::native::mkldnn_matmul || !at::hasMKLDNN()) return false;
   const c10::InferenceMode inference;
@@ -59,7 +60,8 @@ bool onednn_multiplies() {
 GemmLibrary choose() {
   const char* name = std::getenv("MOLEN_GEMM");
   if (!name || *name == '\0') {
-    // A user who lets oneDNN round fp32 operands to fewer bits does not mean these products.
+    // The two FPMATH_MODE variables let oneDNN round fp32 operands to fewer bits. molen's products must stay exact, so
+    // the default is then ATen.
     const bool exact = !std::getenv("ONEDNN_DEFAULT_FPMATH_MODE") && !std::getenv("DNNL_DEFAULT_FPMATH_MODE");
     return gemm_library_available(GemmLibrary::kOneDnn) && exact && !intel_or_no_avx512() ? GemmLibrary::kOneDnn
                                                                                           : GemmLibrary::kAten;
@@ -94,15 +96,16 @@ void product(GemmLibrary library, const at::Tensor& a, const at::Tensor& b, bool
     at::mm_out(out, a, b);
 }
 
-// A short and very wide product (the head's logits): each thread computes its own columns with a separate product. MKL
-// splits such shapes less well: 256 x 32000 x 512 on two cores takes 32 ms with MKL's split and 28 ms with this one.
+// A short and very wide product, such as the head's logits: each thread computes its own columns with a separate
+// product. MKL splits such shapes less well: 256 x 32000 x 512 on two cores takes 32 ms with MKL's split and 28 ms with
+// this one.
 void wide_product_nt(int threads, std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b,
                      bool accumulate, float* c) {
   constexpr std::int64_t kGrain = 64;
   const std::int64_t blocks = (n + kGrain - 1) / kGrain;
 #pragma omp parallel num_threads(threads)
   {
-    const c10::InferenceMode guard;  // the mode is a property of the thread
+    const c10::InferenceMode guard;  // each thread has its own mode
     const std::int64_t t = omp_get_thread_num(), count = omp_get_num_threads();
     const std::int64_t first = std::min(n, blocks * t / count * kGrain),
                        last = std::min(n, blocks * (t + 1) / count * kGrain);

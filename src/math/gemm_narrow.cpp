@@ -25,7 +25,7 @@ i64 packed_words(i64 n, i64 k) {
 }
 
 #if defined(__x86_64__)
-// All threads pack B; then each thread adds to rows of its own. The threads' ranges differ by at most one block of
+// All threads pack B, and then each thread adds to its own rows. The threads' ranges differ by at most one block of
 // registers.
 void columns_and_terms(const SumKernels& f, const Sums& g, float* space) {
   const i64 panels = ceil_div(g.columns, kPanel), pieces = panels * ceil_div(g.terms, kTerms);

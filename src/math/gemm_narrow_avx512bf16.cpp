@@ -1,7 +1,7 @@
 // Products of rows in bf16 on AVX-512 with dot products of bf16 (VDPBF16PS), after Goto and van de Geijn (Anatomy of
 // high-performance matrix multiplication, 2008): a panel of B in the L1 cache, a block of A and of C in L2, and blocks
-// of 6 rows by 4 vectors of C in registers. Terms lie along the rows of both operands, so packing needs no
-// transposition: it interleaves two neighbouring rows into one row of pairs. Compiled with flags of its own
+// of 6 rows by 4 vectors of C in registers. Terms are along the rows of both operands, so packing needs no
+// transposition and only interleaves two neighbouring rows into one row of pairs. Compiled with flags of its own
 // (CMakeLists.txt): plain headers only.
 #if defined(__x86_64__)
 #define MOLEN_SIMD_BITS 512

@@ -7,7 +7,7 @@
 namespace molen::math::gemm_detail {
 
 enum Block : std::int64_t {
-  kTerms = 256,      // rows of A and B that are summed before C is touched: a panel of B then fits L1
+  kTerms = 256,      // rows of A and B that are summed before C is touched, so that a panel of B fits L1
   kPanel = 64,       // columns of C in one block of registers
   kRows = 96,        // rows of C that a thread sums while they are in L2
   kColumns = 512,    // columns of C for which B is packed at a time
@@ -28,7 +28,7 @@ struct Sums {
 
 struct SumKernels {
   void (*pack)(const Sums&, std::int64_t panel, std::int64_t block);
-  // Computes rows i0 to i1 of C. space: kTerms / 2 * (kRows + 16) + 6 * kPanel words.
+  // Computes rows i0 to i1 of C. `space` has kTerms / 2 * (kRows + 16) + 6 * kPanel words.
   void (*rows)(const Sums&, std::int64_t i0, std::int64_t i1, float* space);
   void (*narrow)(std::int64_t count, const float* from, std::uint16_t* to);
 };

@@ -1,4 +1,4 @@
-// Tests molen's products of rows in bf16 against sums in double, at sizes that end within each kind of block.
+// Tests molen's products of rows in bf16 against sums in double, at sizes that end inside each kind of block.
 #include "math/gemm_narrow.h"
 
 #include <c10/util/BFloat16.h>
@@ -30,7 +30,7 @@ struct Sizes {
   std::int64_t m, n, k;
 };
 
-// Puts guards after C and the scratch; both begin as NaN when they are overwritten.
+// Puts guards after C and the scratch. Both begin as NaN when they are overwritten.
 Floats run(int threads, const Sizes& s, const Halves& a, const Halves& b, bool accumulate, float start) {
   constexpr std::size_t kGuard = 32;
   Floats c(static_cast<std::size_t>(s.m * s.n) + kGuard, accumulate ? start : NAN),
@@ -73,7 +73,7 @@ TEST_F(NarrowProducts, IsTheSumOfProducts) {
             want[static_cast<std::size_t>(i * s.n + j)] +=
                 wide(a[static_cast<std::size_t>(p * s.m + i)]) * wide(b[static_cast<std::size_t>(p * s.n + j)]);
       const Floats got = run(2, s, a, b, accumulate, 0.75f);
-      // Two fp32 roundings a term; a pair's products are exact.
+      // Each term has two fp32 roundings, because a pair's products are exact.
       EXPECT_TRUE(testing::close({got.begin(), got.end()}, want, {0x1p-24, s.k, 4, 1}));
     }
   }
@@ -86,7 +86,7 @@ TEST_F(NarrowProducts, SameBitsForAnyNumberOfThreads) {
   for (const int threads : {1, 2, 3, 7, 30}) EXPECT_EQ(run(threads, s, a, b, true, 0.3f), one) << threads;
 }
 
-// The work of tensor ranks: a range of the rows, or of the columns, of the gradient.
+// Tensor ranks compute a range of the rows or of the columns of the gradient.
 TEST_F(NarrowProducts, PartsAreTheSameBits) {
   const Sizes s{40, 90, 300};
   const Halves a = random(s.m * s.k, 1), b = random(s.n * s.k, 2);

@@ -13,7 +13,7 @@
 #include "math/reference.h"
 #include "math/test_close.h"
 
-// Exported by libtorch and not in its headers.
+// libtorch exports this function but does not declare it in its headers.
 namespace at::native {
 [[gnu::weak]] void mkldnn_matmul(const Tensor& a, const Tensor& b, const Tensor& result, float beta, float alpha);
 }
@@ -75,7 +75,7 @@ TEST_P(Gemm, AllForms) {
   at::set_num_threads(before);
 }
 
-// Small integers multiply exactly, in any order; nothing is written outside C.
+// Products of small integers are exact in any order. Nothing may be written outside C.
 TEST_P(Gemm, RandomShapesExactlyAndNowhereElse) {
   if (!gemm_library_available(GetParam())) GTEST_SKIP() << "this libtorch has no products by " << name_of(GetParam());
   std::mt19937_64 engine(7);
@@ -113,7 +113,7 @@ TEST_P(Gemm, RandomShapesExactlyAndNowhereElse) {
 INSTANTIATE_TEST_SUITE_P(Libraries, Gemm, ::testing::Values(GemmLibrary::kAten, GemmLibrary::kOneDnn),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
-// Without this test, a oneDNN that is not found would skip all of its own.
+// Without this test, all tests of oneDNN would be skipped when oneDNN is not found.
 TEST(GemmLibrary, OneDnnIsThereWhereLibtorchMultipliesByIt) {
   bool multiplies = false;
   if (at::native::mkldnn_matmul && at::hasMKLDNN()) {
@@ -129,10 +129,11 @@ TEST(GemmLibrary, OneDnnIsThereWhereLibtorchMultipliesByIt) {
   EXPECT_TRUE(gemm_library_available(GemmLibrary::kAten));
 }
 
-// The environment is read once, so each case has a process of its own.
+// The environment is read once, so each case runs in its own process.
 class GemmLibraryDeathTest : public ::testing::Test {
  protected:
-  // Ends with 0 when the environment chooses `wanted`, with 1 when another, with 2 when it is refused.
+  // Exits with 0 when the environment chooses `wanted`, with 1 when it chooses another library, and with 2 when it is
+  // refused.
   [[noreturn]] static void choose(const char* name, const char* variable, GemmLibrary wanted) {
     for (const char* each : {"MOLEN_GEMM", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"}) unsetenv(each);
     setenv("MOLEN_GEMM", name, 1);

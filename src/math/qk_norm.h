@@ -5,11 +5,12 @@
 
 namespace molen::math {
 
-// `groups` of `length` values each, one after the other; each group is normalised alone, and all share one weight.
+// `groups` groups of `length` values each, one after the other. Each group is normalised alone, and all groups share
+// one weight.
 struct NormGroups {
   int64_t groups, length;
 };
-// A row has `width` values: the queries, the keys, and behind them the values of attention, which are copied.
+// A row has `width` values: the queries, the keys, and after them the values of attention, which are copied.
 struct QkNormSizes {
   int64_t width;
   NormGroups query, key;

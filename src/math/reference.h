@@ -2,8 +2,8 @@
 // runs), float (sums kept in double) or std::complex<double> (forward only: the complex step proves the backward of the
 // others). Maxima and comparisons use real parts, so each forward stays analytic in its inputs.
 //
-// Letters as in arch/parts.h; matrices are row-major and contiguous. "accumulate" adds to the result, otherwise it is
-// overwritten. `threads` splits independent rows only, so results do not depend on it.
+// Letters as in arch/parts.h; matrices are row-major and contiguous. "accumulate" adds to the result; otherwise the
+// result is overwritten. `threads` splits independent rows only, so results do not depend on it.
 #pragma once
 
 #include <algorithm>
@@ -51,7 +51,7 @@ inline int thread_index() {
 // -------------------------------------------------
 
 namespace detail {
-// C_1n (+)= A_1k B_nk^T: n sums that do not wait for one another, each in the order of its terms.
+// C_1n (+)= A_1k B_nk^T: n independent sums, each in the order of its terms.
 template <std::int64_t n, class T>
 void dot_rows(std::int64_t k, const T* a, const T* b, bool accumulate, T* c) {
   Accum<T> sum[n];
@@ -75,7 +75,7 @@ void matmul_nt(int threads, std::int64_t m, std::int64_t n, std::int64_t k, cons
 }
 
 namespace detail {
-// One row of C_mn (+)= sum_l a(l) B_kn, in blocks of columns whose sums stay in registers or L1.
+// Computes one row of C_mn (+)= sum_l a(l) B_kn, in blocks of columns whose sums stay in registers or L1.
 template <class T, class Row>
 void combine_rows(std::int64_t n, std::int64_t k, const Row& a, const T* b, bool accumulate, T* c) {
   constexpr std::int64_t kBlock = 32;
@@ -249,7 +249,7 @@ void qk_norm_forward(int threads, std::int64_t rows, const QkNormSizes& sizes, d
 }
 
 // The backward of one kind of groups. With u = x rstd and g = d w: d becomes rstd (g - u mean(g u)), and d_w (+)= the
-// sum of d u over rows and groups. rstd: rows * groups.
+// sum of d u over rows and groups. rstd has rows * groups values.
 template <class T>
 void norm_groups_backward(int threads, std::int64_t rows, std::int64_t width, const NormGroups& n, double eps,
                           const T* x, const T* w, T* d, bool accumulate, T* d_w, Accum<T>* rstd) {
@@ -274,8 +274,8 @@ void norm_groups_backward(int threads, std::int64_t rows, std::int64_t width, co
   }
 }
 
-// Turns the gradient `d` of what the forward leaves into that of what it reads. Scratch: rows times the larger number
-// of groups, in the type of sums.
+// Replaces the gradient `d` of the forward's output by the gradient of its input. Takes scratch for rows times the
+// larger number of groups, in the type of sums.
 template <class T>
 void qk_norm_backward(int threads, std::int64_t rows, const QkNormSizes& sizes, double eps, const T* x,
                       const T* w_query, const T* w_key, T* d, bool accumulate, T* d_w_query, T* d_w_key,
@@ -500,8 +500,8 @@ void embedding_forward(int threads, std::int64_t rows, std::int64_t sequence, st
       x[n * d + c] =
           (ids[n] >= 0 ? table[ids[n] * d + c] : T(0)) + (positions ? positions[(n % sequence) * d + c] : T(0));
 }
-// d_table[ids_n] += d_x_n and d_positions[n % S] += d_x_n, in token order; the caller must have zeroed them or wants to
-// accumulate.
+// d_table[ids_n] += d_x_n and d_positions[n % S] += d_x_n, in token order. The caller zeroes them first, unless it
+// wants to accumulate.
 template <class T>
 void embedding_backward(int threads, std::int64_t rows, std::int64_t sequence, std::int64_t d, const std::int32_t* ids,
                         const T* d_x, T* d_table, T* d_positions) {
@@ -517,7 +517,7 @@ void embedding_backward(int threads, std::int64_t rows, std::int64_t sequence, s
 // ----------------------------------------------------------------------------------------------------------
 
 // losses_r = log sum exp(logits_r) - logits_r[label]; with `gradient`, logits become (softmax - onehot) * grad_scale in
-// place. label < 0: loss and gradient are zero.
+// place. When label < 0, loss and gradient are zero.
 template <class T>
 void cross_entropy(int threads, std::int64_t rows, std::int64_t vocabulary, const std::int32_t* labels, bool gradient,
                    double grad_scale, T* logits, T* losses) {
@@ -558,7 +558,7 @@ void shared_sums(int threads, std::int64_t rows, std::int64_t vocabulary, std::i
     sums[2 * r + 1] = label >= 0 && label < vocabulary ? row[label] : T(0);
   }
 }
-// Logits become (exp(logit - lse_r) - onehot) * scale_r; labels are columns of this rank, or -1 when another rank has
+// Logits become (exp(logit - lse_r) - onehot) * scale_r. Labels are columns of this rank, or -1 when another rank has
 // the label.
 template <class T>
 void shared_gradient(int threads, std::int64_t rows, std::int64_t vocabulary, const std::int32_t* labels, const T* lse,

@@ -1,5 +1,5 @@
-// The reference of attention between some queries and some keys; math/context_attention.h explains its letters and what
-// a query sees. math/reference.h has the reference for whole sequences.
+// The reference of attention between some queries and some keys; math/context_attention.h explains its letters and
+// which keys a query sees. math/reference.h has the reference for whole sequences.
 #pragma once
 
 #include <span>
@@ -73,8 +73,8 @@ ContextHead<T> context_head(const ContextSizes& s, const double* slopes, const C
 }
 }  // namespace detail
 
-// first: overwrites o [B*R, h*D] and lse [B, h, R], with 0 and -infinity when a query sees no key; otherwise continues
-// from them. Takes threads * (C + D) accumulators of scratch.
+// With `first`, overwrites o [B*R, h*D] and lse [B, h, R], with 0 and -infinity when a query sees no key. Otherwise
+// continues from their values. Takes threads * (C + D) accumulators of scratch.
 template <class T>
 void context_forward(int threads, const ContextSizes& s, const double* slopes, const ContextRows<const T>& x,
                      bool first, T* o, T* lse, Scratch& scratch) {
@@ -115,8 +115,8 @@ void context_forward(int threads, const ContextSizes& s, const double* slopes, c
   }
 }
 
-// The formulas of `attention_backward`, over the given keys; o and lse are those over all keys. add_q, add_kv: adds to
-// the gradients, otherwise overwrites them. Takes threads * 2 D accumulators of scratch.
+// Computes the formulas of `attention_backward` over the given keys; o and lse are the results over all keys. With
+// add_q or add_kv, adds to those gradients; otherwise overwrites them. Takes threads * 2 D accumulators of scratch.
 template <class T>
 void context_backward(int threads, const ContextSizes& s, const double* slopes, const T* d_o,
                       const ContextRows<const T>& x, const T* o, const T* lse, bool add_q, bool add_kv,

@@ -1,5 +1,5 @@
-// The reference of what moves and multiplies the rows of a mixture of experts: plain loops, T as in math/reference.h.
-// Letters and places: math/expert_order.h. The fast versions are in math/experts.h.
+// The reference of the kernels that move and multiply the rows of a mixture of experts: plain loops, with T as in
+// math/reference.h. Letters and places are those of math/expert_order.h. The fast versions are in math/experts.h.
 #pragma once
 
 #include "math/expert_order.h"
@@ -17,7 +17,8 @@ void dispatch(int threads, const Slots& s, const T* x_Nd, T* rows_Md) {
 }
 
 // y_n (+)= sum_j weight_nj rows[place_nj], j in order (Mixtral, arXiv 2401.04088, section 2.1; DeepSeek-V3, arXiv
-// 2412.19437, equation 12). Dropped slots give nothing: a token without any has y_n (+)= 0. weight_Nk null: 1.
+// 2412.19437, equation 12). Dropped slots add nothing, so a token with only dropped slots has y_n (+)= 0. When
+// weight_Nk is null, all weights are 1.
 template <class T>
 void combine(int threads, const Slots& s, const T* weight_Nk, const T* rows_Md, bool accumulate, T* y_Nd) {
 #pragma omp parallel for num_threads(threads) schedule(static)
@@ -37,7 +38,7 @@ void dispatch_backward(int threads, const Slots& s, const T* d_rows_Md, bool acc
   combine<T>(threads, s, nullptr, d_rows_Md, accumulate, d_x_Nd);
 }
 
-// d_rows[place_nj] = weight_nj d_y_n and d_weight_nj = d_y_n rows[place_nj], 0 for a dropped slot.
+// d_rows[place_nj] = weight_nj d_y_n and d_weight_nj = d_y_n rows[place_nj], which is 0 for a dropped slot.
 template <class T>
 void combine_backward(int threads, const Slots& s, const T* weight_Nk, const T* d_y_Nd, const T* rows_Md, T* d_rows_Md,
                       T* d_weight_Nk) {
@@ -68,7 +69,7 @@ void grouped_nn(int threads, const Groups& g, const T* d_y_MO, const T* w_EOI, T
     matmul_nn(threads, g.rows(e), g.in, g.out, d_y_MO + g.first(e) * g.out, w_EOI + e * g.out * g.in, false,
               d_x_MI + g.first(e) * g.in);
 }
-// d_W_e (+)= d_y^T x; zero, or as it was, for an expert without rows.
+// d_W_e (+)= d_y^T x. For an expert without rows, d_W_e becomes zero or, when accumulating, stays as it was.
 template <class T>
 void grouped_tn(int threads, const Groups& g, const T* d_y_MO, const T* x_MI, bool accumulate, T* d_w_EOI) {
   for (std::int64_t e = 0; e < g.E; ++e)

@@ -1,12 +1,13 @@
-// Routing of a mixture of experts: which experts a token goes to, with what weights; the losses that keep the load
-// balanced; and the backward of all of these. Letters: math/expert_order.h, and B sequences of S tokens, N = B*S.
+// Routing of a mixture of experts: the choice of experts for each token, and their weights; the losses that keep the
+// load balanced; and the backward of all of these. Letters are those of math/expert_order.h, with B sequences of S
+// tokens and N = B*S.
 //
-// These templates serve every path. The router has N*E numbers where the experts' products have N*k*d*f terms, and its
-// sums must be accurate, so fp32 (sums in double) has no faster version. T as in math/reference.h.
+// These templates serve every path. The router has N*E numbers, while the experts' products have N*k*d*f terms, and its
+// sums must be accurate. So there is no faster version for fp32, whose sums are in double. T is as in math/reference.h.
 //
-// NaN in a token's logits: its choices stay k different experts, the NaN's expert among them, so the NaN reaches the
-// token's weights. +infinity makes a softmax NaN; -infinity is the last choice. Sizes that fit no router (k beyond E, N
-// no multiple of B) throw Error.
+// A token with a NaN among its logits still chooses k different experts, and the NaN's expert is one of them, so the
+// NaN reaches the token's weights. +infinity makes a softmax NaN, and -infinity is the last choice. Sizes that fit no
+// router (k beyond E, or N no multiple of B) throw Error.
 #pragma once
 
 #include <cmath>
@@ -26,17 +27,19 @@ enum class RouterScore { kSoftmax, kSigmoid };
 struct Router {
   std::int64_t N, E, k;
   RouterScore score = RouterScore::kSoftmax;
-  // Whether a token's k weights are divided by their sum (equation 13; norm_topk_prob in Hugging Face's configurations,
-  // always so in Mixtral).
+  // Says whether a token's k weights are divided by their sum (equation 13; norm_topk_prob in Hugging Face's
+  // configurations; always so in Mixtral).
   bool renormalise = false;
   double scale = 1.0;  // factor of all weights (routed_scaling_factor of DeepSeek-V3), after the division
-  // Tokens with a label below 0 go to their experts like any other, and take no part in the losses. Null: all do.
+  // Tokens with a label below 0 go to their experts like any other, but take no part in the losses. When null, all
+  // tokens take part.
   const std::int32_t* labels_N = nullptr;
   bool counts(std::int64_t n) const { return !labels_N || labels_N[n] >= 0; }
 };
 
-// The two auxiliary terms in an objective J = ... + balance * sum_b L_b + z * sum_n lse_n^2. Means over sequences and
-// tokens are the caller's: balance = coefficient / sequences of the batch, z = coefficient / tokens of the batch.
+// The two auxiliary terms in an objective J = ... + balance * sum_b L_b + z * sum_n lse_n^2. The caller makes them
+// means over sequences and tokens: balance = coefficient / sequences of the batch, z = coefficient / tokens of the
+// batch.
 struct RouterLosses {
   double balance = 0.0;
   double z = 0.0;
@@ -52,19 +55,19 @@ inline constexpr double kNoScore = 1e-20;
 inline void check(const Router& r) {
   MOLEN_CHECK(r.N >= 0 && r.k >= 1 && r.k <= r.E, "{} tokens choose {} of {} experts", r.N, r.k, r.E);
 }
-// Rows of each sequence.
+// Returns the number of rows of each sequence.
 inline std::int64_t sequence_rows(const Router& r, std::int64_t B) {
   MOLEN_CHECK(B >= 1 && r.N % B == 0, "{} tokens in {} sequences", r.N, B);
   return r.N / B;
 }
 
-// NaN is the largest, as in torch.topk.
+// Compares with NaN as the largest value, as torch.topk does.
 inline bool larger(double a, double b) {
   return a > b || (std::isnan(a) && !std::isnan(b));
 }
 
-// Writes the k experts of the largest keys, by falling key; of equal ones the smaller index first. key(e) for each
-// expert.
+// Writes the k experts with the largest keys, in falling order of key. Of equal keys, the smaller index comes first.
+// key(e) returns the key of expert e.
 template <class Key>
 void choose(std::int64_t E, std::int64_t k, const Key& key, std::int32_t* choice) {
   std::int64_t count = 0;
@@ -77,7 +80,7 @@ void choose(std::int64_t E, std::int64_t k, const Key& key, std::int32_t* choice
   }
 }
 
-// Sum of the chosen scores, as a divisor; 1 when weights are not renormalised.
+// Returns the sum of the chosen scores, as a divisor, or 1 when weights are not renormalised.
 template <class T>
 Accum<T> weight_divisor(const Router& r, const T* scores, const std::int32_t* choice) {
   if (!r.renormalise) return Accum<T>(1);
@@ -85,7 +88,7 @@ Accum<T> weight_divisor(const Router& r, const T* scores, const std::int32_t* ch
   for (std::int64_t j = 0; j < r.k; ++j) sum += Accum<T>(scores[expert_of(choice[j])]);
   return sum + kNoScore;
 }
-// Divisor that makes a token's scores add up to 1.
+// Returns the divisor that makes a token's scores add up to 1.
 template <class T>
 Accum<T> score_divisor(const Router& r, const T* scores) {
   if (r.score == RouterScore::kSoftmax) return Accum<T>(1);
@@ -94,7 +97,7 @@ Accum<T> score_divisor(const Router& r, const T* scores) {
   return sum + kNoScore;
 }
 
-// E / (k T T_b), the factor of the loss of a sequence (balance_losses); 0 where no token counts.
+// Returns E / (k T T_b), the factor of the loss of a sequence (balance_losses), or 0 when no token counts.
 template <class T>
 double balance_factor(const Router& r, const RouterLosses& l, const T* counts_E) {
   double slots = 0.0;  // k T_b
@@ -102,7 +105,7 @@ double balance_factor(const Router& r, const RouterLosses& l, const T* counts_E)
   return slots > 0.0 ? static_cast<double>(r.E) / (static_cast<double>(l.T) * slots) : 0.0;
 }
 
-// Scores of one token; returns log sum exp of its logits.
+// Writes the scores of one token, and returns log sum exp of its logits.
 template <class T>
 Accum<T> score(const Router& r, const T* logits, T* scores) {
   double most = -std::numeric_limits<double>::infinity();
@@ -117,9 +120,10 @@ Accum<T> score(const Router& r, const T* logits, T* scores) {
 
 }  // namespace detail
 
-// Chooses the k experts of each token: those of the largest logits (both scores rise with the logit), or with a bias,
-// those of the largest score + bias (DeepSeek-V3, equation 16; bias_E null: none). Of equal ones, the smaller index.
-// The weights are those of the scores without bias (equations 12-14):  w_nj = scale * s_nc [/ sum over the k chosen].
+// Chooses the k experts of each token. Without a bias (bias_E null), they have the largest logits, because both kinds
+// of scores rise with the logit. With a bias, they have the largest score + bias (DeepSeek-V3, equation 16). Of equal
+// ones, the smaller index is chosen. The weights follow from the scores without bias (equations 12-14): w_nj = scale *
+// s_nc [/ sum over the k chosen].
 //
 //   logits_NE -> choice_Nk (by falling key), weight_Nk; scores_NE and lse_N (log sum exp of the logits) are for the
 //   losses and the backward
@@ -142,11 +146,11 @@ void route(int threads, const Router& r, const T* logits_NE, const T* bias_E, st
   }
 }
 
-// For each sequence, over this rank's tokens: counts_e = number of tokens whose k largest scores include e, and the sum
-// of the token's scores, which for the sigmoid are divided by their sum over the experts (DeepSeek-V3, equations 18 to
-// 20). The counts leave the bias out, as equation 18 and Megatron-LM do; without a bias they are those of choice_Nk,
-// and with `biased` they are made anew (choice_Nk is then not read). Ranks that share the sequences add up these
-// arrays.
+// For each sequence, sums over this rank's tokens. counts_e is the number of tokens whose k largest scores include e.
+// The score sums add up the tokens' scores, which for the sigmoid are divided by their sum over the experts
+// (DeepSeek-V3, equations 18 to 20). The counts ignore the bias, as in equation 18 and in Megatron-LM. Without a bias
+// they are the counts of choice_Nk. With `biased` they are computed anew, and choice_Nk is not read. Ranks that share
+// the sequences add up these arrays.
 //
 //   sums_B2E   [B, 2, E]: counts_E, then score sums, of each sequence
 //
@@ -178,14 +182,14 @@ void balance_sums(int threads, const Router& r, std::int64_t B, bool biased, con
   }
 }
 
-// L_b = E / (k T T_b) sum_e counts_be * score sums_be, from the sums over all ranks. T_b are the tokens that count,
-// sum_e counts_be / k. Where all T do, it is 1 when every expert has the same counts and scores, and E / k when all
-// tokens go to the same k experts with all their score. Otherwise it is the loss of the tokens that count, times T_b /
-// T: so the sum over sequences is a mean over tokens.
+// L_b = E / (k T T_b) sum_e counts_be * score sums_be, from the sums over all ranks. T_b is the number of tokens that
+// count, sum_e counts_be / k. When all T tokens count, L_b is 1 if every expert has the same counts and scores, and E /
+// k if all tokens go to the same k experts with all their score. When fewer count, L_b is the loss of these tokens
+// times T_b / T, so the sum over sequences is a mean over tokens.
 //
 // This is DeepSeek-V3's loss of a sequence for alpha = 1 (equations 17 to 20), and with k = 1 Switch's (arXiv
-// 2101.03961, equations 4 to 6). transformers' load_balancing_loss_func leaves out 1/k, so it is k times this one, and
-// has one "sequence" of all tokens (of all layers, if it is given several): B = 1, T = N.
+// 2101.03961, equations 4 to 6). transformers' load_balancing_loss_func leaves out 1/k, so it is k times this loss. It
+// takes all tokens as one sequence (B = 1, T = N), over all layers when it is given several.
 template <class T>
 void balance_losses(const Router& r, const RouterLosses& l, const T* sums_B2E, T* losses_B) {
   for (std::int64_t b = 0; b < l.B; ++b) {
@@ -197,7 +201,8 @@ void balance_losses(const Router& r, const RouterLosses& l, const T* sums_B2E, T
   }
 }
 
-// Returns sum_n lse_n^2 over the tokens that count. The z-loss of ST-MoE (arXiv 2202.08906, equation 5) is its mean.
+// Returns sum_n lse_n^2 over the tokens that count. The mean of lse_n^2 is the z-loss of ST-MoE (arXiv 2202.08906,
+// equation 5).
 template <class T>
 Accum<T> z_loss_sum(const Router& r, const T* lse_N) {
   Accum<T> sum(0);
@@ -209,9 +214,10 @@ Accum<T> z_loss_sum(const Router& r, const T* lse_N) {
 namespace detail {
 
 // The backward of one token. With D and Z the divisors of weights and scores, c_j the chosen experts, g_j = d_weight_j
-// and b_e = balance E / (k T T_b) counts_e, which is 0 of a token that does not count:
+// and b_e = balance E / (k T T_b) counts_e, which is 0 for a token that does not count:
 //   d_s_e = sum over j with c_j = e of scale (g_j - [sum_i g_i s_ci / D]) / D  +  (b_e - [sum_i b_i s_i / Z]) / Z
-// The first bracket is of renormalised weights, the second of the sigmoid. Then through the score, and the z-loss:
+// Only renormalised weights have the first bracket, and only the sigmoid has the second. The gradient of the logits
+// follows through the score and the z-loss:
 //   d_z_e = s_e (d_s_e - sum_i d_s_i s_i)  or  d_s_e s_e (1 - s_e);  + 2 z lse softmax(z)_e
 template <class T>
 struct RouteBackward {
@@ -244,7 +250,7 @@ struct RouteBackward {
       if (expert_of(choice[j]) == e) sum += r.scale * (Accum<T>(g[j]) - chosen_mean) / D;
     return sum;
   }
-  // sum_e d_s_e s_e of a softmax
+  // Returns sum_e d_s_e s_e of a softmax.
   Accum<T> mean() const {
     Accum<T> sum(0);
     for (std::int64_t e = 0; e < r.E; ++e) sum += balance(e) * Accum<T>(scores[e]);
@@ -256,9 +262,10 @@ struct RouteBackward {
 
 }  // namespace detail
 
-// The backward of `route`, and of the losses in J: overwrites d_logits_NE. sums_B2E are those of all ranks; the counts
-// in them are constants of the objective. It may be null when losses.balance is 0. Choices may be marked as dropped
-// (math/expert_order.h): the weights of the others are what they were, and d_weight_Nk of a dropped one is 0.
+// The backward of `route`, and of the losses in J. Overwrites d_logits_NE. sums_B2E are the sums over all ranks, and
+// the counts in them are constants of the objective. sums_B2E may be null when losses.balance is 0. Choices may be
+// marked as dropped (math/expert_order.h). The weights of the other choices do not change, and d_weight_Nk of a dropped
+// choice is 0.
 template <class T>
 void route_backward(int threads, const Router& r, const RouterLosses& losses, const T* logits_NE, const T* scores_NE,
                     const T* lse_N, const std::int32_t* choice_Nk, const T* d_weight_Nk, const T* sums_B2E,
@@ -284,9 +291,9 @@ void route_backward(int threads, const Router& r, const RouterLosses& losses, co
   }
 }
 
-// Balancing without a loss (arXiv 2408.15664, algorithm 1): bias_e += rate * sign(mean of counts - counts_e), with the
-// counts of a step's whole batch, of all ranks (expert_order's, with the bias). The sign is exact for counts below 2^53
-// / E.
+// Balances without a loss (arXiv 2408.15664, algorithm 1): bias_e += rate * sign(mean of counts - counts_e). The counts
+// are those of a step's whole batch over all ranks, with the bias, as expert_order counts them. The sign is exact for
+// counts below 2^53 / E.
 template <class T, class Count>
 void update_bias(std::int64_t E, double rate, const Count* counts_E, T* bias_E) {
   double sum = 0.0;

@@ -1,5 +1,5 @@
 // Tests routing: by hand, against sorting, against PyTorch's autograd on the formulas of transformers, the backward
-// against the complex step, fp32 against fp64.
+// against the complex step, and fp32 against fp64.
 #include "math/reference_routing.h"
 
 #include <ATen/ATen.h>
@@ -73,7 +73,8 @@ Values<T> gradient(const Router& r, const RouterLosses& l, const Values<T>& logi
 // Two sequences have 5 tokens each, of which 3 and 4 count.
 constexpr std::int32_t kSomeCount[] = {7, -1, 0, 3, -1, 2, 9, 4, -1, 1};
 
-// Both scores, with and without tokens that do not count, with and without renormalised weights, a bias and each loss.
+// The cases have both kinds of scores, with and without tokens that do not count, renormalised weights, a bias and each
+// loss.
 struct Case {
   Router r;
   RouterLosses l;
@@ -112,8 +113,8 @@ TEST(Routing, BackwardIsTheComplexStep) {
   }
 }
 
-// A dropped choice is in no sum, but its score is still a term of what the weights are divided by. The losses are those
-// of all choices.
+// A dropped choice is in no sum, but its score is still a term of the divisor of the weights. The losses are those of
+// all choices.
 TEST(Routing, BackwardOfWhatACapacityLeavesIsTheComplexStep) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(::testing::Message() << "E " << c.r.E << " k " << c.r.k << " sigmoid " << (c.r.score == kSigmoid)
@@ -141,7 +142,8 @@ TEST(Routing, BackwardOfWhatACapacityLeavesIsTheComplexStep) {
   }
 }
 
-// Ranks have some tokens of each sequence; the sums over ranks are whole, and so are losses and gradients.
+// When ranks have some tokens of each sequence, the sums over ranks equal those of whole sequences, and so do losses
+// and gradients.
 TEST(Routing, RanksMaySharePartsOfSequences) {
   const i64 B = 2, T = 9, E = 6, k = 2, first = 4;  // tokens of a sequence on the first rank
   for (const RouterScore score : {kSoftmax, kSigmoid}) {
@@ -197,7 +199,7 @@ TEST(Routing, ByHand) {
   EXPECT_EQ(biased.choice, (Values<std::int32_t>{0, 2}));
   EXPECT_NEAR(biased.weight[0], (1.0 / 2) / (7.0 / 6), 1e-15);
   EXPECT_NEAR(biased.weight[1], (2.0 / 3) / (7.0 / 6), 1e-15);
-  // The balance counts what the scores alone would choose.
+  // The balance counts the experts that the scores alone would choose.
   const Values<double> sums = sums_of(sigmoid, 1, true, logits, biased);
   EXPECT_EQ(Values<double>(sums.begin(), sums.begin() + 3), (Values<double>{0, 1, 1}));
   EXPECT_NEAR(sums[3], 1.0 / 4, 1e-15);
@@ -225,7 +227,7 @@ TEST(Routing, EvenLoadCostsTheCoefficientAndTheWorstEOverKTimesIt) {
 RC_GTEST_PROP(Routing, ChoiceIsAStableSort, ()) {
   const i64 E = *rc::gen::inRange<i64>(1, 40), k = *rc::gen::inRange<i64>(1, E + 1);
   const Router r{3, E, k, *rc::gen::element(kSoftmax, kSigmoid)};
-  const auto few = [](i64 count) {  // many are equal
+  const auto few = [](i64 count) {  // many of the values are equal
     return as<double>(*rc::gen::container<std::vector<int>>(static_cast<std::size_t>(count), rc::gen::inRange(-2, 3)));
   };
   const Values<double> logits = few(3 * E), bias = *rc::gen::arbitrary<bool>() ? few(E) : Values<double>{};
@@ -284,7 +286,8 @@ TEST(Routing, RefusesSizesOfNoRouter) {
                Error);
 }
 
-// The losses of the tokens that count are those of a batch of these tokens alone, each sequence with their share.
+// The losses of the tokens that count equal those of a batch of these tokens alone, with each sequence weighed by its
+// share of them.
 TEST(Routing, TokensThatDoNotCountAreInNoLoss) {
   Router all{10, 7, 3};
   all.labels_N = kSomeCount;
@@ -328,7 +331,7 @@ TEST(Routing, InfiniteLogits) {
 }
 
 // Each score is rounded once from double and everything else is computed from it in double, so a weight has the
-// roundings of two scores and its own. In the gradient, terms of the size of d_weight and of the counts cancel.
+// roundings of two scores and one of its own. In the gradient, terms of the size of d_weight and of the counts cancel.
 TEST(Routing, FloatIsDoubleWithinItsRoundings) {
   for (const Case& c : cases()) {
     const Values<double> logits = random_values(c.r.N * c.r.E, 9), d_weight = random_values(c.r.N * c.r.k, 10),
@@ -337,7 +340,7 @@ TEST(Routing, FloatIsDoubleWithinItsRoundings) {
     const Routed<double> want = route_all(c.r, logits, bias);
     const Routed<float> got = route_all(c.r, logits32, bias32);
     EXPECT_EQ(got.choice, want.choice);
-    if (constant(want.weight))  // the whole scale
+    if (constant(want.weight))  // errors are relative to the whole scale
       EXPECT_EQ(as<double>(got.weight), want.weight);
     else
       EXPECT_TRUE(close(as<double>(got.weight), want.weight, {0x1p-24, 1, 3}));
@@ -373,7 +376,7 @@ TEST(Routing, BiasMovesTowardsTheMean) {
   const Values<std::int32_t> counts{1, 3, 2, 2};
   update_bias(4, 0.001, counts.data(), bias.data());
   EXPECT_EQ(bias, (Values<double>{0.501, 0.499, 0.5, 0.5}));
-  // The mean of 10, 0, 0 is no binary fraction; even counts beside it leave the bias exactly as it was.
+  // The mean of 10, 0, 0 is no binary fraction. Even counts leave the bias exactly as it was.
   Values<float> moved{0, 0, 0}, same{1, 1, 1};
   const Values<float> uneven{10, 0, 0}, even{7, 7, 7};
   update_bias(3, 0.25, uneven.data(), moved.data());
@@ -382,9 +385,9 @@ TEST(Routing, BiasMovesTowardsTheMean) {
   EXPECT_EQ(same, (Values<float>{1, 1, 1}));
 }
 
-// The routers of transformers 5: MixtralTopKRouter (always renormalised), Qwen3MoeTopKRouter and OlmoeTopKRouter
-// (norm_topk_prob), each with load_balancing_loss_func over all tokens; and DeepseekV3TopkRouter with one group, with
-// the paper's loss of each sequence.
+// The routers of transformers 5. MixtralTopKRouter (always renormalised), Qwen3MoeTopKRouter and OlmoeTopKRouter
+// (norm_topk_prob) each have load_balancing_loss_func over all tokens. DeepseekV3TopkRouter has one group, and the
+// paper's loss of each sequence.
 class BesidePyTorch : public ::testing::TestWithParam<std::tuple<RouterScore, bool>> {};
 
 TEST_P(BesidePyTorch, ChoiceWeightsLossesAndGradient) {
@@ -408,7 +411,7 @@ TEST_P(BesidePyTorch, ChoiceWeightsLossesAndGradient) {
   const at::Tensor shares = sigmoid ? scores / scores.sum(-1, true) : scores;
   const double f = static_cast<double>(E) / static_cast<double>(k);
   at::Tensor balance = (mask.view({B, T, E}).mean(1) * f * shares.view({B, T, E}).mean(1)).sum(-1);
-  if (!sigmoid) {  // load_balancing_loss_func: sum_e mean over tokens of the mask * mean of the scores, times E
+  if (!sigmoid) {  // load_balancing_loss_func: E * sum_e (mean of the mask over tokens * mean of the scores)
     const at::Tensor theirs = (mask.sum(0) / static_cast<double>(N) * (scores.sum(0) / static_cast<double>(N))).sum() *
                               static_cast<double>(E);
     balance = (theirs / static_cast<double>(k)).view({1});

@@ -1,6 +1,6 @@
-// Tests the references' backward against the complex step: with inputs x + ih, imag(f)/h is df/dx without subtraction,
-// so h can be 1e-50 and the only error is rounding. Bound: 1e-12 of each tensor's largest gradient. Sizes are distinct
-// primes.
+// Tests the references' backward against the complex step. With inputs x + ih, imag(f)/h is df/dx without subtraction,
+// so h can be 1e-50 and the only error is rounding. The bound is 1e-12 of each tensor's largest gradient. Sizes are
+// distinct primes.
 #include "math/reference.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ Wide widen(const Real& v) {
   return {v.begin(), v.end()};
 }
 
-// d/dx of sum_i weights_i forward(x)_i, one element of x at a time.
+// Computes d/dx of sum_i weights_i forward(x)_i, one element of x at a time.
 Real complex_step(const Real& x, const Real& weights, const std::function<Wide(const Wide&)>& forward) {
   Real gradient(x.size());
   for (std::size_t i = 0; i < x.size(); ++i) {
@@ -54,7 +54,7 @@ struct Workspace {
 };
 
 TEST(Reference, Products) {
-  const std::int64_t m = 5, n = 67, k = 11;  // n beyond one block of columns
+  const std::int64_t m = 5, n = 67, k = 11;  // n is larger than one block of columns
   const Real a = random(m * k, 1), b = random(n * k, 2), start = random(m * n, 3);
   Real bt(b.size()), at(a.size());
   for (std::int64_t j = 0; j < n; ++j)
@@ -154,7 +154,7 @@ TEST(Reference, Linear) {
   expect_gradient(d_b, complex_step(b, weights, [&](const Wide& v) { return forward(widen(x), widen(w), v); }), "d_b");
 }
 
-// Groups of queries and of keys of different number and length, and values behind them.
+// The groups of queries and of keys differ in number and length, and values follow them.
 TEST(Reference, NormsOfQueriesAndKeys) {
   for (const QkNormSizes& n : {QkNormSizes{31, {4, 5}, {2, 3}}, QkNormSizes{23, {1, 12}, {1, 6}}}) {
     const std::int64_t rows = 7;
@@ -170,7 +170,7 @@ TEST(Reference, NormsOfQueriesAndKeys) {
     Real y(x.size(), NAN);
     qk_norm_forward(kThreads, rows, n, eps, x.data(), w_q.data(), w_k.data(), y.data());
     const std::int64_t keys = n.query.groups * n.query.length, values = keys + n.key.groups * n.key.length;
-    // The last element of the first row's first group of keys, computed by hand; and values as they were.
+    // The last element of the first row's first group of keys is computed by hand. The values must be unchanged.
     double squares = 0.0;
     for (std::int64_t c = 0; c < n.key.length; ++c) squares += x[keys + c] * x[keys + c];
     const std::int64_t last = n.key.length - 1;
@@ -213,7 +213,7 @@ TEST(Reference, Rope) {
                                  return y;
                                }),
                   "rope");
-  // Element 0 of the second position, computed by hand.
+  // Element 0 of the second position is computed by hand.
   Real y = x;
   rope(1, rows, sequence, heads, head_dim, width, cosine.data(), sine.data(), false, y.data());
   EXPECT_NEAR(y[width], x[width] * cosine[3] - x[width + 3] * sine[3], 1e-15);

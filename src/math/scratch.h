@@ -1,5 +1,5 @@
 // Scratch: the memory that an op may use while it runs, taken from one block that the memory plan has placed. Kernels
-// do not allocate; scratch counts what they take, and taking more than the plan gave is an error, not a reallocation.
+// do not allocate. Scratch counts the bytes that they take, and throws when they take more than the plan gave.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ class Scratch {
   std::int64_t capacity_ = 0, used_ = 0, high_water_ = 0;
 };
 
-// At the end of its scope, gives back the scratch that was taken in the scope.
+// Gives back, at the end of its scope, the scratch that was taken in the scope.
 class Rewind {
  public:
   explicit Rewind(Scratch& scratch) : scratch_(scratch), used_(scratch.used()) {}

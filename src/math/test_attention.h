@@ -36,7 +36,7 @@ inline Inputs make_inputs(i64 B, i64 S, i64 h, i64 k, i64 D, bool alibi = false,
   return in;
 }
 
-// Values, each with the sum of the absolute values of its terms, to which rounding is relative.
+// Values, each with the sum of the absolute values of its terms. Rounding errors are relative to that sum.
 struct Sums {
   Doubles value, magnitude;
   explicit Sums(std::size_t n) : value(n), magnitude(n) {}

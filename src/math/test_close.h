@@ -1,7 +1,7 @@
 // The comparison of the kernels' tests: bound = c * unit_roundoff * sqrt(n) * scale, where n is the length of the
-// longest sum behind an element and scale is the largest expected magnitude (or that of the terms, when the formula
-// cancels). A comparison that would prove nothing fails: NaN, infinity, only zeros, a constant when there is more than
-// one element, empty or differently sized data.
+// longest sum that an element depends on, and scale is the largest expected magnitude (or that of the terms, when the
+// formula cancels). A comparison that would prove nothing fails: NaN, infinity, only zeros, a constant when there is
+// more than one element, empty or differently sized data.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -21,7 +21,7 @@ inline Values<double> random_values(std::int64_t count, unsigned seed, double sc
   std::mt19937_64 engine(seed);
   std::normal_distribution<double> normal(0.0, scale);
   Values<double> v(static_cast<std::size_t>(count));
-  for (double& x : v) x = static_cast<float>(normal(engine));  // floats get the same values
+  for (double& x : v) x = static_cast<float>(normal(engine));  // so that float holds the same values
   return v;
 }
 template <class To, class From>
@@ -29,7 +29,7 @@ Values<To> as(const Values<From>& v) {
   return {v.begin(), v.end()};
 }
 
-// d/dx of f(x), one element of x at a time: imag f(x + ih) / h with h = 1e-50, without subtraction.
+// Returns d/dx of f(x), one element of x at a time: imag f(x + ih) / h with h = 1e-50, without subtraction.
 inline Values<double> complex_step(const Values<double>& x, const std::function<Complex(const Values<Complex>&)>& f) {
   constexpr double kStep = 1e-50;
   Values<double> gradient(x.size());
@@ -41,7 +41,7 @@ inline Values<double> complex_step(const Values<double>& x, const std::function<
   return gradient;
 }
 
-// Scratch with a guard behind it, which `intact` finds unchanged.
+// Scratch with a guard after it. `intact` returns whether the guard is unchanged.
 struct GuardedScratch {
   static constexpr std::int64_t kGuard = 128;
   explicit GuardedScratch(std::int64_t bytes)

@@ -1,7 +1,8 @@
-// The vector kernels of a mixture of experts: sums over the rows of a token's slots. Included by vector_inl.h, inside
-// its unnamed namespace; not a self-contained header.
+// The vector kernels of a mixture of experts: sums over the rows of a token's slots. vector_inl.h includes this file
+// inside its unnamed namespace; it is not a self-contained header.
 
-// y_n (+)= sum_j weight_nj rows[place_nj], j in order; weight null: 1. A place below 0 gives nothing.
+// y_n (+)= sum_j weight_nj rows[place_nj], j in order. When weight is null, all weights are 1. A place below 0 adds
+// nothing.
 template <class S>
 void combine_forward(int threads, int64_t tokens, int64_t k, int64_t d, const int32_t* place, const float* weight,
                      bool accumulate, const S* rows, S* y) {
@@ -22,8 +23,8 @@ void combine_forward(int threads, int64_t tokens, int64_t k, int64_t d, const in
   }
 }
 
-// d_rows[place_nj] = weight_nj d_y_n, and returns d_y_n rows[place_nj] of one slot. The products of short runs are
-// added in double, so that the error does not grow with d.
+// d_rows[place_nj] = weight_nj d_y_n. Returns d_y_n rows[place_nj] of one slot. The products of short runs are added in
+// double, so that the error does not grow with d.
 template <class S>
 MOLEN_INLINE double combine_backward_slot(int64_t d, float weight, const S* d_y, const S* row, S* d_row) {
   constexpr int64_t kRun = 32 * kLanes;

@@ -96,7 +96,7 @@ MOLEN_INLINE F splat(float x) {
   return F{} + x;
 }
 
-// Sums the lanes in double: one rounding at the end of a row.
+// Sums the lanes in double, so that a row is rounded once at its end.
 MOLEN_INLINE double total(F v) {
   double sum = 0.0;
   for (int64_t i = 0; i < kLanes; ++i) sum += static_cast<double>(v[i]);
@@ -109,9 +109,9 @@ MOLEN_INLINE F clamp(F x, float low, float high) {
   return x > splat(high) ? splat(high) : x;
 }
 
-// exp(x) for x clamped to [-87, 88]: 2^n e^r, |r| <= ln(2)/2, with a polynomial of degree 6 for e^r whose truncation
-// error (|r|^7/7!) is below 2^-23.9 relative; the coefficients are those of a minimax fit as in Cephes' expf. About 1.5
-// units in the last place with fused multiply-adds. NaN stays NaN.
+// Returns exp(x) for x clamped to [-87, 88]: 2^n e^r with |r| <= ln(2)/2. The truncation error (|r|^7/7!) of the
+// polynomial of degree 6 for e^r is below 2^-23.9 relative; the coefficients are those of a minimax fit as in Cephes'
+// expf. The error is about 1.5 units in the last place with fused multiply-adds. NaN stays NaN.
 MOLEN_INLINE F exponential(F x) {
   x = clamp(x, -87.0f, 88.0f);
   const F shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer, kept in the low bits
@@ -139,7 +139,7 @@ MOLEN_INLINE F sigmoid(F x) {
   return splat(1.0f) / (splat(1.0f) + exponential(-x));
 }
 
-// [first, last): the calling thread's share of `total`, cut at multiples of `grain`.
+// The calling thread's share [first, last) of `total`, cut at multiples of `grain`.
 struct Range {
   int64_t first, last;
 };
@@ -437,7 +437,7 @@ void gelu_tanh_backward(int threads, int64_t count, const S* d_y, const S* x, S*
           const F v = load(x + range.first + i, k), square = v * v;
           const F s = sigmoid(splat(kTwoScale) * v * Simd::fma(square, splat(kCubic), splat(1.0f)));
           const F inner = splat(kTwoScale) * Simd::fma(square, splat(3.0f * kCubic), splat(1.0f));
-          // At large |x| the polynomial overflows where s (1 - s) is zero; d_x is d_y or 0 there.
+          // At large |x| the polynomial overflows while s (1 - s) is zero. There d_x is d_y or 0.
           const F slope = s * (splat(1.0f) - s);
           const F bend = slope == F{} ? F{} : v * slope * inner;
           store(d_x + range.first + i, load(d_y + range.first + i, k) * (s + bend), k);
@@ -464,7 +464,8 @@ void fill_rows(int threads, int64_t rows, int64_t width, const float* source, co
 
 template <class S>
 void column_sums(int threads, int64_t rows, int64_t width, const S* d_y, bool accumulate, float* d_bias) {
-  constexpr int64_t kRun = 64;  // rows summed in one vector before it is added to the total: short sums lose less
+  // rows summed in one vector before it is added to the total, because short sums round less
+  constexpr int64_t kRun = 64;
 #pragma omp parallel num_threads(threads)
   {
     const Range range = share(width, kLine);
@@ -579,8 +580,8 @@ MOLEN_INLINE float largest(int64_t count, const float* row) {
   return most;
 }
 
-// Sum of exp(row - most); `each` is called with the terms. Sums of short runs are added in double, so that the error
-// does not grow with the vocabulary.
+// Returns the sum of exp(row - most), and calls `each` with the terms. Sums of short runs are added in double, so that
+// the error does not grow with the vocabulary.
 template <class Each>
 MOLEN_INLINE double exponential_sum(int64_t count, float most, const float* row, Each each) {
   constexpr int64_t kRun = 32 * kLanes;
@@ -599,14 +600,14 @@ MOLEN_INLINE double exponential_sum(int64_t count, float most, const float* row,
   return sum;
 }
 
-// Sets gradients below kNothing to zero: products with subnormal numbers run a hundred times slower, and 1e-30 has no
+// Sets gradients below kNothing to zero. Products with subnormal numbers run a hundred times slower, and 1e-30 has no
 // effect.
 MOLEN_INLINE F without_dust(F p) {
   const F nothing = splat(kNothing);
   return (p < nothing) & (p > -nothing) ? F{} : p;
 }
 
-// Processes one row: it is read from memory once and written back once; the three sweeps in between run in L2.
+// Processes one row. The row is read from memory once and written back once, and the three sweeps in between run in L2.
 MOLEN_INLINE float cross_entropy_row(int64_t vocabulary, int32_t label, bool gradient, double grad_scale, float* row) {
   const float most = largest(vocabulary, row);
   const double at_label = static_cast<double>(row[label]) - static_cast<double>(most);

@@ -4,8 +4,8 @@
 // code with the rest.
 //
 // All matrices are row-major and contiguous. Work is split over `threads` by fixed ranges: for a given number of
-// threads, results have the same bits in every run; except for the gradients of norms' weights, they have the same bits
-// for any number of threads.
+// threads, results have the same bits in every run. Except for the gradients of norms' weights, they also have the same
+// bits for any number of threads.
 #pragma once
 
 #include <stdint.h>
@@ -14,8 +14,8 @@
 
 namespace molen::math {
 
-// Kernels whose rows are stored in bf16 (uint16_t: the upper half of a float) and computed in fp32, each result rounded
-// once, to the nearest, ties to even. Statistics, losses and gradients of parameters are fp32.
+// Kernels whose rows are stored in bf16 (uint16_t: the upper half of a float) and computed in fp32. Each result is
+// rounded once, to the nearest, ties to even. Statistics, losses and gradients of parameters are fp32.
 struct NarrowKernels {
   void (*norm_forward)(int threads, int64_t rows, int64_t d, double eps, const uint16_t* x, const uint16_t* w,
                        const uint16_t* b, float* rstd, float* mean, uint16_t* y);
@@ -39,7 +39,7 @@ struct NarrowKernels {
   void (*column_sums)(int threads, int64_t rows, int64_t columns, const uint16_t* d_y, bool accumulate, float* d_bias);
   void (*embedding_backward)(int threads, int64_t rows, int64_t sequence, int64_t d, const int32_t* ids,
                              const uint16_t* d_x, float* d_table, float* d_positions);
-  // space: threads * vocabulary floats.
+  // `space` has threads * vocabulary floats.
   void (*cross_entropy)(int threads, int64_t rows, int64_t vocabulary, const int32_t* labels, bool gradient,
                         double grad_scale, uint16_t* logits, float* losses, float* space);
   void (*widen)(int threads, int64_t count, const uint16_t* values, bool accumulate, float* out);  // out (+)= values
@@ -53,18 +53,19 @@ struct NarrowKernels {
 struct VectorKernels {
   const char* name;  // "avx512", "avx2", "generic"
 
-  // mean null: RMSNorm, else LayerNorm. w, b null: none.
+  // mean is null for RMSNorm, and not null for LayerNorm. w and b may be null.
   void (*norm_forward)(int threads, int64_t rows, int64_t d, double eps, const float* x, const float* w, const float* b,
                        float* rstd, float* mean, float* y);
   void (*norm_apply)(int threads, int64_t rows, int64_t d, const float* x, const float* rstd, const float* mean,
                      const float* w, const float* b, float* y);
-  // partial: threads * d floats for d_w and for d_b, each if it is given.
+  // `partial` has threads * d floats for d_w and as many for d_b, when they are given.
   void (*norm_backward)(int threads, int64_t rows, int64_t d, const float* d_y, const float* x, const float* rstd,
                         const float* mean, const float* w, bool add_to_d_x, float* d_x, bool accumulate, float* d_w,
                         float* d_b, float* partial);
   void (*qk_norm_forward)(int threads, int64_t rows, QkNormSizes sizes, double eps, const float* x,
                           const float* w_query, const float* w_key, float* y);
-  // d: the gradient of y, which becomes that of x in place. partial: threads floats for each value of both weights.
+  // d is the gradient of y, which is replaced by the gradient of x in place. `partial` has `threads` floats for each
+  // value of both weights.
   void (*qk_norm_backward)(int threads, int64_t rows, QkNormSizes sizes, double eps, const float* x,
                            const float* w_query, const float* w_key, float* d, bool accumulate, float* d_w_query,
                            float* d_w_key, float* partial);

@@ -1,4 +1,4 @@
-// Tests the vector kernels over rows in bf16, for every instruction set of this processor: they must equal, bit for
+// Tests the vector kernels over rows in bf16, for every instruction set of this processor. They must equal, bit for
 // bit, the fp32 kernels on the widened values, rounded once. The rounding itself is compared with c10::BFloat16.
 #include <c10/util/BFloat16.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Tests the vector kernels of every instruction set of this processor against the double reference; tails, threads,
-// determinism.
+// Tests the vector kernels of every instruction set of this processor against the double reference, including tails,
+// threads and determinism.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -147,7 +147,7 @@ TEST_P(Vector, ActivationsOverTheirWholeRange) {
     EXPECT_TRUE(close(wide(got_up), d_up, bound(1, 24))) << scale;
     EXPECT_TRUE(close(wide(got_g), g, bound(1, 24))) << scale;
     EXPECT_TRUE(close(wide(got_d), d_g, bound(1, 96)))
-        << scale;  // a relative error of e^u is one of u times |u|, up to some tens
+        << scale;  // the relative error of e^u is that of u times |u|, which is up to some tens
   }
 }
 

@@ -1,4 +1,5 @@
-// Properties of tensors that the parts on ATen's operators (model/parts_aten.cpp) ask for, and their temporaries.
+// Properties of tensors that the parts on ATen's operators (model/parts_aten.cpp) use, and the temporaries of these
+// parts.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -20,12 +21,12 @@ inline at::ScalarType accurate(const at::Tensor& t) {
 inline bool low_precision(const at::Tensor& t) {
   return t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf;
 }
-// Returns whether molen's own CPU kernels apply: data on the host in any type but fp64.
+// Returns whether molen's own CPU kernels apply, which take data on the host in any type but fp64.
 inline bool own_kernels(const at::Tensor& t) {
   return t.device().is_cpu() && t.scalar_type() != at::kDouble;
 }
 
-// Returns whether rows are bf16 on the host: for these, molen has kernels that widen each value as they use it.
+// Returns whether rows are bf16 on the host. For these rows, molen has kernels that widen each value as they use it.
 inline bool own_narrow(const at::Tensor& t) {
   return t.device().is_cpu() && t.scalar_type() == at::kBFloat16;
 }
@@ -53,10 +54,10 @@ inline void add_into(bool accumulate, at::Tensor& gradient, const at::Tensor& va
     gradient.copy_(value.view_as(gradient));
 }
 
-// --- temporaries: program/parts/ counts them
+// --- temporaries, which program/parts/ counts
 
-// On the host, takes the temporary from the op's scratch, in the order of the calls; elsewhere from the device's
-// allocator.
+// Returns a temporary. On the host it is taken from the op's scratch, in the order of the calls; elsewhere it comes
+// from the device's allocator.
 inline at::Tensor temporary(const Context& c, const at::Tensor& like, at::ScalarType type, at::IntArrayRef shape) {
   const at::TensorOptions options = like.options().dtype(type);
   if (!like.device().is_cpu()) return at::empty(shape, options);

@@ -1,5 +1,5 @@
-// The implementations of causal attention, by name (program/parts/attention.cpp declares them), and the one that keeps
-// the scores of a head as a matrix.
+// Selects the implementation of causal attention by name (program/parts/attention.cpp declares the names), and
+// implements unfused attention, which keeps the scores of a head as a matrix.
 #include <omp.h>
 
 #include <cmath>
@@ -17,8 +17,8 @@ namespace {
 
 constexpr Kernels kUnfused{"unfused"};
 
-// Attention of one head after another, in T, which is at least fp32. Each head is copied to contiguous rows, its scores
-// are the matrix S x S, and the products are those of the matrix library.
+// Attention of one head after another, in T, which is fp32 or wider. Each head is copied to contiguous rows, its scores
+// are an S x S matrix, and the products are those of the matrix library.
 template <class T>
 class Unfused {
  public:
@@ -77,7 +77,8 @@ class Unfused {
     return rows.narrow(0, b * rows_, rows_).narrow(1, head * width_, width_);
   }
 
-  // Products of heads [S, D] and scores [S, S]: a b^T, a b, and out + a^T b. fp32 has the library of math/gemm.h.
+  // Products of heads [S, D] and scores [S, S]: a b^T, a b, and out + a^T b. In fp32 they use the library of
+  // math/gemm.h.
   void times_transposed(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) const {
     if constexpr (std::is_same_v<T, float>)
       return math::matmul_nt(rows_, rows_, width_, pointer<T>(a), pointer<T>(b), false, pointer<T>(out));
@@ -97,7 +98,7 @@ class Unfused {
     at::addmm_out(out, out, a.t(), b);
   }
 
-  // The first key that a row sees.
+  // Returns the first key that a row sees.
   i64 first_of(i64 b, i64 row) const {
     return c_.document_start ? c_.document_start->data_ptr<std::int32_t>()[b * rows_ + row] : 0;
   }
@@ -118,7 +119,7 @@ class Unfused {
       for (i64 j = 0; j < rows_; ++j) row[j] = first <= j && j <= i ? row[j] / sum : T(0);
     });
   }
-  // Does the same with sums that are known.
+  // Turns products of queries and keys into probabilities, from the known logarithms of the rows' sums.
   void soften_again(i64 b, i64 h, at::Tensor& scores, const T* sums) const {
     each_row(scores, [&, scale = scale(), slope = slope(h)](i64 i, T* row) {
       const i64 first = first_of(b, i);
@@ -127,8 +128,8 @@ class Unfused {
     });
   }
 
-  // Turns the gradient of the probabilities into that of the products of queries and keys: P (dP - sum of d_o o) /
-  // sqrt(D).
+  // Turns the gradient of the probabilities into the gradient of the products of queries and keys: P (dP - sum of d_o
+  // o) / sqrt(D).
   void gradient_of_scores(const at::Tensor& g, const at::Tensor& out, const at::Tensor& probabilities,
                           at::Tensor& d) const {
     const T *p = pointer<T>(probabilities), *g_rows = pointer<T>(g), *o_rows = pointer<T>(out);
@@ -153,7 +154,7 @@ class Unfused {
   const at::Tensor& like_;
 };
 
-// Calls f with unfused attention in the type that accumulates values of the tensor's.
+// Calls f with unfused attention in the type that accumulates values of the tensor's type.
 template <class F>
 void with_unfused(const Context& c, const at::Tensor& qkv, const F& f) {
   if (qkv.scalar_type() == at::kDouble)

@@ -1,4 +1,4 @@
-// Tests unfused attention beside the reference in double: all types, forms of positions, and documents.
+// Tests unfused attention against the reference in double: all types, forms of positions, and documents.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ struct Attended {
   at::Tensor o, lse, d_qkv;
 };
 
-// Runs attention with exactly the scratch that is declared for its kernels, from which alone ATen may allocate.
+// Runs attention with exactly the scratch that is declared for its kernels. ATen may allocate only from that scratch.
 Attended attend(const arch::Architecture& a, Kernels kernels, const AttentionPath& path, const AttentionOperands& in) {
   const at::ScalarType type = scalar_type(path.compute);
   const at::Tensor qkv = in.qkv.to(type), d_o = in.d_o.to(type);
@@ -49,7 +49,7 @@ Attended attend(const arch::Architecture& a, Kernels kernels, const AttentionPat
   return out;
 }
 
-// Sequences are longer than the 16 rows that a thread takes at once, and shorter.
+// Some sequences are longer than the 16 rows that a thread takes at once, and some are shorter.
 TEST(UnfusedAttention, IsTheReference) {
   const c10::InferenceMode inference;
   const int before = at::get_num_threads();

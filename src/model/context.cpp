@@ -22,7 +22,7 @@ bool low_precision(const at::Tensor& t) {
   return t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf;
 }
 
-// Returns the tensor in fp32, from the op's scratch when its type is narrower; `fill`: with its values.
+// Returns the tensor in fp32, from the op's scratch when its type is narrower. With `fill`, the values are copied.
 at::Tensor widened(const Context& c, const at::Tensor& t, bool fill = true) {
   if (!low_precision(t)) return t;
   at::Tensor wide = at::from_blob(c.scratch.take_bytes(t.numel() * 4), t.sizes(), t.options().dtype(at::kFloat));
@@ -30,7 +30,7 @@ at::Tensor widened(const Context& c, const at::Tensor& t, bool fill = true) {
   return wide;
 }
 
-// Returns rows of adjacent elements, on the host.
+// Returns the host data of rows whose elements are adjacent.
 template <class T>
 T* rows(const at::Tensor& t) {
   MOLEN_CHECK(t.dim() == 2 && (t.stride(1) == 1 || t.size(1) == 1) && t.device().is_cpu(),
@@ -126,7 +126,7 @@ void fused_backward(const Call& x, const at::Tensor& d_o, const at::Tensor& q, c
                          x.c.scratch.take_bytes(math::context_backward_scratch(s)));
 }
 
-// Selects the kernels, by the same rule as arch::context_attention_cost counts them.
+// Selects the kernels by the rule that arch::context_attention_cost uses.
 enum class Way { kReference64, kReference32, kFused };
 Way way_of(const Context& c) {
   const bool aten = c.shape.kernels == Kernels::kAten, f64 = c.shape.compute == DType::kF64;
@@ -161,7 +161,7 @@ void backward(const Call& x, const at::Tensor& d_o, const at::Tensor& q, const a
   }
 }
 
-// Returns the rank's runs, or the whole sequence, which is then stored in `whole`.
+// Returns the rank's runs of positions. Without any, returns the whole sequence, which it stores in `whole`.
 Runs queries_of(const Context& c, PositionRun& whole) {
   whole = {0, c.shape.sequence};
   return c.positions.empty() ? Runs(&whole, 1) : c.positions;
@@ -225,7 +225,8 @@ void document_attention_forward(const Context& c, const at::Tensor& qkv, at::Ten
   PositionRun whole;
   const Runs queries = queries_of(c, whole);
   const Rewind rewind(c.scratch);
-  const at::Tensor wide = qkv.device().is_cpu() ? widened(c, qkv) : qkv;  // widened as a whole, as without documents
+  // all columns are widened, as without documents
+  const at::Tensor wide = qkv.device().is_cpu() ? widened(c, qkv) : qkv;
   context_attention_forward(c, wide, key_value_columns(c, wide), queries, true, o, lse);
 }
 

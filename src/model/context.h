@@ -1,7 +1,7 @@
 // Attention of context ranks, each of which has some positions of every sequence (arch/context_parallel.h): the
 // functions that ops of the step program call between the collectives. Context::positions are the positions of the
 // rank's R rows of each sequence (shape.sequence = R); Context::document_start, if set, is where the documents of those
-// rows begin. Conventions as in parts.h.
+// rows begin. The conventions are those of parts.h.
 //
 //   gathered   All ranks' keys and values are gathered, and one call is made for the keys of each rank. The gradients
 //              of all keys are summed over ranks, and each rank takes its own (Llama 3, arXiv 2407.21783, section
@@ -24,11 +24,11 @@ RopeTable make_rope_table(const arch::Architecture& arch, std::span<const Positi
 // Returns the k|v columns of packed rows (or of their gradient), as a view [N, 2*k*D].
 at::Tensor key_value_columns(const Context&, const at::Tensor& qkv_NQ);
 
-// Attention of the rank's queries over the keys at positions `keys`, M = B * (number of positions) rows of k|v. kv_MW
-// may be a view of packed rows. With `first`, overwrites o and lse; a query that sees none of the keys gets 0 and
-// -infinity. Otherwise o and lse hold the output over the earlier keys, and such a query keeps it. o may be fp32 when
-// the compute dtype is narrower: a ring then does not round at each step (except for flash attention on a device, which
-// rounds its results).
+// Computes attention of the rank's queries over the keys at positions `keys`. kv_MW has M = B * (number of positions)
+// rows of k|v, and may be a view of packed rows. With `first`, overwrites o and lse; a query that sees none of the keys
+// gets 0 and -infinity. Otherwise o and lse hold the output over the earlier keys, and a query that sees none of the
+// new keys keeps it. o may be fp32 when the compute dtype is narrower. A ring then does not round at each step, except
+// for flash attention on a device, which rounds its results.
 void context_attention_forward(const Context&, const at::Tensor& qkv_NQ, const at::Tensor& kv_MW,
                                std::span<const PositionRun> keys, bool first, at::Tensor& o_NhD, at::Tensor& lse_BhR);
 // The backward of context_attention_forward. Overwrites or adds to (add_q) the query columns of d_qkv and touches no
@@ -39,14 +39,14 @@ void context_attention_backward(const Context&, const at::Tensor& d_o_NhD, const
                                 const at::Tensor& lse_BhR, bool add_q, bool add_kv, at::Tensor& d_qkv_NQ,
                                 at::Tensor& d_kv_MW);
 
-// Attention of whole sequences, or of only the rank's own rows, with Context::document_start or on a device:
-// attention_forward and attention_backward of parts.h call these then.
+// Attention of whole sequences or of only the rank's own rows. attention_forward and attention_backward of parts.h call
+// these functions when Context::document_start is set or the operands are on a device.
 void document_attention_forward(const Context&, const at::Tensor& qkv_NQ, at::Tensor& o_NhD, at::Tensor& lse_BhS);
 void document_attention_backward(const Context&, const at::Tensor& d_o_NhD, const at::Tensor& qkv_NQ,
                                  const at::Tensor& o_NhD, const at::Tensor& lse_BhS, at::Tensor& d_qkv_NQ);
 
-// Copies the rows [B * R, ...] at `runs` out of rows [B * S, ...] of whole sequences: ids, labels, document starts,
-// RoPE's table. Any dtype; allocates nothing.
+// Copies the rows [B * R, ...] at `runs` out of rows [B * S, ...] of whole sequences, such as ids, labels, document
+// starts and RoPE's table. Takes any dtype and allocates nothing.
 void take_rows(std::int64_t batch, std::span<const PositionRun> runs, const at::Tensor& all, at::Tensor& rows);
 
 }  // namespace molen::model

@@ -1,6 +1,6 @@
-// Tests the parts of ranks that share sequences: their assembled results against whole sequences in double. Attention
-// over gathered keys and as a ring, with and without documents, on every set of kernels, with exactly the declared
-// scratch; embedding and RoPE at the rank's positions.
+// Tests the parts of ranks that share sequences: their assembled results are compared with whole sequences in double.
+// The tests cover attention over gathered keys and as a ring, with and without documents, on every set of kernels, with
+// exactly the declared scratch. They also cover embedding and RoPE at the rank's positions.
 #include "model/context.h"
 
 #include <ATen/ATen.h>
@@ -200,8 +200,8 @@ TEST_P(ContextParts, AttentionOfRanksTogetherIsTheWhole) {
     }
 }
 
-// Documents in whole sequences equal the documents one after another as sequences of their own; the op takes the
-// scratch of attention without documents.
+// Whole sequences with several documents give the same results as each document run as a sequence of its own. The op
+// takes as much scratch as attention without documents.
 TEST_P(ContextParts, DocumentsAreSequencesOfTheirOwn) {
   const c10::InferenceMode inference;
   const AttentionPath& path = GetParam();
@@ -239,8 +239,8 @@ TEST_P(ContextParts, DocumentsAreSequencesOfTheirOwn) {
   }
 }
 
-// Parts that treat each row independently (all but attention), at the ranks' positions: the same bits as in whole
-// sequences.
+// The parts that treat each row independently (all but attention) give the same bits at the ranks' positions as in
+// whole sequences.
 TEST_P(ContextParts, PositionsOfRanksAreThoseOfTheWhole) {
   const c10::InferenceMode inference;
   const AttentionPath& path = GetParam();
@@ -351,7 +351,7 @@ TEST(ContextRefusals, WhatDoesNotFitTogether) {
   const at::Tensor falling = in.starts.flip({0}).contiguous(), few = in.starts.narrow(0, 0, 8);
   EXPECT_THROW(attention({a, shape, w.scratch, true, {}, Half::kBoth, {}, &falling}, all), Error);
   EXPECT_THROW(attention({a, shape, w.scratch, true, {}, Half::kBoth, {}, &few}, all), Error);
-  // The reference takes no other documents than the fused kernels, which check theirs themselves.
+  // The reference refuses the same documents as the fused kernels, which check documents themselves.
   arch::PartShape reference = shape;
   reference.kernels = Kernels::kReference;
   EXPECT_NO_THROW(attention({a, reference, w.scratch, true, {}, Half::kBoth, {}, &in.starts}, all));

@@ -22,7 +22,7 @@ at::Tensor head_range(const Context& c, const at::Tensor& rows, i64 first, i64 h
   return rows.narrow(1, first, heads * D).unflatten(1, {heads, D}).unflatten(0, {c.shape.batch, -1}).transpose(1, 2);
 }
 
-// exp(x - lse); 0 when lse is that of no keys.
+// Returns exp(x - lse), or 0 when lse is the log-sum-exp over no keys.
 at::Tensor shares(const at::Tensor& x, const at::Tensor& lse) {
   return x.sub(lse.masked_fill(lse.eq(kNone), 0.0)).exp_();
 }
@@ -57,20 +57,20 @@ class Sources {
     return pieces_.size() == 1 && p.sequences == q_.size(0) && p.query_rows == q_.size(2) && p.key_rows == k_.size(2);
   }
 
-  // Returns o and lse of a piece's rows over only the piece's keys.
+  // Returns o and lse of a piece's rows over the piece's keys alone.
   std::pair<at::Tensor, at::Tensor> forward(const AttentionPiece& p) const {
     if (flash_) return flash_forward(queries(p, q_), keys(p, k_), keys(p, v_), p.causal);
     const at::Tensor scores = scores_of(p), most = at::amax(scores, {-1}, true);
     const at::Tensor grown = shares(scores, most), sums = grown.sum(-1, true);
     const at::Tensor o = at::matmul(by_group(grown), keys(p, v_)).view({sums.size(0), sums.size(1), sums.size(2), -1});
-    // Without any keys, sums are 0: o is 0 and lse is -infinity.
+    // Without any keys the sums are 0, so o is 0 and lse is -infinity.
     return {o.div(sums.masked_fill(sums.eq(0), 1.0)), sums.log().add_(most).squeeze(-1)};
   }
 
   struct Gradients {
     at::Tensor q, k, v;  // [B, h, r, D]; [B, kv, C, D]
   };
-  // Takes d_o, o and lse of all rows and over all keys, [B, h, R, D] and [B, h, R].
+  // Takes d_o, o and lse of all rows and over all keys: [B, h, R, D] and [B, h, R].
   Gradients backward(const AttentionPiece& p, const at::Tensor& d_o, const at::Tensor& o, const at::Tensor& lse) const {
     const at::Tensor sums = queries(p, lse);
     if (flash_) return flash_backward(p, queries(p, d_o), queries(p, o), sums.contiguous());
@@ -100,9 +100,9 @@ class Sources {
       each.push_back(at::arange(run.first, run.last, at::TensorOptions().dtype(at::kLong).device(q_.device())));
     return at::cat(each);
   }
-  // [B, h, r, n] as [B, kv, group * r, n]: the queries that share a key head follow one another.
+  // Returns [B, h, r, n] as [B, kv, group * r, n]: the queries that share a key head follow one another.
   at::Tensor by_group(const at::Tensor& t) const { return t.reshape({t.size(0), c_.arch.kv_heads, -1, t.size(3)}); }
-  // [B, h, r, C], with -infinity for hidden keys.
+  // Returns [B, h, r, C], with -infinity for hidden keys.
   at::Tensor scores_of(const AttentionPiece& p) const {
     at::Tensor scores = at::matmul(by_group(queries(p, q_)), keys(p, k_).transpose(2, 3))
                             .mul_(scale_)
@@ -117,7 +117,7 @@ class Sources {
 
   std::pair<at::Tensor, at::Tensor> flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                   bool causal) const {
-    if (q.device().is_cpu()) {  // the same contract, so that pieces are tested without a device
+    if (q.device().is_cpu()) {  // the same contract as on devices, so that pieces can be tested without one
       const auto [o, lse] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, {}, scale_);
       return {o, lse};
     }

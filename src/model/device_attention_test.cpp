@@ -1,5 +1,5 @@
-// Tests attention on devices, here run on the host, against the reference in fp64: which pairs its pieces contain, and
-// the results.
+// Tests device attention on the host, against the reference in fp64: the pairs that its pieces contain, and the
+// results.
 #include "model/device_attention.h"
 
 #include <ATen/ATen.h>
@@ -60,7 +60,7 @@ TEST(DeviceAttention, PiecesHaveEveryPairOnce) {
            flash ? aten::flash_pieces(batch, queries, keys) : aten::written_pieces(batch, queries, keys, scores)) {
         ASSERT_TRUE(flash || p.sequences * p.query_rows * p.key_rows <= scores ||
                     (p.sequences == 1 && p.query_rows == 1));
-        if (p.causal) {  // otherwise flash attention would mean different things on the host and on devices
+        if (p.causal) {  // then flash attention means the same on the host and on devices
           ASSERT_EQ(p.query_rows, p.key_rows);
           ASSERT_EQ(at(q_at, p.query), at(k_at, p.key));
         }
@@ -86,7 +86,7 @@ TEST(DeviceAttention, PiecesHaveEveryPairOnce) {
   ASSERT_EQ(one.size(), 1U);
   EXPECT_EQ(one[0], (aten::AttentionPiece{0, 2, 0, 9, 0, 9, true}));
   EXPECT_EQ(aten::flash_pieces(2, zigzag, Runs{{0, 18}}).size(), 4U);  // equal numbers of earlier keys for both runs
-  // Whole sequences first: eight are cut into three, three and two. Then each sequence is cut by queries.
+  // First, eight whole sequences are cut into three, three and two. Then each sequence is cut by queries.
   EXPECT_EQ(aten::written_pieces(8, whole, whole, 3 * 81 + 5).size(), 3U);
   EXPECT_EQ(aten::written_pieces(8, whole, whole, 80).size(), 16U);
 }
@@ -252,8 +252,8 @@ TEST(DeviceAttention, HoldsAPartOfTheScores) {
   EXPECT_LT(part, 5 * all_scores / (S / 8) + 6 * rows) << part;
 }
 
-// Uses operands as the step program has them. For whole sequences, keys, values and their gradients are columns of the
-// packed rows. For gathered keys, the gradient of the queries is fp32 even when that of the keys is narrow.
+// Uses operands as the step program stores them. For whole sequences, keys, values and their gradients are columns of
+// the packed rows. For gathered keys, the gradient of the queries is fp32 even when the gradient of the keys is narrow.
 TEST(DeviceAttention, WritesWhereTheProgramHasItsOperands) {
   const c10::InferenceMode inference;
   const auto a = test_architectures()[0];

@@ -1,4 +1,4 @@
-// Assembles the parts of a sparse layer from the kernels. experts_aten.cpp has those of bf16.
+// Assembles the parts of a sparse layer from the kernels. experts_aten.cpp has the parts in bf16.
 #include "model/experts.h"
 
 #include "math/experts.h"
@@ -14,7 +14,7 @@ namespace {
 using math::Groups;
 using math::Slots;
 
-// The kernels of both sets under one name.
+// The kernels of both sets under the same names.
 template <class T>
 void dispatch(const Reference<T>& k, const Slots& s, const T* x, T* rows) {
   math::reference::dispatch(k.threads, s, x, rows);

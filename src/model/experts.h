@@ -1,67 +1,68 @@
-// The parts of a sparse layer (arch/parts.h) on tensors, with the conventions of model/parts.h. Letters: E experts, t
-// of them for each token, w the width of one, W the columns of its gate|up, M rows in expert order, one for each
-// of N*t slots that is not dropped
-// (math/expert_order.h). On ATen's kernels, rows are bf16 on the host.
+// The parts of a sparse layer (arch/parts.h) on tensors, with the conventions of model/parts.h. Letters: E experts, of
+// which each token has t; w is the width of one expert, and W the number of columns of its gate|up. M is the number of
+// rows in expert order, one for each of the N*t slots that is not dropped (math/expert_order.h). ATen's kernels take
+// rows in bf16 on the host.
 #pragma once
 
 #include "model/parts.h"
 
 namespace molen::model {
 
-// The results of the router, which the parts behind it and its backward read.
+// The results of the router, which the later parts and the router's backward read.
 struct Routed {
-  // choice: int32, with marks of what is dropped (math/expert_order.h); the others fp32, fp64 in fp64.
+  // choice is int32, with marks of the dropped choices (math/expert_order.h). The other tensors are fp32 (fp64 in
+  // fp64).
   at::Tensor scores_NE, lse_N, choice_Nt, weights_Nt;
-  at::Tensor load_B2E;  // of each sequence: tokens of each expert, and the sums of their scores
+  at::Tensor load_B2E;  // for each sequence, the tokens of each expert and the sums of their scores
 };
-// The router's matrix [E, d], and the bias [E] that only its choice sees (undefined: none). Of gradients: the bias has
-// the tokens of each expert (arch::moved_by_load).
+// The router's matrix [E, d], and the bias [E] that only the choice uses (undefined: none). As gradients, the bias
+// holds the number of tokens of each expert (arch::moved_by_load).
 struct RouterWeights {
   at::Tensor weight_Ed, bias_E = {};
 };
 
-// Over the tokens that count: the sum of the z-loss, and the number of choices that are dropped.
+// Over the tokens that count: the sum of the z-loss and the number of dropped choices.
 struct RouterSums {
   double z = 0.0, dropped = 0.0;
 };
 
-// labels_N: int32; tokens whose label is below 0 take no part in the losses, and take the capacity of an expert after
-// the others. Undefined: all count.
+// labels_N is int32. Tokens whose label is below 0 take no part in the losses, and take the capacity that the other
+// tokens leave. When labels_N is undefined, all tokens count.
 RouterSums route_forward(const Context&, const at::Tensor& mid_Nd, const at::Tensor& labels_N, const NormWeights&,
                          const RouterWeights&, NormSaved&, at::Tensor& rows_Nd, Routed&);
-// Returns the balance loss, summed over the tokens that count. load_B2E: of whole sequences of `sequence` tokens, on
-// all ranks that share them.
+// Returns the balance loss, summed over the tokens that count. load_B2E is the load of whole sequences of `sequence`
+// tokens, over all ranks that share them.
 double balance_loss(const Context&, const at::Tensor& load_B2E, std::int64_t sequence);
-// Gradients of grad_scale * (sum of the tokens' losses + the router's losses with the factors of arch::Experts). Ranks
-// that share the part sum the gradients; the first of them alone adds those of the router's losses, and counts the
-// tokens of each expert. `sequence` and the load as for balance_loss.
-// d_rows_Nd, the gradient of the rows from the experts, is used up.
+// Computes the gradients of grad_scale * (sum of the tokens' losses + the router's losses with the factors of
+// arch::Experts). When ranks share the part, the gradients are summed over the ranks. Only the first of these ranks
+// adds the gradients of the router's losses and counts the tokens of each expert. `sequence` and the load are as for
+// balance_loss. d_rows_Nd, the gradient of the rows from the experts, is overwritten.
 void route_backward(const Context&, at::Tensor& d_rows_Nd, const at::Tensor& d_weights_Nt, const at::Tensor& mid_Nd,
                     const at::Tensor& labels_N, const NormSaved&, const Routed&, const NormWeights&,
                     const RouterWeights&, std::int64_t sequence, double grad_scale, at::Tensor& d_x_Nd,
                     NormWeights& d_norm, RouterWeights& d_router);
 
-// places_Nt, offsets (E + 1): int32.
+// places_Nt and offsets (E + 1) are int32.
 void dispatch_forward(const Context&, const at::Tensor& rows_Nd, const at::Tensor& choice_Nt, at::Tensor& expert_Md,
                       at::Tensor& places_Nt, at::Tensor& offsets);
 void dispatch_backward(const Context&, const at::Tensor& d_expert_Md, const at::Tensor& places_Nt,
                        at::Tensor& d_rows_Nd);
 
-// One product for each expert on its rows; weight_EOI has the matrices of all experts.
+// Computes one product for each expert on its rows; weight_EOI has the matrices of all experts.
 void experts_forward(const Context&, const at::Tensor& x_MI, const at::Tensor& offsets, const at::Tensor& weight_EOI,
                      at::Tensor& y_MO);
 void experts_backward(const Context&, const at::Tensor& d_y_MO, const at::Tensor& x_MI, const at::Tensor& offsets,
                       const at::Tensor& weight_EOI, at::Tensor& d_x_MI, at::Tensor& d_weight_EOI);
 // The activation between the products is that of the MLP (activation_forward, on M rows).
 
-// The up projection of the shared experts reads the router's rows, to whose gradient its backward adds. Their other
-// parts are those of the MLP.
+// The up projection of the shared experts reads the router's rows, and its backward adds to their gradient. The other
+// parts of the shared experts are those of the MLP.
 void shared_up_forward(const Context&, const at::Tensor& rows_Nd, const Linear& up, at::Tensor& up_NX);
 void shared_up_backward(const Context&, const at::Tensor& d_up_NX, const at::Tensor& rows_Nd, const Linear& up,
                         at::Tensor& d_rows_Nd, Linear& d_linear);
 
-// y = residual + the weighted sum of each token's rows. The residual has all rows, or of ranks that share the part the
-// rank's own (Share::first_row).
+// y = residual + the weighted sum of each token's rows. The residual has all rows; when ranks share the part, it has
+// only the rank's own rows (Share::first_row).
 void combine_forward(const Context&, const at::Tensor& expert_Md, const at::Tensor& places_Nt,
                      const at::Tensor& weights_Nt, const at::Tensor& mid_Nd, at::Tensor& y_Nd);
 void combine_backward(const Context&, const at::Tensor& d_y_Nd, const at::Tensor& expert_Md,

@@ -18,7 +18,8 @@ void check_narrow(const at::Tensor& rows) {
 
 }  // namespace
 
-// The logits are rounded, as those of every product, and the scores are made of them in fp32: so are transformers'.
+// The logits are rounded like the results of every product, and the scores are computed from them in fp32, as in
+// transformers.
 RouterSums route_forward(const Context& c, const at::Tensor& mid, const at::Tensor& labels, const NormWeights& norm,
                          const RouterWeights& router, NormSaved& saved, at::Tensor& rows, Routed& routed) {
   check_narrow(mid);
@@ -52,7 +53,7 @@ void route_backward(const Context& c, at::Tensor& d_rows, const at::Tensor& d_we
     linear_backward(of_weights, rounded, normed, {router.weight_Ed, {}}, none, d_linear);
   }
   Context of_rows = c;
-  of_rows.share = {};  // d_rows takes the product in all rows: it is a term of a sum already
+  of_rows.share = {};  // the product is added in all rows, because d_rows is already a term of a sum
   linear_forward(of_rows, rounded, d_rows, {router.weight_Ed.t(), {}}, d_rows);
   if (d_router.bias_E.defined()) count_tokens(c, labels, routed, floats(d_router.bias_E));
   norm_backward(c, d_rows, mid, saved, norm, true, d_x, d_norm);

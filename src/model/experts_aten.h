@@ -1,4 +1,4 @@
-// The parts of a sparse layer (model/experts.h) on rows in bf16 on the host: products are those of ATen or molen's own
+// The parts of a sparse layer (model/experts.h) on rows in bf16 on the host: the products are ATen's or molen's own
 // (math/experts.h), and the router works in fp32.
 #pragma once
 

@@ -1,6 +1,6 @@
-// Tests the parts of a sparse layer, chained, forward and backward, on every path against libtorch's autograd on
-// composite operators in float64: a loop over experts. The gradients are those of an objective with both losses of the
-// router, of which some tokens are left out, and they are accumulated over two micro-batches.
+// Tests the parts of a sparse layer, chained, forward and backward, on every path. The oracle is libtorch's autograd on
+// composite operators in float64, with a loop over experts. The gradients are those of an objective with both losses of
+// the router, which leave out some tokens, and they are accumulated over two micro-batches.
 #include "model/experts.h"
 
 #include <ATen/ATen.h>
@@ -86,7 +86,7 @@ SparseWeights make_sparse_weights(const arch::Architecture& a) {
                   random_normal({e.count, a.hidden, e.ffn}, "experts' down", 0.2)};
   if (a.norm != arch::Norm::kLayerPlain) w.norm.weight_d = random_normal({a.hidden}, "norm", 0.2).add_(1.0);
   if (a.norm == arch::Norm::kLayer) w.norm.bias_d = random_normal({a.hidden}, "norm's bias", 0.2);
-  // In the order of the experts, so that many choices are other ones.
+  // The bias rises with the number of the expert, so that it changes many choices.
   if (a.biases_router()) w.router_bias = at::arange(e.count, at::kDouble).mul_(0.125);
   if (!a.shares_experts()) return w;
   w.shared_up = random_normal({a.shared_up_size(), a.hidden}, "shared up", 0.2);
@@ -118,11 +118,11 @@ at::Tensor oracle_expert(const arch::Architecture& a, const at::Tensor& rows, co
 
 struct Oracle {
   at::Tensor y, choice, balance, z, load;
-  std::int64_t dropped = 0;  // choices of tokens that count
+  std::int64_t dropped = 0;  // dropped choices of tokens that count
 };
 
-// 1 where an expert takes a token's choice, [N, t]: the first ones of each sequence, of tokens that count before
-// others.
+// Returns 1 where an expert takes a token's choice and 0 elsewhere, [N, t]. In each sequence an expert takes the first
+// choices, and those of tokens that count before those of the others.
 at::Tensor oracle_taken(const arch::Experts& e, const at::Tensor& chosen, const at::Tensor& labels, std::int64_t B,
                         std::int64_t& dropped) {
   const std::int64_t S = chosen.size(0) / B;
@@ -146,7 +146,7 @@ at::Tensor oracle_taken(const arch::Experts& e, const at::Tensor& chosen, const 
   return taken;
 }
 
-// With `choice`, the experts are these: near-equal scores of rounded numbers may be in another order.
+// When `choice` is defined, the layer uses these experts: near-equal scores of rounded numbers may have another order.
 Oracle oracle_layer(const arch::Architecture& a, const at::Tensor& mid, const at::Tensor& labels,
                     const SparseWeights& w, std::int64_t B, const at::Tensor& choice) {
   const arch::Experts& e = *a.experts;
@@ -169,11 +169,12 @@ Oracle oracle_layer(const arch::Architecture& a, const at::Tensor& mid, const at
   const auto share = [&](const at::Tensor& of) {
     return at::zeros({N, e.count}, at::kDouble).scatter(1, of, 1.0).view({B, S, e.count}) * counts;
   };
-  // The balance loss leaves the bias out, and takes scores that add up to 1.
+  // The balance loss ignores the bias, and takes scores that add up to 1.
   const at::Tensor mask = share(w.router_bias.defined() ? unbiased : chosen), parts = scores / scores.sum(-1, true),
                    of_scores = (parts.view({B, S, e.count}) * counts).sum(1), tokens = counts.sum(1);
   o.load = share(chosen).sum(at::IntArrayRef{0, 1});
-  // Each sequence's loss E / t sum_e f_e P_e, with the shares f and P of its tokens that count, times their number.
+  // The loss of each sequence is E / t sum_e f_e P_e, where f and P are the shares of its tokens that count. It is
+  // multiplied by the number of these tokens.
   o.balance = ((mask.sum(1) / tokens) * (of_scores / tokens)).sum(-1).mul(tokens.view({-1})).sum() *
               (static_cast<double>(e.count) / static_cast<double>(e.per_token));
   o.z = (at::logsumexp(logits, -1).pow(2) * counts.view({-1})).sum();
@@ -252,7 +253,7 @@ class SparseLayer {
   }
 
  private:
-  // Returns the middle of the layer and what the shared experts add to it.
+  // Returns the middle of the layer plus the output of the shared experts.
   at::Tensor shared_forward(const at::Tensor& mid) {
     const std::int64_t n = mid.size(0);
     shared_up_ = narrow({n, a_.shared_up_size()}), shared_act_ = narrow({n, a_.shared_ffn()});
@@ -279,7 +280,7 @@ class SparseLayer {
       shared_up_backward(c, d_up, rows_, {w_.shared_up, {}}, d_rows, g_up);
     });
   }
-  // Each part takes exactly the scratch that it declares, and allocates nothing.
+  // Runs a part with exactly the scratch that it declares; the part may allocate nothing.
   template <class F>
   void with(Part part, Pass pass, F&& call) {
     Workspace work(program::part_cost(a_, part, pass, shape_).scratch.value);
@@ -287,7 +288,7 @@ class SparseLayer {
     guarded(shape_, work.scratch, [&] { call(context); });
     EXPECT_EQ(work.scratch.high_water(), work.scratch.capacity()) << arch::name_of(part) << " " << name_of(pass);
   }
-  // The rows that experts have.
+  // Returns the rows that belong to experts.
   at::Tensor present(const at::Tensor& rows) const {
     return rows.narrow(0, 0, offsets_[offsets_.numel() - 1].item<int>());
   }
@@ -303,7 +304,8 @@ class SparseLayer {
   at::Tensor rows_, shared_up_, shared_act_, in_, places_, offsets_, up_, act_, out_;
 };
 
-// c u sqrt(n depth) of the largest element, as in model_test.cpp: the parts in between round in turn.
+// The bound is c u sqrt(n depth) of the largest element, as in model_test.cpp, because the parts in between round in
+// turn.
 double sparse_bound(const arch::Architecture& a, DType compute, std::int64_t tokens) {
   const std::int64_t n = compute == DType::kBF16 ? 1 : std::max({a.hidden, a.expert_up_size(), tokens});
   return 8.0 * unit_roundoff(compute) * std::sqrt(static_cast<double>(n * 2 * 6));
@@ -355,7 +357,8 @@ void check_layer(const SparseCase& of, const Path& path) {
     EXPECT_NEAR(layer.sums.balance / want.balance.item<double>(), 1.0, allowed);
     EXPECT_NEAR(layer.sums.z / want.z.item<double>(), 1.0, allowed);
   }
-  // In the place of a gradient, the bias has the tokens of both micro-batches that count.
+  // The bias has no gradient; its place holds the number of tokens that chose each expert, of the tokens that count in
+  // both micro-batches.
   if (of.biased) {
     EXPECT_TRUE(at::equal(grads.router_bias.to(at::kDouble), load));
   }

@@ -16,7 +16,7 @@ namespace {
 
 using Names = std::set<std::string>;
 
-// The operands of run_part that a half takes, and those that it writes.
+// The operands of run_part that a half takes, and the ones that it writes.
 struct Taken {
   Names all, written;
 };
@@ -53,7 +53,7 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() == b.defined() &&
          (!a.defined() || (a.nbytes() == b.nbytes() && std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()) == 0));
 }
-// Makes operands, with some statistics in place of what the forward saves.
+// Makes operands with constant statistics in place of the values that the forward saves.
 Tensors make(const Case& c) {
   Tensors t = make_operands(c, false);
   for (const auto& [name, value] : {std::pair{"rstd", 0.75}, std::pair{"mean", 0.25}, std::pair{"lse", 1.5}})
@@ -95,7 +95,7 @@ struct Task {
       EXPECT_EQ(exact.scratch.high_water(), exact.scratch.capacity()) << name_of(pass);
     }
   }
-  // Runs with only what the half takes; all other operands are undefined.
+  // Runs a half with only the operands that it takes; all others are undefined.
   void run_bare(Pass half, const Tensors& all) const {
     Tensors t;
     for (const std::string& name : taken(part, half).all) t[name] = all.at(name);
@@ -108,7 +108,8 @@ struct Task {
   }
 };
 
-// All rows; the second third of the rows, as a tensor rank; the same with the residual kept by rows.
+// Returns three shares: all rows; the second third of the rows, as on a tensor rank; and the same third with the
+// residual kept by rows.
 std::vector<Share> shares() {
   Share rows;
   rows.rank = 1, rows.ranks = 3, rows.first_row = 7, rows.rows = 7;
@@ -146,7 +147,7 @@ class Halves : public OnPath {};
 const auto name_of_path = [](const auto& info) { return std::string(info.param.name); };
 INSTANTIATE_TEST_SUITE_P(Paths, Halves, ::testing::ValuesIn(paths()), name_of_path);
 
-// Leaves out the reference kernels: plain loops do not block.
+// Returns all paths except the reference kernels, whose plain loops do not work in blocks.
 std::vector<Path> blocking_paths() {
   auto all = paths();
   std::erase_if(all, [](const Path& path) { return path.kernels == Kernels::kReference; });
@@ -203,7 +204,7 @@ TEST_P(Halves, OfOtherPartsAreTheWholeAndNothing) {
       s.run(Pass::kBackwardInput, input);
       EXPECT_EQ(differing(whole, input), Names{});
       const Tensors before = clone(weights);
-      // Gives the scratch of the whole backward, so that the half is the only error.
+      // Gives the scratch of the whole backward, so that the only error is the missing half.
       Workspace ample(program::part_cost(a, part, Pass::kBackward, s.shape()).scratch.value);
       const Context context{a, s.shape(), ample.scratch, true, {}, Half::kWeights};
       Tensors operands = weights;

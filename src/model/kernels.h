@@ -1,5 +1,5 @@
 // The two sets of kernels on raw pointers, the reference and the fused one, with the same interface, and the pieces
-// that several parts assemble from them. For the sources of the parts alone.
+// that several parts assemble from them. Only the sources of the parts include this header.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -260,7 +260,7 @@ using RealOf = typename K::Real;
 // --- pieces that parts share
 // ------------------------------------------------------------------------------------------------
 
-// y = [residual] + x W^T [+ b]; residual and bias only in `rows` rows from `first` on.
+// y = [residual] + x W^T [+ b]. Residual and bias are added only in `rows` rows from `first` on.
 template <class K>
 void linear_forward(const K& k, const RealOf<K>* x, const at::Tensor& residual, const Linear& w, i64 first, i64 rows,
                     at::Tensor& y) {
@@ -276,7 +276,7 @@ void linear_forward(const K& k, const RealOf<K>* x, const at::Tensor& residual, 
   k.matmul_nt(all, out, in, x, pointer<T>(w.weight_OI), start, pointer<T>(y));
 }
 
-// d_W (+)= d_y^T x and d_b (+)= sum d_y; the bias gradient sums `rows` rows from `first` on.
+// d_W (+)= d_y^T x and d_b (+)= sum d_y. The bias gradient sums `rows` rows from `first` on.
 template <class K>
 void linear_weight_gradient(const K& k, bool accumulate, const at::Tensor& d_y, const RealOf<K>* x, i64 first, i64 rows,
                             Linear& d_w) {
@@ -348,7 +348,7 @@ void norm_linear_backward(const K& k, const Context& c, const at::Tensor& d_y, c
   norm_backward_rows(k, c, normed, x, p, d_x, d_norm);
 }
 
-// Checks the half of a backward that is not split: it runs whole with kInput.
+// Throws Error when the weights half of an unsplit backward is asked for: such a backward runs whole with kInput.
 inline void check_whole(const Context& c, arch::Part part) {
   MOLEN_CHECK(c.of_input(), "the backward of {} has no half for the weights alone", arch::name_of(part));
 }

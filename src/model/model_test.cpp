@@ -1,6 +1,6 @@
-// Tests the parts, chained into a whole model, forward and backward, on every path against libtorch's autograd on
-// composite operators in float64: loss and the gradient of every parameter, with accumulation over two micro-batches,
-// tied and untied heads, ignored labels.
+// Tests the parts, chained into a whole model, forward and backward, on every path. The oracle is libtorch's autograd
+// on composite operators in float64. The tests compare the loss and the gradient of every parameter, with accumulation
+// over two micro-batches, tied and untied heads, and ignored labels.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ using arch::Kernels;
 using arch::Part;
 using arch::Pass;
 
-// Weights of one model by name, all in float64; "L.name" for layer L.
+// Weights of one model by name, all in float64. The names in layer L are "L.name".
 using Weights = std::map<std::string, at::Tensor>;
 
 Weights make_weights(const arch::Architecture& a) {
@@ -135,8 +135,8 @@ at::ScalarType wide_type(DType compute) {
 
 class Model {
  public:
-  // Weights in the compute dtype; gradients and statistics are wide. `halves`: the weights halves of all layers run
-  // after the rest of the backward, beginning with the first layer.
+  // Weights in the compute dtype; gradients and statistics are wide. With `halves`, the weights halves of all layers
+  // run after the rest of the backward, beginning with the first layer.
   Model(const arch::Architecture& a, Kernels kernels, DType compute, const Weights& weights, const Batch& batch,
         bool halves = false)
       : a_(a),
@@ -316,10 +316,10 @@ class Model {
   bool halves_, accumulate_ = false;
 };
 
-// The bound relative to the largest element: c u sqrt(n depth). Each part on the way from a weight to the loss and back
-// (`depth`) rounds again, independently of the others. n is the length of the longest sum behind an element when sums
-// round as they go; in bf16 they run in fp32 and only their results are rounded, so n is 1. c, as in parts_test.cpp:
-// roundings per term.
+// The bound relative to the largest element is c u sqrt(n depth). Each part on the way from a weight to the loss and
+// back (`depth` parts) rounds again, independently of the others. n is the length of the longest sum that an element
+// depends on when sums round as they go. In bf16 sums run in fp32 and only their results are rounded, so n is 1. As in
+// parts_test.cpp, c is the number of roundings per term.
 double bound(const arch::Architecture& a, DType compute, std::int64_t tokens) {
   constexpr double kC = 8.0;
   const std::int64_t depth = 2 * (6 * a.layers + 2);
@@ -332,7 +332,7 @@ void check(const arch::Architecture& a, Kernels kernels, DType compute) {
   Weights weights = make_weights(a), grads, leaves;
   for (auto& [name, tensor] : weights) {
     tensor = tensor.to(scalar_type(compute));
-    // The oracle uses the rounded weights: the rounding of the weights is not an error of the kernels.
+    // The oracle uses the rounded weights, because the rounding of the weights is not an error of the kernels.
     leaves[name] = tensor.to(at::kDouble, /*non_blocking*/ false, /*copy*/ true).requires_grad_(true);
     grads[name] = at::full(tensor.sizes(), NAN, wide_type(compute));
   }
@@ -372,16 +372,16 @@ TEST(Model, ReferenceAgreesWithAutograd) {
 TEST(Model, AtenAgreesWithAutograd) {
   for (const auto& a : with_tied()) check(a, Kernels::kAten, DType::kF64);
 }
-// The kernels and type that CPUs normally run.
+// These are the kernels and the type that CPUs normally run.
 TEST(Model, FusedAgreesWithAutograd) {
   for (const auto& a : with_tied()) check(a, Kernels::kFused, DType::kF32);
 }
-// The kernels that run in bf16 in practice.
+// These are the kernels that run in bf16 in practice.
 TEST(Model, AtenInHalfPrecisionAgreesWithAutograd) {
   for (const auto& a : with_tied()) check(a, Kernels::kAten, DType::kBF16);
 }
 
-// The order of work of a zero-bubble schedule: the gradients equal those of the whole backward, bit for bit.
+// With the order of work of a zero-bubble schedule, the gradients equal those of the whole backward bit for bit.
 TEST(Model, HalvesGiveTheGradientsOfTheWhole) {
   for (const auto& a : with_tied())
     for (const auto& [kernels, compute] :
@@ -404,8 +404,8 @@ TEST(Model, HalvesGiveTheGradientsOfTheWhole) {
     }
 }
 
-// Expected values from transformers 4.x, modeling_rope_utils._compute_llama3_parameters, for theta 500000, D 128,
-// factor 8, low 1, high 4, original 8192.
+// The expected values come from transformers 4.x, modeling_rope_utils._compute_llama3_parameters, for theta 500000, D
+// 128, factor 8, low 1, high 4, original 8192.
 TEST(Rope, ScalesFrequenciesAsLlama3) {
   arch::Architecture a = test_architectures()[0];
   a.head_dim = 128, a.rope_theta = 500000.0, a.rope_scaling = arch::RopeScaling{};

@@ -24,7 +24,7 @@ RopeTable make_rope_table(const arch::Architecture& arch, std::int64_t sequence,
   for (i64 i = 0; i < half; ++i) {
     double frequency = std::pow(arch.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(arch.head_dim));
     if (arch.rope_scaling) {
-      // Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, wavelengths in between interpolated.
+      // Llama 3.1 stretches long wavelengths by `factor`, keeps short ones, and interpolates between the two.
       const auto& s = *arch.rope_scaling;
       const double wavelength = 2.0 * M_PI / frequency, original = static_cast<double>(s.original_max_sequence);
       if (wavelength > original / s.low_freq_factor) {
@@ -205,7 +205,7 @@ void activation_backward(const Context& c, const at::Tensor& d_a, const at::Tens
 }
 
 void down_forward(const Context& c, const at::Tensor& a, const at::Tensor& mid, const Linear& down, at::Tensor& y) {
-  output_projection_forward(c, a, mid, down, y);  // same as there: y = residual + x W^T + b
+  output_projection_forward(c, a, mid, down, y);  // the formula is the same: y = residual + x W^T + b
 }
 
 void down_backward(const Context& c, const at::Tensor& d_x, const at::Tensor& a, const Linear& down, at::Tensor& d_a,

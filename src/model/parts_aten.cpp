@@ -35,7 +35,7 @@ void product_added(at::Tensor& out, const at::Tensor& start, const at::Tensor& a
   at::addmm_out(out, start, a, b);
 }
 
-// gradient (+)= value in 16 bits, a block at a time: ATen would widen the whole value at once.
+// gradient (+)= value in 16 bits. The loop takes a block at a time, because ATen would widen the whole value at once.
 void add_narrow_into(const Context& c, at::Tensor& gradient, const at::Tensor& value) {
   if (own_narrow(value))
     return narrow_kernels().widen(threads_of(c), value.numel(), bits(value), c.accumulate, floats(gradient));
@@ -55,8 +55,8 @@ void add_narrow_into(const Context& c, at::Tensor& gradient, const at::Tensor& v
   }
 }
 
-// Takes scratch for a product of molen's own or for a rounded gradient: the same size on every processor, as in the
-// plan.
+// Takes scratch for one of molen's own products or for a rounded gradient. Both get the same size on every processor,
+// as in the plan.
 void* weight_gradient_space(const Context& c, const at::Tensor& d_w, i64 terms) {
   return c.scratch.take_bytes(
       std::max(2 * d_w.numel(), math::weight_gradient_scratch(threads_of(c), d_w.size(1), terms)));
@@ -88,7 +88,8 @@ void weight_gradient(const Context& c, at::Tensor& d_w, const at::Tensor& d_y, c
   }
 }
 
-// d_b (+)= the column sums of d_y, which has some of the N rows. The scratch does not depend on how many.
+// d_b (+)= the column sums of d_y, which has some or all of the N rows. The scratch does not depend on the number of
+// rows.
 void bias_gradient(const Context& c, at::Tensor& d_b, const at::Tensor& d_y) {
   if (!d_y.device().is_cpu()) return add_into(c.accumulate, d_b, at::sum(d_y, {0}, false, accurate(d_y)));
   const Rewind rewind(c.scratch);
@@ -207,8 +208,8 @@ at::Tensor alibi_mask(const Context& c, at::ScalarType type) {
 double scale_of(const Context& c) {
   return 1.0 / std::sqrt(static_cast<double>(c.arch.head_dim));
 }
-// Returns whether molen's own attention runs: on the host it is faster than ATen's. Rows in bf16 have kernels of their
-// own (math/attention_narrow.h); rows in fp16 are widened.
+// Returns whether molen's own attention runs. It runs on the host, where it is faster than ATen's. Rows in bf16 have
+// their own kernels (math/attention_narrow.h), and rows in fp16 are widened.
 bool own_attention(const Context& c, const at::Tensor& qkv) {
   return own_kernels(qkv) && c.arch.head_dim <= arch::kOwnAttentionMaxHead;
 }
@@ -220,13 +221,13 @@ math::AttentionShape attention_shape(const Context& c, const std::vector<float>&
   return shape;
 }
 
-// On a device: returns ids as rows of this rank's table, and whether the rows are in this rank's table; [N], [N, 1].
+// On a device, returns ids as rows of this rank's table, [N], and whether each row is in this rank's table, [N, 1].
 std::pair<at::Tensor, at::Tensor> device_rows_of(const Context& c, const at::Tensor& ids, i64 table_rows) {
   const at::Tensor rows = ids.sub(c.share.vocabulary_first), here = rows.ge(0).bitwise_and_(rows.lt(table_rows));
   return {rows.clamp(0, table_rows - 1), here.unsqueeze(1)};
 }
 
-// Leaves zeros for rows of another rank's table.
+// Embeds with this rank's part of the table, and leaves zeros for rows of another rank's table.
 void share_embed_forward(const Context& c, const at::Tensor& ids, const at::Tensor& table, at::Tensor& x) {
   if (!x.device().is_cpu()) {
     const auto [rows, here] = device_rows_of(c, ids, table.size(0));
@@ -475,7 +476,7 @@ void norm_forward(const Context& c, const at::Tensor& x, const NormWeights& norm
 
 namespace {
 
-// d_x (+)= value, rounded once; `scrap`: a wide temporary of the same size.
+// d_x (+)= value, rounded once. `scrap` is a wide temporary of the same size.
 void add_rounded(bool add, at::Tensor& d_x, at::Tensor& value, at::Tensor& scrap) {
   if (add && low_precision(d_x)) {
     scrap.copy_(d_x);
@@ -523,7 +524,7 @@ void norm_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x,
                    const NormWeights& norm, bool add, at::Tensor& d_x, NormWeights& d_norm) {
   const i64 d = x.size(1);
   const Rewind rewind(c.scratch);
-  if (add && c.share.ranks > 1) {  // in the rank's rows; another rank adds to the others
+  if (add && c.share.ranks > 1) {  // d_x is added to in the rank's rows only; another rank adds to the other rows
     const i64 first = c.share.residual_rows ? 0 : c.share.first_row, rows = c.share.residual_rows ? 0 : c.share.rows;
     d_x.narrow(0, 0, first).zero_();
     d_x.narrow(0, first + rows, d_x.size(0) - first - rows).zero_();
@@ -636,7 +637,7 @@ at::Tensor chunk_losses(const Context& c, bool gradient, double scale, const at:
 
 namespace {
 
-// d_y = d_logits W; these sums are as long as the vocabulary.
+// d_y = d_logits W. These sums are as long as the vocabulary.
 void head_input_gradient(const Context& c, at::Tensor& d_y, const at::Tensor& d_logits, const at::Tensor& head) {
   const i64 rows = d_logits.size(0), vocabulary = d_logits.size(1), d = head.size(1);
   const Rewind rewind(c.scratch);
@@ -660,7 +661,7 @@ void head_loss(const Context& c, const at::Tensor& y, const at::Tensor& labels, 
 
 namespace {
 
-// On a device: combines all ranks' sums to the logarithm of the whole sum and the losses.
+// On a device, combines all ranks' sums to the logarithm of the whole sum and to the losses.
 at::Tensor device_combine(const at::Tensor& sums, const at::Tensor& labels, at::Tensor& losses) {
   const at::Tensor all = sums.narrow(1, 0, losses.size(0));
   const at::Tensor lse = at::logsumexp(all.select(2, 0), {0});

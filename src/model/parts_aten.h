@@ -12,7 +12,7 @@ void embed_forward(const Context&, const at::Tensor& ids, const at::Tensor& tabl
 void embed_backward(const Context&, const at::Tensor& ids, const at::Tensor& d_x, at::Tensor& d_table,
                     at::Tensor& d_positions);
 
-// y = norm(x) W^T + b: shared by norm_qkv and norm_up.
+// y = norm(x) W^T + b. norm_qkv and norm_up share it.
 void norm_linear_forward(const Context&, const at::Tensor& x, const NormWeights&, const Linear&, NormSaved&,
                          at::Tensor& y);
 void norm_linear_backward(const Context&, const at::Tensor& d_y, const at::Tensor& x, const NormSaved&,
@@ -26,7 +26,7 @@ void attention_forward(const Context&, const at::Tensor& qkv, at::Tensor& o, at:
 void attention_backward(const Context&, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& o,
                         const at::Tensor& lse, at::Tensor& d_qkv);
 
-// y = residual + x W^T + b; the backward of x W^T + b, or a half of it.
+// y = residual + x W^T + b, and the backward of x W^T + b or a half of it.
 void linear_forward(const Context&, const at::Tensor& x, const at::Tensor& residual, const Linear&, at::Tensor& y);
 void linear_backward(const Context&, const at::Tensor& d_y, const at::Tensor& x, const Linear&, at::Tensor& d_x,
                      Linear& d_linear);

@@ -17,8 +17,8 @@ namespace {
 using math::testing::Bound;
 using math::testing::close;
 
-// Fills what the backward takes from the forward: the reference's statistics, attention output and lse, rounded for the
-// path.
+// Fills the operands that the backward takes from the forward: the reference's statistics, attention output and lse,
+// rounded for the path.
 void fill_saved(const Context& c, Part part, const RopeTable& rope, Tensors& reference, Tensors& path) {
   run_part(c, part, Pass::kForward, rope, reference);
   c.scratch.reset();
@@ -80,7 +80,7 @@ TEST_P(Parts, LongerSequences) {
       check_part({a, GetParam(), 1, 131}, Part::kAttention, pass, false);
 }
 
-// Weights, and rows of a bias and of the head, larger than one of the blocks in which fp16 is widened.
+// The weights, and the rows of a bias and of the head, are larger than one of the blocks in which fp16 is widened.
 TEST(HalfPrecision, IsWidenedBlockAfterBlock) {
   auto a = test_architectures()[2];
   a.hidden = 20, a.ffn = a.vocabulary = 16384;
@@ -91,7 +91,8 @@ TEST(HalfPrecision, IsWidenedBlockAfterBlock) {
   check_part({a, kPaths[6], 3, 7}, Part::kHead, Pass::kBackward, true);
 }
 
-// At sizes at which ATen and its BLAS block and pack: the scratch that an op takes against the declared scratch.
+// At these sizes ATen and its BLAS block and pack. The test compares the scratch that an op takes with the declared
+// scratch.
 TEST(Scratch, OfAtenIsWhatIsDeclared) {
   static_assert(arch::kAtenScalars == math::AllocationGuard::kStray);
   const c10::InferenceMode inference;
@@ -192,8 +193,8 @@ TEST(Scratch, TooLittleIsAnError) {
 TEST_P(Parts, SharedVocabulariesAddUpToTheWhole) {
   const c10::InferenceMode inference;
   constexpr int kRanks = 3;
-  // A share that is long enough for the long products of math/gemm_narrow.h, of rows so narrow that they take more
-  // scratch than the gradient of the table.
+  // This share is long enough for the long products of math/gemm_narrow.h. Its rows are so narrow that the products
+  // take more scratch than the gradient of the table.
   auto narrow = test_architectures()[0];
   narrow.name = "long vocabulary", narrow.hidden = 16, narrow.vocabulary = kRanks * 8192;
   for (const auto& a : {test_architectures()[0], test_architectures()[2], narrow}) {
@@ -259,7 +260,7 @@ TEST_P(Parts, SharedVocabulariesAddUpToTheWhole) {
       const Bound bound{unit_roundoff(c.path.compute), o.length + kRanks, o.c, 1.0};
       EXPECT_TRUE(close(values(got.at(o.name)), values(want[o.name]), bound)) << a.name << " " << o.name;
     }
-    // The embedding: each row belongs to one rank, and the others leave zeros; positions are added once.
+    // In the embedding, each row belongs to one rank and the other ranks leave zeros. Positions are added once.
     Tensors whole = make_operands(c, true);
     run_part(oracle, Part::kEmbed, Pass::kForward, {}, whole);
     at::Tensor x = at::zeros({n, d}, at::kDouble);

@@ -12,12 +12,12 @@ namespace {
 using i64 = std::int64_t;
 using math::Rewind;
 
-// One kind of groups of q|k|v, [N, groups, length], as it lies in the rows.
+// Returns one kind of groups of q|k|v as a view of the rows, [N, groups, length].
 at::Tensor groups_of(const at::Tensor& rows, i64 first, const math::NormGroups& n) {
   return rows.narrow(1, first, n.groups * n.length).view({rows.size(0), n.groups, n.length});
 }
 
-// rstd = 1/sqrt(mean(x^2) + eps) of rows of `wide`; `square`: as large.
+// rstd = 1/sqrt(mean(x^2) + eps) of rows of `wide`. `square` is a temporary as large as `wide`.
 void rms_rstd(const Context& c, const at::Tensor& wide, at::Tensor& square, at::Tensor& rstd) {
   at::mul_out(square, wide, wide);
   at::mean_out(rstd, square, {1}, true);

@@ -28,8 +28,8 @@ inline math::Groups groups_of(const at::Tensor& offsets, const at::Tensor& weigh
   return {weight.size(0), weight.size(1), weight.size(2), offsets.data_ptr<std::int32_t>()};
 }
 
-// `bias`: of each expert; null: none. The losses are those of the choice before anything is dropped (Switch
-// Transformers, arXiv 2101.03961, equation 5).
+// `bias` has one value for each expert; null: none. The losses are those of the choice before anything is dropped
+// (Switch Transformers, arXiv 2101.03961, equation 5).
 template <class T>
 RouterSums choose_experts(const Context& c, const T* logits, const T* bias, const at::Tensor& labels, Routed& to) {
   const int threads = std::max(c.shape.threads, 1);
@@ -58,7 +58,7 @@ double balance_sum(const Context& c, const at::Tensor& load, std::int64_t sequen
   return sum;
 }
 
-// The backward needs the scores and not the logits: a z-loss is one of softmax scores (arch::validate).
+// The backward reads the scores and not the logits, because only softmax scores have a z-loss (arch::validate).
 template <class T>
 void choose_backward(const Context& c, const at::Tensor& d_weights, const at::Tensor& labels, const Routed& of,
                      std::int64_t sequence, double grad_scale, T* d_logits) {
@@ -72,8 +72,8 @@ void choose_backward(const Context& c, const at::Tensor& d_weights, const at::Te
                                      d_weights.data_ptr<T>(), of.load_B2E.data_ptr<T>(), d_logits);
 }
 
-// The tokens that choose each expert, of those that have a label: what moves a router's bias. T counts them exactly
-// below 2^24. Of ranks that share the part, the first counts.
+// Counts the tokens with a label that choose each expert, which is what moves a router's bias. T counts them exactly
+// below 2^24. When ranks share the part, only the first of them counts.
 template <class T>
 void count_tokens(const Context& c, const at::Tensor& labels, const Routed& of, T* counts) {
   const auto router = router_of(c, of.lse_N.numel(), labels);

@@ -12,7 +12,7 @@
 
 namespace molen::model {
 
-// How the columns of q|k|v are normalised.
+// Returns how the columns of q|k|v are normalised.
 inline math::QkNormSizes qk_norm_sizes(const Context& c) {
   const arch::Architecture& a = c.arch;
   const std::int64_t query = a.query_norm_size(), key = a.key_norm_size();
@@ -43,7 +43,8 @@ inline const std::int32_t* checked_ids(const at::Tensor& t, std::int64_t low, st
   return p;
 }
 
-// Returns ids as rows of this rank's table, -1 when another rank has the row; in scratch when they differ from the ids.
+// Returns ids as rows of this rank's table, with -1 when another rank has the row. The result is in scratch when it
+// differs from the ids.
 inline const std::int32_t* rows_of(const Context& c, const at::Tensor& ids, std::int64_t table_rows) {
   if (c.share.ranks == 1) return checked_ids(ids, 0, table_rows);
   const std::int32_t* all = checked_ids(ids, 0, c.share.vocabulary_all);
@@ -71,7 +72,7 @@ inline void check_positions(const Context& c, std::int64_t table_rows) {
               "{} rows of a sequence at positions that are not as many, do not rise, or reach {}", c.shape.sequence,
               table_rows);
 }
-// RoPE's table must have the rank's positions.
+// Checks that RoPE's table has as many positions as the rank.
 inline void check_rope_rows(const Context& c, std::int64_t table_rows) {
   MOLEN_CHECK(table_rows == c.shape.sequence, "RoPE's table has {} positions for the {} that a rank has of a sequence",
               table_rows, c.shape.sequence);
@@ -96,8 +97,8 @@ void combine_sums(const Context& c, const at::Tensor& all, std::int64_t rows, co
   }
 }
 
-// Inputs of the gradient of a chunk's logits for each row, in scratch: the log of the whole sum, the scale (0 when the
-// label does not count), and the label's column on this rank, else -1. Also writes the losses.
+// The inputs, for each row, of the gradient of a chunk's logits, in scratch: the log of the whole sum; the scale, which
+// is 0 when the label does not count; and the label's column on this rank, or -1. Also writes the losses.
 template <class T>
 struct RowTargets {
   T *lse, *scale;

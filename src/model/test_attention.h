@@ -1,4 +1,4 @@
-// For the tests of attention: kernels and dtypes, and operands of whole sequences.
+// For the tests of attention: kernels, dtypes, and operands of whole sequences.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -31,14 +31,15 @@ inline const std::vector<at::Tensor> kSlopes = [] {
   for (arch::Architecture a; a.heads++ < 16;) slopes.push_back(make_slopes(a));
   return slopes;
 }();
-// Gives a context of all heads its slopes.
+// Returns a context of all heads with its ALiBi slopes set.
 inline Context with_slopes(Context c) {
   if (c.arch.position == arch::Position::kAlibi) c.slopes = &kSlopes.at(static_cast<std::size_t>(c.arch.heads));
   return c;
 }
 
-// Llama with grouped queries; GPT with learned positions and biases; ALiBi with multi-query groups; LayerNorm without
-// parameters; norms of queries and keys over each head, before RoPE, and over all heads, without it.
+// Returns Llama with grouped queries; GPT with learned positions and biases; ALiBi with multi-query groups; LayerNorm
+// without parameters; and models with norms of queries and keys, over each head before RoPE, and over all heads without
+// RoPE.
 inline std::vector<arch::Architecture> test_architectures() {
   auto llama = small("llama", 37, 53, 6, 2, 10);
   auto gpt = small("gpt", 43, 59, 3, 3, 14);
@@ -76,7 +77,7 @@ inline at::Tensor random_normal(at::IntArrayRef shape, const std::string& key, d
   return t;
 }
 
-// int32 ids; every `ignored`-th is -1 (0: none).
+// Returns int32 ids, of which every `ignored`-th is -1 (0: none).
 inline at::Tensor random_ids(std::int64_t count, std::int64_t vocabulary, int ignored, const std::string& key) {
   std::mt19937_64 engine(std::hash<std::string>{}(key));
   const at::Tensor t = at::empty({count}, at::kInt);

@@ -22,8 +22,8 @@ using arch::Part;
 using arch::Pass;
 using Tensors = std::map<std::string, at::Tensor>;
 
-// Runs a part as the executor does: ATen may allocate only from the op's scratch, and only when the kernels are ATen's;
-// this holds on all threads.
+// Runs a part as the executor does. ATen may allocate only from the op's scratch, and only when the kernels are ATen's.
+// This holds on all threads.
 template <class F>
 void guarded(const arch::PartShape& shape, math::Scratch& scratch, F&& call) {
   math::AllocationGuard::install();
@@ -69,7 +69,7 @@ inline const Path kPaths[] = {{"reference_fp32", Kernels::kReference, DType::kF3
                               {"aten_bf16", Kernels::kAten, DType::kBF16, 2},
                               {"aten_fp16", Kernels::kAten, DType::kF16, 2}};
 
-// Sets the number of threads of ATen's operators to the path's, whatever the machine: their scratch depends on it.
+// Sets the number of threads of ATen's operators to the path's number, because their scratch depends on it.
 class OnPath : public ::testing::TestWithParam<Path> {
  protected:
   void SetUp() override { at::set_num_threads(GetParam().threads); }
@@ -85,8 +85,8 @@ struct Case {
   std::int64_t batch, sequence;
 };
 
-// Operands of all parts by name. Operands that a part only reads are the same numbers (rounded to the path's dtype) for
-// the path and the reference.
+// Operands of all parts by name. The operands that a part only reads have the same values, rounded to the path's dtype,
+// for the path and for the reference.
 class Operands {
  public:
   Operands(const Case& c, at::ScalarType compute, at::ScalarType wide) : c_(c), compute_(compute), wide_(wide) {}
@@ -152,7 +152,7 @@ inline Tensors make_operands(const Case& c, bool reference) {
   return o.t;
 }
 
-// An output of a part, with the length of its longest sum and the roundings per term.
+// An output of a part, with the length of its longest sum and the number of roundings per term.
 struct Output {
   std::string name;
   std::int64_t length;
@@ -265,7 +265,7 @@ inline std::vector<Output> run_part(const Context& c, Part part, Pass pass, cons
     case Part::kExpertActivation:
     case Part::kExpertDown:
     case Part::kCombine:
-      break;  // experts_test.cpp
+      break;  // tested in experts_test.cpp
   }
   throw Error("no such part");
 }
@@ -275,7 +275,8 @@ inline std::vector<double> values(const at::Tensor& t) {
   return {wide.data_ptr<double>(), wide.data_ptr<double>() + wide.numel()};
 }
 
-// Taking more than the declared scratch fails in every case; in the cases named here the part takes exactly that much.
+// Returns whether the part takes exactly the declared scratch on this path. On the other paths it may take less. Taking
+// more fails on every path.
 inline bool scratch_is_exact(const Path& path, Part part) {
   return path.kernels != Kernels::kAten || path.compute != DType::kF64 ||
          (part != Part::kAttention && part != Part::kHead);

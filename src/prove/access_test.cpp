@@ -1,7 +1,7 @@
-// Tests that every op touches what its operands name and nothing else. While an op runs, the buffers that it reads are
-// write-protected and the buffers that it does not name are inaccessible. A fault is recorded with its op and buffer
-// and the page is opened, so that one run finds all faults. A buffer that an op overwrites holds NaN before, and one
-// that it consumes holds NaN afterwards, so that a value that is read all the same makes the step not finite.
+// Tests that every op touches the buffers that its operands name, and nothing else. While an op runs, the buffers that
+// it reads are write-protected, and the buffers that it does not name are inaccessible. A fault is recorded with its op
+// and buffer and the page is opened, so that one run finds all faults. A buffer that an op overwrites holds NaN before
+// the op, and a buffer that an op consumes holds NaN after it. If such a value is read, the step is not finite.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -27,7 +27,7 @@ using program::Program;
 
 constexpr std::int64_t kPage = program::MemoryPlan::kPage;
 
-// Returns the same program with all its ops in list order, whatever their streams: one op runs at a time.
+// Returns the same program with all its ops in list order on one stream, so that one op runs at a time.
 Program in_list_order(Program p) {
   for (std::size_t b = 0; b < p.bodies.size(); ++b) {
     auto& steps = p.bodies[b].steps;
@@ -102,8 +102,8 @@ class Fence : public exec::Observer {
 
   std::set<std::string> found;
   std::int64_t watched = 0;
-  mutable std::int64_t filled = 0;  // with NaN
-  std::string kind;                 // of the ops whose operands are filled; "": of all
+  mutable std::int64_t filled = 0;  // number of operands filled with NaN
+  std::string kind;                 // kind of the ops whose operands are filled; "": all kinds
 
  private:
   struct Fault {
@@ -127,12 +127,12 @@ class Fence : public exec::Observer {
     protect(b.place, offset_of(buffer, micro_batch), b.bytes().value, rights);
   }
   bool chosen(const program::Step& step) const { return kind.empty() || program::kind_of(step.op) == kind; }
-  // Whether no other operand of the step lies in the same buffer.
+  // Returns whether no other operand of the step is in the same buffer.
   static bool alone(const program::Step& step, const program::Use& use) {
     return std::count_if(step.operands.begin(), step.operands.end(),
                          [&](const program::Use& other) { return other.buffer == use.buffer; }) == 1;
   }
-  // Whether the step is of a piece of a value: a chunk of the head, or a piece of the rows.
+  // Returns whether the step works on a piece of a value: a chunk of the head, or a piece of the rows.
   static bool of_a_piece(const program::Step& step) {
     return std::visit(
         [](const auto& op) {
@@ -141,7 +141,8 @@ class Fence : public exec::Observer {
         },
         step.op);
   }
-  // Whether the step overwrites or consumes the whole buffer. A part of the model writes a part of its unit's gradient.
+  // Returns whether the step overwrites or consumes the whole buffer. A part of the model writes only a part of its
+  // unit's gradient.
   bool in_whole(const program::Step& step, const program::Use& use) const {
     const bool part = use.arg == program::Arg::kGrad || use.range != program::Range::kAll;
     return !of_a_piece(step) && !part && alone(step, use);
@@ -183,7 +184,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
 #endif
   for (const auto& fence : fences)
     if (Fence* f = fence.load(); f && f->fault(static_cast<std::byte*>(info->si_addr), write)) return;
-  ::sigaction(signal, &before_us, nullptr);  // another kind of fault: it happens again, with the earlier handler
+  ::sigaction(signal, &before_us, nullptr);  // another kind of fault; the access repeats and calls the earlier handler
 }
 
 class HandleFaults {
@@ -197,8 +198,8 @@ class HandleFaults {
   ~HandleFaults() { ::sigaction(SIGSEGV, &before_us, nullptr); }
 };
 
-// Returns what the ops of two steps touch without naming it, over all ranks.
-// `kind`: the only ops whose operands hold NaN; "" for all.
+// Returns the buffers that the ops of two steps touch without naming them, over all ranks. With `kind`, only the
+// operands of ops of that kind hold NaN; with "", the operands of all ops do.
 std::set<std::string> undeclared(const std::vector<Program>& stages, std::int64_t& watched,
                                  const std::string& kind = "") {
   const HandleFaults handler;
@@ -308,11 +309,11 @@ TEST(Access, OpsTouchWhatTheyName) {
       const bool sparse = model == "Mixtral" || model == "dots.llm1" || model == "a capacity";
       if (c.layout.experts > 1 && !sparse) continue;
       if (model == "a capacity" && c.layout.experts == 1 && c.layout.ranks() > 1) continue;
-      if (sparse) {  // on ATen's kernels in bf16 alone
+      if (sparse) {  // sparse layers run in bf16 only on ATen's kernels
         arch = suite::mixtral();
         if (c.layout.experts > 1) arch.experts->count = 6;
         if (model == "a capacity") arch.experts->capacity = 0.75;
-        if (model == "dots.llm1") {  // a dense layer, shared experts and biases of routers
+        if (model == "dots.llm1") {  // gives the model a dense layer, shared experts and biases of routers
           arch.experts->dense_layers = 1, arch.experts->shared = 2, arch.experts->scores = arch::RouterScores::kSigmoid;
           arch.experts->z_loss = 0.0, arch.experts->bias_rate = 0.001;
         }

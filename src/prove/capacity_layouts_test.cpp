@@ -1,5 +1,5 @@
-// Tests models whose experts have a capacity over ranks: whatever the layout, the same choices are dropped, because a
-// capacity is one of each sequence.
+// Tests models whose experts have a capacity, over ranks. Every layout drops the same choices, because a capacity is
+// one of each sequence.
 #include <gtest/gtest.h>
 
 #include "prove/layouts_suite.h"
@@ -11,14 +11,14 @@ using namespace suite;
 
 constexpr std::int64_t kCappedSequence = 24;
 
-// Experts of 4.5 tokens of a sequence, which are rounded up to five: about a quarter of the choices is dropped.
+// The capacity is 4.5 tokens of a sequence, rounded up to five. About a quarter of the choices is dropped.
 arch::Architecture dropping() {
   auto a = mixtral();
   a.experts->count = 8, a.experts->ffn = 24, a.experts->capacity = 0.75;
   return a;
 }
 
-// The same with a dense layer, shared experts, sigmoid scores and biases of routers.
+// The same model with a dense layer, shared experts, sigmoid scores and biases of routers.
 arch::Architecture dropping_and_shared() {
   auto a = dropping();
   a.layers = 4, a.tied = true, a.ffn = 36;
@@ -81,7 +81,8 @@ INSTANTIATE_TEST_SUITE_P(
                       over_two_stages(capped(1, 1, {2, 1, true, 1}), program::ScheduleKind::k1f1b),
                       over_two_stages(capped(1, 2, {1, 0, false, 1}), program::ScheduleKind::kZbH1)));
 
-// A factor of E / t has room for all choices: nothing is dropped, and the model is the one without a capacity.
+// With a capacity factor of E / t there is room for all choices. Nothing is dropped, and the model equals the one
+// without a capacity.
 TEST(Capacity, RoomForAllIsNoCapacity) {
   auto all = mixtral(), none = mixtral();
   all.experts->capacity = 2.5;

@@ -1,6 +1,6 @@
-// Tests rows that travel between tensor ranks piece by piece (Setting::tensor_chunks): they leave the same model, alone
-// and with every other axis; programs that are broken between two pieces are refused; and pieces hide communication,
-// measured with a sleep in place of each op.
+// Tests rows that travel between tensor ranks piece by piece (Setting::tensor_chunks). Such a layout trains the same
+// model, alone and with every other axis. Programs that are broken between two pieces are refused. Pieces hide
+// communication, which is measured with a sleep in place of each op.
 #include <gtest/gtest.h>
 
 #include "base/error.h"
@@ -24,7 +24,7 @@ arch::Architecture deep(arch::Architecture a) {
   a.layers = 4;
   return a;
 }
-// A model whose keys and values every rank holds, with biases on all products.
+// A model in which every rank holds all keys and values, with biases on all products.
 arch::Architecture grouped() {
   auto a = gpt();
   a.heads = 12;
@@ -173,7 +173,7 @@ TEST(PiecesSetting, WhatCannotBeCutIsRefused) {
 
 struct ChunkMutant {
   const char* name;
-  // Changes one op; returns false when the op is another one.
+  // Changes one op. Returns false when the mutant does not apply to this op.
   std::function<bool(Program&, program::Body&, std::size_t)> change;
 };
 
@@ -184,7 +184,7 @@ O* op_of(program::Body& body, std::size_t k) {
 bool has_pieces(const Compute* c) {
   return c && program::has_halves(c->part);
 }
-// Sets the access to the gradient; false when the step has none or accesses it so already.
+// Sets the access to the gradient. Returns false when the step has no gradient operand or already has this access.
 bool access_of_gradient(program::Step& step, program::Access access) {
   if (!step.find(program::Arg::kGrad)) return false;
   return std::exchange(step.operand(program::Arg::kGrad).access, access) != access;
@@ -283,7 +283,7 @@ std::vector<ChunkMutant> chunk_mutants() {
   };
 }
 
-// Edges are computed anew after ops were added or removed, so that stale edges do not give a mutant away.
+// Edges are computed anew after ops were added or removed, so that stale edges do not reveal a mutant.
 TEST(PiecesMutants, TheVerifierRefusesEach) {
   const Program sound = program::build(deep(llama(false)), setting_of(pieces(2, 2), DType::kF64));
   ASSERT_TRUE(program::verify(sound).empty());
@@ -332,7 +332,7 @@ TEST(PiecesMutants, ASecondSumOfAPieceIsRefused) {
   }
 }
 
-// An op without its operands is reported, whatever else is checked.
+// The verifier reports an op without its operands, whatever else it finds.
 TEST(PiecesMutants, OperandsThatAreMissingAreFound) {
   const Program sound = program::build(deep(llama(false)), setting_of(pieces(2, 2, 2, 2), DType::kF64));
   for (std::size_t b = 0; b < sound.bodies.size(); ++b)
@@ -348,7 +348,7 @@ TEST(PiecesMutants, OperandsThatAreMissingAreFound) {
 
 // --- the gain
 
-constexpr double kProduct = 24e-3;  // seconds of each part of a layer; a collective of all rows takes half of it
+constexpr double kProduct = 24e-3;  // seconds of each part of a layer; a collective of all rows takes half that time
 
 double seconds_of(const Program& p, const program::Step& step) {
   const double all = kProduct / static_cast<double>(p.setting.tensor_chunks);

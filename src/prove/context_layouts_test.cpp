@@ -1,5 +1,5 @@
-// Tests that context parallelism computes the same model: sequences in zig-zag pieces over thread-ranks, keys and
-// values gathered or passed on, alone and with every other kind of parallelism.
+// Tests that context parallelism computes the same model. Thread-ranks have sequences in zig-zag pieces, and keys and
+// values are gathered or passed on, alone and with every other kind of parallelism.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ namespace {
 using namespace suite;
 using program::ContextForm;
 
-constexpr std::int64_t kContextSequence = 24;  // divides by 4, 6 and 8
+constexpr std::int64_t kContextSequence = 24;  // a multiple of 4, 6 and 8
 
 Layout context(int ranks, ContextForm form, int shards = 1, int zero = 0, std::int64_t micro = 2) {
   Layout l{shards, zero, false, micro};
@@ -126,7 +126,7 @@ INSTANTIATE_TEST_SUITE_P(
                       context(2, kRing).recomputing("attention"), context(2, kGather, 2, 3).recomputing("full"),
                       beside(context(2, kRing, 1, 0, 1), 2, true, 2).recomputing("norm_qkv,attention/2")));
 
-// Each mutant is a program as a wrong pass would have made it.
+// Each mutant is the program that a wrong pass would make.
 TEST(ContextMutants, AreRefused) {
   struct Mutant {
     std::string name;
@@ -202,7 +202,7 @@ TEST(ContextMutants, AreRefused) {
     const auto whole = program::build(llama(false), setting_of(m.layout, DType::kF64));
     const std::string broken = program::rewrite(program::print(whole), m.where, m.from, m.to);
     ASSERT_NE(broken, program::print(whole));
-    // The costs are computed for the changed program: the old costs alone would give it away.
+    // The costs are computed for the changed program, because the old costs would reveal it.
     const std::string all = program::refusal(broken);
     EXPECT_NE(all.find(m.says), std::string::npos) << all;
   }

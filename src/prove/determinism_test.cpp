@@ -9,8 +9,8 @@
 namespace molen::prove {
 namespace {
 
-// Checks what a run on a device asks of libtorch. On the host these operators have no other form and leave the same
-// bits.
+// Checks the settings that a run on a device makes in libtorch. On the host these operators have no other form and give
+// the same bits.
 TEST(Determinism, IsRequiredOfLibtorch) {
   auto setting = suite::setting_of(1, 0, false, DType::kBF16);
   setting.kernels = arch::Kernels::kAten;

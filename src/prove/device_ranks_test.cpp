@@ -1,5 +1,5 @@
-// Tests thread-ranks whose collectives move the memory of a device: whole layouts run through exec::DeviceMemory, which
-// uses the host's arenas here, and must leave the same bits as the host's own collectives.
+// Tests thread-ranks whose collectives move a device's memory. Whole layouts run through exec::DeviceMemory, which uses
+// the host's arenas here, and must give the same bits as the host's own collectives.
 #include <gtest/gtest.h>
 
 #include "exec/device_memory.h"

@@ -1,5 +1,5 @@
-// Tests attention within documents: it equals a model that gets each document as a sequence of its own, and is the same
-// on every layout.
+// Tests attention within documents. It equals a model that gets each document as a sequence of its own, and it is the
+// same in every layout.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ using namespace suite;
 using program::ContextForm;
 using program::ScheduleKind;
 
-constexpr std::int64_t kDocumentSequence = 24;  // divides by 4 and 6
+constexpr std::int64_t kDocumentSequence = 24;  // a multiple of 4 and 6
 
 Layout masked(Layout l) {
   l.documents = true;
@@ -55,8 +55,8 @@ program::Setting documents_alone(DType compute, bool documents = true) {
   return s;
 }
 
-// RoPE and ALiBi depend on distances alone. Compares three documents in one sequence with each document as a sequence,
-// in the same order.
+// RoPE and ALiBi depend on distances alone, so documents may begin anywhere. The test compares three documents in one
+// sequence with each document as a sequence of its own, in the same order.
 TEST(Documents, AreSequencesOfTheirOwn) {
   constexpr std::int64_t kShort = kDocumentSequence / 3;
   for (const auto& a : {llama(true), gpt_alibi()}) {

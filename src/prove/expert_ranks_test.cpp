@@ -1,4 +1,4 @@
-// Tests expert ranks: each layout is the same model as one rank, whichever ranks its tokens' experts are on.
+// Tests expert ranks: each layout is the same model as on one rank, whichever ranks have the experts of its tokens.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -42,7 +42,8 @@ std::vector<program::Program> apart_programs(const arch::Architecture& a, const 
   return stages;
 }
 
-// A dense layer, shared experts, sigmoid scores, biases of routers, one table at both ends; 2 x 3 choices of 6 experts.
+// The same model with a dense layer, shared experts, sigmoid scores, biases of routers and one table at both ends. Each
+// token chooses 3 of 6 experts.
 arch::Architecture apart_and_shared() {
   auto a = apart();
   a.layers = 4, a.tied = true, a.ffn = 36;
@@ -51,7 +52,7 @@ arch::Architecture apart_and_shared() {
   return a;
 }
 
-// The layouts that both models can have: their expert ranks divide 8 and 6 experts.
+// The layouts that both models can have, because their expert ranks divide 8 and 6 experts.
 class ExpertRanks : public ::testing::TestWithParam<Layout> {
  protected:
   static std::vector<arch::Architecture> models() {
@@ -134,10 +135,10 @@ INSTANTIATE_TEST_SUITE_P(
 struct ExpertMutant {
   std::string name;
   std::vector<std::string> where;  // words of the line that is edited
-  std::string from, to;            // `from` empty: the op is dropped; `to` empty: it runs twice
+  std::string from, to;            // with an empty `from` the op is dropped; with an empty `to` it runs twice
 };
 
-// Ops of expert ranks that are left out, done twice, over other ranks, of another layer or of another value.
+// The mutants leave out an op of expert ranks, run it twice, or give it other ranks, another layer or another value.
 TEST(ExpertMutants, AreRefused) {
   const auto stages = apart_programs(apart(), setting_of(experts(2, {2, 1, false, 2}), DType::kF64));
   const program::Program& p = stages.front();
@@ -192,13 +193,15 @@ TEST(ExpertMutants, AreRefused) {
   }
 }
 
-// Some expert ranks load what others have saved: the states are the same, whoever holds which experts.
+// A checkpoint that some expert ranks saved is loaded on others. The states are the same whichever ranks hold which
+// experts.
 TEST(ExpertRanksCheckpoint, LoadsOnOtherRanks) {
   const auto a = apart_and_shared();
   const std::vector<Layout> layouts{experts(1, {2, 1, false, 1}), experts(2), experts(3, {1, 3, false, 1}),
                                     experts(2, in_copies(2, false, {2, 2, false, 1})),
                                     of_tensor(2, true, experts(2, {1, 2, false, 1}))};
-  // The first and the third layout save: one rank with all experts, and three of which each has a part of its own.
+  // The first and the third layout save. The first is one rank with all experts; the third is three ranks, each with
+  // its own experts.
   const std::pair<std::string, std::size_t> savers[] = {{"adamw", 0}, {"muon", 0}, {"adafactor", 0},
                                                         {"adamw", 2}, {"muon", 2}, {"adafactor", 2}};
   for (const auto& [optimizer, saver] : savers) {
@@ -216,7 +219,7 @@ TEST(ExpertRanksCheckpoint, LoadsOnOtherRanks) {
   }
 }
 
-// Muon and Adafactor update matrices of experts whole, each on one rank.
+// Muon and Adafactor update each expert's matrices as wholes, each on one rank.
 TEST(ExpertRanksOptimizers, UpdateTheSameModel) {
   std::map<std::string, int> ran;
   for (const std::string optimizer : {"muon", "adafactor", "lion"})
@@ -229,12 +232,12 @@ TEST(ExpertRanksOptimizers, UpdateTheSameModel) {
       expect_same_model(train_alone(program::build(apart(), one), 5), train_threads(apart_programs(apart(), many), 5));
       ++ran[optimizer];
     }
-  // Muon's products are not made by the host's stream.
+  // The host's stream does not compute Muon's products, so Muon is refused in the offloaded layout.
   EXPECT_EQ(ran, (std::map<std::string, int>{{"muon", 3}, {"adafactor", 4}, {"lion", 4}}));
 }
 
-// Biases send all choices to the first experts, which are all on the first rank: it gets as many rows as it has room
-// for, and the other gets none.
+// The biases send all choices to the first experts, which are all on the first rank. That rank gets as many rows as it
+// has room for, and the other rank gets none.
 TEST(ExpertRanksLoad, OneRankMayGetAllRowsAndAnotherNone) {
   auto a = apart();
   a.experts->bias_rate = 1e-6;
@@ -255,8 +258,8 @@ TEST(ExpertRanksLoad, OneRankMayGetAllRowsAndAnotherNone) {
     on_ranks(stages.front().setting.ranks(), [&](comm::Communicator& world) {
       const auto& s = stages.front().setting;
       Outcome out = prove(stages.front(), world, synthetic_samples(s, a.vocabulary), trial);
-      // In each layer and micro-batch, each rank sends its rows forward and their gradients backward, and the first
-      // rank sends what it makes of the rows of all, and of their gradients.
+      // In each layer and micro-batch, each rank sends its rows forward and their gradients backward. The first rank
+      // also sends back the results for all rows, and the gradients of all rows.
       if (s.shares_experts()) {
         const auto at = mesh::Mesh(s.mesh, s.ranks(), s.order).coordinates(world.rank());
         const std::int64_t sends = at[mesh::Axis::kEp] == 0 ? 2 + 2 * s.expert_ranks() : 2,
@@ -268,7 +271,7 @@ TEST(ExpertRanksLoad, OneRankMayGetAllRowsAndAnotherNone) {
     return first;
   };
   Outcome one = trained(experts(1, {1, 0, false, 3}));
-  // No expert but the first two has a gradient.
+  // Only the first two experts have gradients.
   const auto without_zeros = [](Outcome& of) {
     return std::erase_if(of.tensors,
                          [](const auto& named) { return named.second.abs().max().template item<double>() == 0.0; });
@@ -295,13 +298,13 @@ TEST(ExpertRanksMessages, In16BitsAreNearThoseIn32) {
     const Outcome narrow = train_threads(stages, 1);
     const Difference d = difference(train_alone(program::build(apart(), apart_alone(DType::kF32)), 1), narrow);
     EXPECT_GT(d.gradients, 0.0);
-    // Two reductions at most, each of which rounds terms and sum to 2^-9, of terms that may be twice as large as their
-    // sum.
+    // There are at most two reductions. Each rounds its terms and its sum to 2^-9, and the terms may be twice as large
+    // as their sum.
     EXPECT_LT(d.gradients, 2 * 2 * 2 / 512.0) << d.worst_gradient;
   }
 }
 
-// A difference in the experts of another rank than the first is named.
+// A difference in the experts of a rank other than the first is named.
 TEST(ExpertRanksDifference, NamesTheExpertOfAnotherRank) {
   const auto stages = apart_programs(apart(), setting_of(experts(2), DType::kF64));
   const Outcome& one = train_alone(program::build(apart(), apart_alone(DType::kF64)), 1);

@@ -1,5 +1,5 @@
-// Tests models with sparse layers over ranks: each layout is the same model, router and its losses included, and keeps
-// nothing that a dead buffer holds.
+// Tests models with sparse layers over ranks. Each layout is the same model, including the router and its losses, and
+// never reads a dead buffer.
 #include <gtest/gtest.h>
 
 #include "prove/layouts_suite.h"
@@ -9,7 +9,7 @@ namespace {
 
 using namespace suite;
 
-// Two, three and six tensor ranks can share it.
+// A model that two, three and six tensor ranks can share.
 arch::Architecture sparse_over_ranks() {
   auto a = mixtral();
   a.layers = 4, a.qk_norm = arch::QkNorm::kHead;
@@ -17,7 +17,7 @@ arch::Architecture sparse_over_ranks() {
   return a;
 }
 
-// A dense layer, shared experts, sigmoid scores, biases of routers, and one table at both ends.
+// The same model with a dense layer, shared experts, sigmoid scores, biases of routers, and one table at both ends.
 arch::Architecture sharing_over_ranks() {
   auto a = sparse_over_ranks();
   a.tied = true, a.norm = arch::Norm::kLayer, a.qk_norm = arch::QkNorm::kNone, a.ffn = 36;
@@ -113,8 +113,8 @@ INSTANTIATE_TEST_SUITE_P(
                       over_two_stages(sparse(1, {2, 1, true, 1}), program::ScheduleKind::kInterleaved, 2),
                       over_two_stages(sparse(2, {1, 0, false, 1}, true), program::ScheduleKind::kZbV, 2)));
 
-// Each token meets every expert, so no rounding changes a choice, which is no small difference. The bound is that of
-// rounding: the distance of one rank in bf16 from one in fp64.
+// Each token chooses every expert, so rounding cannot change a choice, which would be no small difference. The bound is
+// the distance between one rank in bf16 and one rank in fp64.
 TEST(SparseLayouts, TensorRanksInBf16AreWithinTheBound) {
   const auto narrow = [](program::Setting s) {
     s.compute = DType::kBF16, s.master = s.reduce = DType::kF32, s.kernels = arch::Kernels::kAten;
@@ -143,7 +143,7 @@ program::Setting under_muon(program::Setting s) {
   return s;
 }
 
-// Muon deals matrices to ranks whole. A bias goes with none of them, and moves by the load all the same.
+// Muon deals whole matrices to ranks. A router's bias is in none of them, and still moves by the load.
 TEST(SparseLayouts, BiasesMoveAlikeUnderMuon) {
   const auto a = sharing_over_ranks();
   const std::string bias = "model.layers.2.mlp.gate.e_score_correction_bias";
@@ -180,7 +180,7 @@ TEST(SparseLayouts, BiasesAreSavedInOneLayoutAndLoadedInAnother) {
   }
 }
 
-// A router's bias is updated as a whole, but it is no matrix whose directions tensor ranks would gather.
+// A router's bias is updated as a whole, but it is not a matrix whose directions tensor ranks would gather.
 TEST(SparseLayouts, ABiasGathersNoDirections) {
   for (const program::Program& p : sparse_programs(sharing_over_ranks(), setting_of(sparse(2), DType::kF32)))
     for (const program::Buffer& b : p.buffers) {

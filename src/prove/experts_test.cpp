@@ -1,5 +1,5 @@
-// Tests models with sparse layers as programs: cut into micro-batches they are the same model, in all types; what they
-// keep, they name; and the layouts that are not built yet are refused.
+// Tests models with sparse layers as programs. Cut into micro-batches they are the same model, in all types; their
+// programs name all that they keep; and layouts that are not built yet are refused.
 #include <gtest/gtest.h>
 
 #include "base/error.h"
@@ -94,7 +94,7 @@ TEST(SparseLayouts, LearnInBf16AndDeadBuffersAreDead) {
     }
 }
 
-// The sums of the step, against the means that a balanced router and the size of its logits give.
+// The step's sums are compared with the means that follow from a balanced router and the size of its logits.
 TEST(SparseLayouts, TheStepSaysTheLossesOfTheRouter) {
   const program::Program p = sound(mixtral(), setting_of(1, 0, false, DType::kF32, 3));
   on_ranks(1, [&](comm::Communicator& world) {
@@ -108,14 +108,14 @@ TEST(SparseLayouts, TheStepSaysTheLossesOfTheRouter) {
     input.step = 1;
     input.load = [&](const exec::MicroBatch& to) { return read(3 * sample++, 3, to); };
     const exec::StepResult result = executor.run(input);
-    // Equal scores: the mean of count x score sum is k T^2 / E^2 whatever the counts, so the loss is 1.
+    // With equal scores, the mean of count x score sum is k T^2 / E^2 whatever the counts, so the loss is 1.
     EXPECT_NEAR(result.balance_loss, 1.0, 1e-6);
     EXPECT_NEAR(result.z_loss, std::log(5.0) * std::log(5.0), 1e-6);
   });
 }
 
-// A step moves the bias of each expert by the rate, towards the load that it had in the step, whatever the optimizer
-// and however the step is cut. It takes no part in the gradient's norm.
+// A step moves the bias of each expert by the rate towards a balanced load, according to the load in that step. This
+// holds for every optimizer and for every number of micro-batches. The bias takes no part in the gradient's norm.
 TEST(SparseLayouts, StepsMoveTheBiasOfARouterByTheSignOfItsLoad) {
   auto a = mixtral();
   a.experts->z_loss = 0.0, a.experts->scores = arch::RouterScores::kSigmoid, a.experts->bias_rate = 0.25;
@@ -138,8 +138,8 @@ TEST(SparseLayouts, StepsMoveTheBiasOfARouterByTheSignOfItsLoad) {
           input.load = [&](const exec::MicroBatch& to) { return read(micro * sample++, micro, to); };
           return executor.run(input);
         };
-        // All scores are equal, so every token chooses the first two experts; then the three others, whose bias rises,
-        // two at a time.
+        // All scores are equal, so in the first step every token chooses the first two experts. The biases of the other
+        // three then rise, and the second step chooses two of these.
         EXPECT_EQ(step(1).grad_norm, 0.0) << "the counts are in the norm";
         EXPECT_EQ(biases(executor), (std::vector<float>{-0.25F, -0.25F, 0.25F, 0.25F, 0.25F}));
         step(2);

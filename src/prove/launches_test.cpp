@@ -1,5 +1,5 @@
-// Tests steps whose ops are only launched, on a mock of a device's streams and events. The mock's memory is the host's
-// and a launched op runs at once; for every op it knows which events have certainly been reached before.
+// Tests steps whose ops are only launched, on a mock of a device's streams and events. The mock's memory is the host's,
+// and a launched op runs at once. For every op, the mock knows which events have certainly been reached before it.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ namespace {
 using namespace suite;
 using program::Program;
 
-// By stream: how many of its recorded events are known to have been reached.
+// For each stream, the number of its recorded events that have certainly been reached.
 using Known = std::map<c10::StreamId, std::size_t>;
 
 void merge(Known& into, const Known& other) {
@@ -32,14 +32,14 @@ struct StandIn {
   struct OfStream {
     Known known;
     std::size_t records = 0, waits = 0, waited_at = 0;
-    double first_wait = 0, last_wait = 0;  // since `waits` was 0
+    double first_wait = 0, last_wait = 0;  // times since `waits` was 0
   };
   std::mutex mutex;
   std::map<c10::StreamId, OfStream> streams;
   c10::StreamId last = 0, failing = -1;
-  std::size_t moments = 0;  // numbers what happens on several threads
+  std::size_t moments = 0;  // counter that orders what happens on several threads
 
-  // The mock's clock is not the host's: it runs twice as fast.
+  // The mock's clock runs twice as fast as the host's, so that a test can tell them apart.
   static double clock() { return 2 * now().value; }
   void check(const c10::Stream& s) const {
     if (s.id() == failing) throw Error("the device has failed");
@@ -105,10 +105,10 @@ class Watch : public exec::Observer {
  public:
   struct OfOp {
     c10::StreamId stream = -1;
-    Known known;            // when the op began
+    Known known;            // what was known when the op began
     std::size_t end = 0;    // the last event of its stream when the op had ended
-    std::size_t waits = 0;  // of the host, while the op ran
-    double waited = 0;      // from the first of them to the last
+    std::size_t waits = 0;  // number of the host's waits while the op ran
+    double waited = 0;      // seconds from the first of these waits to the last
     std::size_t begun_at = 0, ended_at = 0;
   };
   void begin(program::Stream, std::size_t op, std::int64_t) noexcept override {
@@ -143,9 +143,9 @@ bool may_be_launched(const Program& p, const program::Step& step) {
   return false;
 }
 
-// Returns whether an op computes what it sends: context ranks put keys and values side by side, and add to gradients of
-// keys, before they send them. The host waits once more for that. Only the number of the waits is checked, not their
-// place, because a launched op runs at once here.
+// Returns whether an op computes the data that it sends. Before they send, context ranks put keys and values side by
+// side and add to gradients of keys. The host waits once more for that. The test checks only the number of the waits
+// and not their place, because a launched op runs at once here.
 bool makes_what_it_sends(const program::Step& step) {
   if (const auto* gather = std::get_if<program::AllGather>(&step.op)) return gather->moves == program::Moves::kKeys;
   const auto* shift = std::get_if<program::Shift>(&step.op);
@@ -168,7 +168,7 @@ void expect_ordered(const Program& p, const Watch& watch) {
     }
     if (may_be_launched(p, *ops[i].step))
       EXPECT_EQ(op.waits, 0u) << "the host waits";
-    else  // waits before the op for its inputs, after it, and for what it makes itself to send
+    else  // the host waits before the op for its inputs, after the op, and for the data that the op computes to send
       EXPECT_EQ(op.waits, makes_what_it_sends(*ops[i].step) ? 3u : 2u);
     EXPECT_GT(device.streams.at(op.stream).waited_at, op.ended_at) << "the step ended before its ops";
   }
@@ -224,8 +224,8 @@ exec::StepInput counting_samples(const Program& p) {
   return input;
 }
 
-// Each op is a sleep. A launched op takes that time by the device's clock and none of the host's; an op that the host
-// takes part in lies between two waits.
+// Each op is a sleep. A launched op takes that time by the device's clock and none by the host's. An op that the host
+// takes part in comes between two waits.
 TEST(Launches, TellTheirTimes) {
   constexpr double kSleep = 1e-3;
   const Program p = program::build(llama(false), setting_of({1, 0, false, 6}, DType::kF32));

@@ -47,7 +47,7 @@ inline arch::Architecture llama(bool tied) {
   return a;
 }
 
-// A Llama with norms of queries and keys, and heads that are wider together than the residual stream.
+// A Llama with norms of queries and keys, and with heads that together are wider than the residual stream.
 inline arch::Architecture qwen(arch::QkNorm norm = arch::QkNorm::kHead) {
   auto a = llama(false);
   a.head_dim = 14;
@@ -55,7 +55,7 @@ inline arch::Architecture qwen(arch::QkNorm norm = arch::QkNorm::kHead) {
   return a;
 }
 
-// A Llama of experts: 2 of 5 for each token.
+// A Llama with experts, of which each token chooses 2 of 5.
 inline arch::Architecture mixtral() {
   auto a = llama(false);
   a.experts = arch::Experts{.count = 5, .per_token = 2, .ffn = 26, .balance_loss = 0.1, .z_loss = 0.01};
@@ -87,12 +87,12 @@ struct Layout {
   bool rows = false;         // sequence parallelism
   std::int64_t chunks = 1;   // number of pieces of the rows
   std::string recomputed{};  // replaces `recompute`: "attention,activation/2"
-  int stages = 1;            // of a pipeline
+  int stages = 1;            // stages of a pipeline
   program::Pipeline pipeline{};
   int context = 1;
   program::ContextForm form = program::ContextForm::kGather;
   std::int64_t sequence = 23;
-  std::string order{};  // of the axes, when it is not the default
+  std::string order{};  // order of the axes; empty: the default
   bool documents = false;
   program::Offload offload{};
   std::int64_t unit_layers = 1;
@@ -228,7 +228,8 @@ inline Outcome train_threads(const program::Program& p, int steps, exec::Options
   return train_threads(std::vector{p}, steps, options);
 }
 
-// Returns the outcome of one rank on its own, to which many layouts are compared. It is computed once for each program.
+// Returns the outcome of one rank on its own, with which many layouts are compared. It is computed once for each
+// program.
 inline const Outcome& train_alone(const program::Program& p, int steps) {
   static std::map<std::pair<std::string, int>, Outcome> made;
   const auto [found, fresh] = made.try_emplace({program::print(p), steps});
@@ -236,7 +237,8 @@ inline const Outcome& train_alone(const program::Program& p, int steps) {
   return found->second;
 }
 
-// Fills the biases of routers by their position. They begin as zeros, which nobody would miss.
+// Fills the biases of routers with values that depend on their position. They begin as zeros, so a lost bias would not
+// be noticed.
 inline void fill_biases(const exec::Executor& executor) {
   const program::Program& p = executor.program();
   for (std::size_t u = 0; u < p.units.size(); ++u)
@@ -287,13 +289,14 @@ inline std::string hash_of_checkpoint(const program::Program& p, const std::file
   return hash_of_checkpoint(std::vector{p}, dir, save);
 }
 
-// Returns the steps of a run in fp64 that is compared with one rank. A layout's fault shows in the first steps:
-// gradients in one, moments and accumulation in two. The nightly run takes ten, and so does `molen verify`.
+// Returns the number of steps of an fp64 run that is compared with one rank. A layout's fault shows in the first steps:
+// a fault of gradients in one step, and a fault of moments or accumulation in two. The nightly run takes ten, and so
+// does `molen verify`.
 inline std::int64_t proof_steps() {
   return exhaustive() ? 10 : 4;
 }
 
-// Checks a run in fp64 beside one rank.
+// Checks that a run in fp64 is the same model as one rank's.
 inline void expect_same_model(const Outcome& one, const Outcome& many) {
   const Difference d = difference(one, many);
   EXPECT_LE(d.parameters, 1e-9) << d.worst_parameter;

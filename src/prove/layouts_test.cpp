@@ -1,4 +1,4 @@
-// Tests that layouts compute the same model: ranks x ZeRO x recompute x micro-batches on thread-ranks, from the same
+// Tests that layouts compute the same model: ranks x ZeRO x recompute x micro-batches run on thread-ranks from the same
 // start on the same data.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -36,7 +36,7 @@ Outcome train(const arch::Architecture& a, const program::Setting& s, int steps,
 
 class Layouts : public ::testing::TestWithParam<Layout> {};
 
-// The proof run of DESIGN section 3: fp64, reference kernels, ten optimizer steps.
+// The proof run trains in fp64 on the reference kernels.
 TEST_P(Layouts, SameModelInDouble) {
   for (const auto& a : {llama(false), llama(true), gpt()}) {
     const Outcome& one = train_alone(program::build(a, setting_of(1, 0, false, DType::kF64, 3)), 10);
@@ -67,7 +67,7 @@ TEST_P(Layouts, SameLayoutTwiceIsIdentical) {
   EXPECT_EQ(a.hash, b.hash);
 }
 
-// Dead values are never read: filling them with NaN changes no bit.
+// Dead values are never read, so filling them with NaN changes no bit.
 TEST_P(Layouts, DeadBuffersAreDead) {
   const auto s = setting_of(GetParam(), DType::kF32);
   EXPECT_EQ(train(llama(true), s, 3).hash, train(llama(true), s, 3, {at::kCPU, true}).hash);
@@ -133,7 +133,7 @@ TEST(Recompute, ChangesNoBit) {
   }
 }
 
-// The text is what runs: an accepted edit changes the run as the edit says.
+// The text is what runs, so an accepted edit changes the run as the edit says.
 TEST(EditedProgram, RunsAsTheTextSays) {
   const auto a = llama(false);
   auto s = setting_of(1, 0, false, DType::kF32);
@@ -141,10 +141,10 @@ TEST(EditedProgram, RunsAsTheTextSays) {
   s.micro_batch = 12;  // 480 tokens: two chunks of the head
   const auto built = program::build(a, s);
   const Outcome plain = train(a, s, 3);
-  // The program read back from its text: the same bits.
+  // The program that is read back from its text gives the same bits.
   const auto same = program::parse(program::print(built), "text");
   EXPECT_EQ(train(a, s, 3, {}, &same).hash, plain.hash);
-  // The optimizer's units in another order: the same bits, because units are independent.
+  // Updating the units in another order gives the same bits, because units are independent.
   auto swapped = built;
   auto& update = swapped.bodies.back().steps;
   for (std::size_t k = 0; k + 1 < update.size(); ++k)
@@ -155,7 +155,7 @@ TEST(EditedProgram, RunsAsTheTextSays) {
     }
   EXPECT_FALSE(swapped == built);
   EXPECT_EQ(train(a, s, 3, {}, &swapped).hash, plain.hash);
-  // The gradient norm summed over units in another order: at most the norm rounds differently.
+  // Summing the gradient norm over units in another order may at most change its rounding.
   auto reordered = built;
   auto& steps = reordered.bodies.back().steps;
   std::swap(steps[0], steps[1]);

@@ -1,5 +1,5 @@
-// Tests how much a load reads, counted in the file system's calls: each needed byte once, in whole blocks, hashed once.
-// MOLEN_LOAD_MIB sets the size of the state (tools/nightly.sh load: 1024).
+// Tests how much a load reads, counted in the file system's calls. Each needed byte is read once, in whole blocks, and
+// hashed once. MOLEN_LOAD_MIB sets the size of the state (tools/nightly.sh load: 1024).
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -22,7 +22,7 @@
 namespace molen::prove {
 namespace {
 
-// Counts the bytes read; does not sync.
+// Counts the bytes that are read. It does not sync.
 class CountingFileSystem : public FileSystem {
  public:
   std::int64_t read(int fd, void* to, std::size_t size, std::int64_t offset) override {
@@ -45,7 +45,7 @@ arch::Architecture model() {
   auto a = arch::preset("llama-tiny");
   a.name = "test", a.heads = 4, a.kv_heads = 2, a.max_sequence = 64;
   a.hidden = mib > 100 ? 1024 : 256, a.ffn = a.hidden * 3, a.head_dim = a.hidden / 4, a.vocabulary = 8 * a.hidden;
-  // Weights and two moments in fp32.
+  // The state has weights and two moments in fp32.
   for (a.layers = 2; 12 * arch::num_parameters(a) < mib << 20;) a.layers += 2;
   return a;
 }
@@ -140,8 +140,8 @@ TEST(LoadedBytes, EachByteOnce) {
   fmt::print("bytes read over bytes needed: {:.4f}\n", worst);
 }
 
-// Calls `action` with each run of elements that this rank holds of a storage, and with the values of these elements:
-// they follow from parameter and position alone.
+// Calls `action` with each run of elements that this rank holds of a storage, and with the values of these elements.
+// The values follow from parameter and position alone.
 void each_run(const exec::Executor& executor, const std::string& storage, int family,
               const std::function<void(at::Tensor held, const at::Tensor& values, const std::string& name)>& action) {
   const program::Program& p = executor.program();
@@ -209,7 +209,7 @@ suite::Layout hybrid() {
   return l;
 }
 
-// Columns and shards that end within blocks: every tensor of the MLP is larger than one.
+// Columns and shards end within blocks, because every tensor of the MLP is larger than one block.
 TEST(LoadedBytes, EveryElementOfLargeTensorsArrives) {
   arch::Architecture a = model();
   a.hidden = 64, a.ffn = 66000, a.head_dim = 16, a.layers = 1, a.vocabulary = 1000, a.tied = true;
@@ -217,7 +217,8 @@ TEST(LoadedBytes, EveryElementOfLargeTensorsArrives) {
                         std::vector{over_shards(1, 0, 2), over_shards(2, 3, 2), hybrid()});
 }
 
-// Ranks exchange large units in several messages: copies of a unit, and an embedding that the ends of a pipeline share.
+// Ranks exchange large units in several messages. Such units are the copies of a unit, and an embedding that the ends
+// of a pipeline share.
 TEST(LoadedBytes, EveryElementOfALargeUnitArrives) {
   arch::Architecture a = model();
   a.hidden = 64, a.ffn = 96, a.head_dim = 16, a.layers = 2, a.vocabulary = 40000, a.tied = true;
@@ -227,7 +228,7 @@ TEST(LoadedBytes, EveryElementOfALargeUnitArrives) {
         std::vector{over_shards(2, 0), over_shards(2, 1), over_shards(1, 0, 1, 2), over_shards(2, 3, 2, 2)}, compute);
 }
 
-// The messages of one rank about a checkpoint that it was given to load: one for each way in which it was spoilt.
+// The messages of one rank about a damaged checkpoint that it had to load, one for each kind of damage.
 struct Said {
   std::string damaged, unreadable, other, hash;
 };
@@ -245,7 +246,7 @@ std::vector<Said> said_by_ranks(const arch::Architecture& a, const suite::Layout
     } catch (const std::exception& error) {
       own.other = error.what();
     }
-    // The ranks can go on together, as a run does that sets the checkpoint aside.
+    // The ranks can continue together, as a run does that sets the checkpoint aside.
     world.barrier();
     if (world.rank() == 0) mended();
     world.barrier();
@@ -255,7 +256,7 @@ std::vector<Said> said_by_ranks(const arch::Architecture& a, const suite::Layout
   return said;
 }
 
-// One rank reads a block for others, so all of them depend on what it meets.
+// One rank reads a block for others, so an error that it meets must be reported on all ranks.
 TEST(LoadedBytes, AllRanksSayAlikeWhatOneMeets) {
   arch::Architecture a = suite::llama(false);
   a.heads = 4, a.kv_heads = 2, a.hidden = 32, a.head_dim = 8;
@@ -299,7 +300,7 @@ TEST(LoadedBytes, AllRanksSayAlikeWhatOneMeets) {
   said_by_ranks(a, cuts, path, [] {});
   const std::int64_t most = reads / 2;
   ASSERT_GT(most, 50);
-  for (std::int64_t at = 1; at <= most; at += 7) {  // headers and blocks
+  for (std::int64_t at = 1; at <= most; at += 7) {  // some of these reads are of headers, others of blocks
     reads = 0, failing = at;
     const auto said = said_by_ranks(a, cuts, path, [&] { failing = 0; });
     for (const Said& s : said) {

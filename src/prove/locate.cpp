@@ -27,9 +27,9 @@ struct Key {
   auto operator<=>(const Key&) const = default;
 };
 
-// Returns the values in the order in which one rank computes them for a micro-batch: what each part leaves for others,
-// and its gradients. Without `inner`, only those of the residual stream. Rows in the order of experts are left out,
-// because their order depends on how a batch is cut into micro-batches.
+// Returns the values in the order in which one rank computes them for a micro-batch: the results that each part leaves
+// for other parts, and their gradients. Without `inner`, returns only the values of the residual stream. Rows in the
+// order of experts are left out, because their order depends on how a batch is cut into micro-batches.
 std::vector<Key> keys_of(const arch::Architecture& arch, bool inner) {
   std::vector<Key> keys;
   const auto add = [&](const std::vector<program::PartOperand>& operands, std::int64_t layer, bool backward) {
@@ -59,15 +59,16 @@ bool located(Value value) {
   return of == program::ValueClass::kLayer || of == program::ValueClass::kBatch;
 }
 
-// The rows that a rank has written of one value in one step, each `width` wide and for one token of the batch.
+// The rows that a rank has written of one value in one step. Each row is `width` wide and belongs to one token of the
+// batch.
 struct Rows {
   std::vector<std::int64_t> tokens;  // sample x S + position
   std::vector<at::Tensor> values;    // fp64 [consecutive tokens, width]
   std::vector<std::string> writers;  // the op that wrote each of `values`
 };
 
-// Keeps what the ops of one step write; a later write replaces an earlier one. A value that goes to the host and comes
-// back is written three times, and the last counts.
+// Keeps the values that the ops of one step write; a later write replaces an earlier one. A value that is copied to the
+// host and back is written three times, and the last write counts.
 class Capture {
  public:
   Capture(const program::Program& program, const mesh::PerAxis& at) : p_(program), at_(at) {
@@ -100,7 +101,7 @@ class Capture {
     }
   }
 
-  // Leaves out tokens beyond the batch.
+  // Returns the rows of a value, without tokens beyond the batch.
   Rows rows(const Key& key) const {
     const auto& s = p_.setting;
     Rows rows;
@@ -136,8 +137,9 @@ class Capture {
 
   const program::Program& p_;
   const mesh::PerAxis at_;
-  std::vector<std::int64_t> positions_, kept_;  // of its tokens in a sequence; of what it keeps among its tokens
-  std::mutex mutex_;                            // streams write concurrently
+  // positions of the rank's tokens in a sequence; the kept rows among these tokens
+  std::vector<std::int64_t> positions_, kept_;
+  std::mutex mutex_;  // streams write concurrently
   std::map<std::pair<Key, std::int64_t>, Made> made_;
 };
 
@@ -171,7 +173,8 @@ at::Tensor whole_of(const Capture* reference, const Key& key, const program::Set
   return whole;
 }
 
-// Describes the first token, in the order of the batch, at which a value differs on this rank; empty when none does.
+// Describes the first token, in the order of the batch, at which a value differs on this rank. Returns an empty text
+// when none differs.
 std::string difference_at(const Rows& rows, const at::Tensor& whole, const Key& key, double bound,
                           const program::Setting& s, int rank) {
   if (whole.numel() == 0) return "";

@@ -1,5 +1,5 @@
-// Tests what `molen verify` names when a layout is not the same model: broken programs, and the place and op of the
-// error in each.
+// Tests what `molen verify` names when a layout is not the same model. The tests run broken programs, and check the
+// place and the op that are named for each error.
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -56,8 +56,8 @@ void expect_named(const std::string& text, const std::string& value, const std::
   EXPECT_NE(text.find(op), std::string::npos) << text;
 }
 
-// Experts take their rows in an order that depends on the micro-batch, so these rows tell nothing. What differs first
-// is what the router leaves when it reads another value.
+// The order of experts' rows depends on the micro-batch, so these rows cannot be compared. When the router reads a
+// wrong value, the first difference is therefore in the router's results.
 TEST(Locate, LeavesOutRowsInTheOrderOfExperts) {
   const auto a = mixtral();
   const Program alone = program::build(a, setting_of(1, 0, false, DType::kF64, 3)),
@@ -79,7 +79,7 @@ TEST(Locate, LeavesOutRowsInTheOrderOfExperts) {
 TEST(Locate, NamesWhatWentWrongFirst) {
   expect_named(located(two_tensor_ranks(), without_first("all_reduce axis=tp moves=mid layer=0")),
                "mid of layer 0 at sample 0, token 0", "which no op writes");
-  // The parts of two ranks are summed over the wrong axis, which has one rank.
+  // The terms of two ranks are summed over the wrong axis, which has one rank.
   expect_named(located(two_tensor_ranks(), rewritten({"all_reduce axis=tp moves=x layer=2"}, "axis=tp", "axis=dp")),
                "x of layer 2 at sample 0", "(all_reduce, micro-batch 0) on rank 0");
   expect_named(located({2, 3, false, 3}, rewritten({"forward part=norm_up layer=1"}, "reads=x:mid.1", "reads=x:mid.0")),
@@ -94,8 +94,8 @@ TEST(Locate, NamesWhatWentWrongFirst) {
                "which no op sums over the ranks");
 }
 
-// Computed by hand: a Llama of 2 layers of width 30 with 6 heads of size 10 on 3 keys, FFN size 44, 71 words, 12
-// sequences of 23.
+// The bounds are computed by hand for a Llama of 2 layers of width 30 with 6 heads of size 10 on 3 keys, FFN size 44,
+// 71 words, and 12 sequences of 23.
 TEST(Bounds, FollowFromTheChainOfSums) {
   const Program p = program::build(llama(false), setting_of({2, 0, false, 2}, DType::kF32));
   const double layer = 30 + 30 + 10 + 23 + 23 + 60 + 30 + 30 + 44, head = 30 + 30 + 71, batch = 12 * 23;

@@ -1,5 +1,5 @@
-// Tests the memory plan against the run: the scratch of each op and the peak, also with ATen's kernels; and tests that
-// a run repeats bit for bit.
+// Tests the memory plan against the run: the scratch of each op and the peak, also with ATen's kernels. Also tests that
+// a repeated run gives the same bits.
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -93,7 +93,7 @@ constexpr Bytes kGuard(1 << 16);
 constexpr std::array kPlaces{program::Place::kDevice, program::Place::kHost};
 using Marks = std::vector<bool>;               // by byte of an arena and the guard after it
 using PlaceMarks = std::array<Marks, 2>;       // by place
-using Stages = std::vector<program::Program>;  // of a pipeline; one when there is none
+using Stages = std::vector<program::Program>;  // programs of a pipeline's stages; one program without a pipeline
 
 Stages memory_stages(const arch::Architecture& a, program::Setting s) {
   Stages stages;
@@ -104,8 +104,8 @@ const program::Program& program_of_rank(const Stages& stages, int rank) {
   return stages[static_cast<std::size_t>(program::at_rank(stages[0].setting, rank).pipeline.stage)];
 }
 
-// Sets to zero what a step reads before it writes: parameters, including those that the host updates for the device;
-// moments; and, in whole gradients, which stay from step to step, the gaps between parameters.
+// Sets to zero the memory that a step reads before it writes: parameters, including those that the host updates for the
+// device; moments; and the gaps between parameters in whole gradients, which stay from step to step.
 void clear_state(exec::Executor& executor, unsigned char pattern) {
   const auto& p = executor.program();
   for (std::size_t b = 0; b < p.buffers.size(); ++b)
@@ -141,8 +141,8 @@ void fill_arenas(const exec::Executor& executor, unsigned char pattern) {
   for (const auto& [at, bytes] : constants) std::copy(bytes.begin(), bytes.end(), at);
 }
 
-// Collective. Runs two steps, so that bytes count as written whether the first step alone or also later steps write
-// them.
+// Runs two steps, so that bytes count as written whether only the first step or also later steps write them.
+// Collective.
 void mark_written(const program::Program& p, comm::Communicator& world, program::Packing packing, unsigned char pattern,
                   PlaceMarks& written) {
   const c10::InferenceMode inference;
@@ -190,8 +190,8 @@ std::int64_t end_of(const Marks& bytes) {
   return bytes.rend() - std::find(bytes.rbegin(), bytes.rend(), true);
 }
 
-// The plan of one rank: its buffers, each up to what this rank fills, and scratch; without the padding that aligns the
-// next buffer.
+// The plan of one rank: its buffers, each up to the bytes that this rank fills, and scratch. The padding that aligns
+// the next buffer is left out.
 struct Planned {
   struct Part {
     std::size_t place;
@@ -228,10 +228,10 @@ struct Planned {
           std::fill_n(all[0].begin() + plan.scratch_offset[body][k], scratch, true);
   }
 
-  // Returns what is wrong; "" if nothing is. Nothing may be written elsewhere, every buffer must be written whole, and
-  // each arena must end where writing ends, up to the alignment of its last part. An op may leave some of its scratch
-  // unwritten: attention does when its key blocks are longer than a short sequence. prove/proof.cpp checks how much
-  // scratch an op takes.
+  // Returns what is wrong, or "" if nothing is. Nothing may be written elsewhere, every buffer must be written whole,
+  // and each arena must end where writing ends, up to the alignment of its last part. An op may leave some of its
+  // scratch unwritten, as attention does when its key blocks are longer than a short sequence. prove/proof.cpp checks
+  // how much scratch an op takes.
   std::string differs_from(const PlaceMarks& written) const {
     std::string text;
     for (std::size_t place = 0; place < kPlaces.size(); ++place) {
@@ -282,8 +282,8 @@ suite::Layout shared_experts(int experts, int shards, int zero) {
   l.experts = experts;
   return l;
 }
-// Each token meets all experts, so as many rows come to a rank as it has room for. With a capacity, they are those of
-// half of each sequence.
+// Each token chooses all experts, so a rank gets as many rows as it has room for. With a capacity, these are the rows
+// of half of each sequence.
 arch::Architecture all_experts(double capacity) {
   auto a = suite::mixtral();
   a.experts->count = a.experts->per_token = 4;
@@ -350,7 +350,7 @@ TEST(Memory, EveryRankWritesWhatIsPlanned) {
     }
 }
 
-// The system's count of an arena's touched pages, when pages here and there are touched.
+// Arena::touched equals the system's count when single pages are touched.
 TEST(Memory, TouchedPagesAreTheSystemsAccount) {
   const exec::Arena arena(Bytes(std::int64_t{64} << 20), at::kCPU);
   ASSERT_TRUE(arena.touched().has_value());
@@ -367,8 +367,8 @@ TEST(Memory, TouchedPagesAreTheSystemsAccount) {
   EXPECT_EQ(odd.touched()->value, 5000) << "no more than there is";
 }
 
-// The same comparison must find a buffer that is planned 16 elements (a unit's block) smaller or larger than it is
-// used, and an op's scratch that is.
+// The same comparison must find a buffer that is planned 16 elements (a unit's block) smaller or larger than the step
+// uses it. It must also find such an error in an op's scratch.
 TEST(Memory, WhatIsPlannedTooSmallOrTooLargeIsFound) {
   const auto p = program::build(suite::llama(false), suite::setting_of(sharded(4, 3), DType::kF32));
   const PlaceMarks written = written_by({p}, program::Packing::kApart).front();
@@ -413,7 +413,7 @@ TEST(Memory, AnEvaluationUsesTheTransientMemoryOfItsTraining) {
   EXPECT_GE(large.arena().size(), static_cast<std::size_t>(large.memory().peak.value));
 }
 
-// With two threads, and whatever else the machine does, the bits are the same each time: from new memory and beside
+// With two threads, and under any other load of the machine, the bits are the same each time: in new memory and beside
 // other work.
 TEST(Repeat, TwoThreadsGiveTheSameBits) {
   auto a = arch::preset("llama-tiny");

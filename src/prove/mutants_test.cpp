@@ -1,6 +1,5 @@
-// Broken passes: each mutant is a program as a wrong pass would have made it. The verifier must refuse it, or running
-// it must show a difference of at least ten times the bound (or an error); the test prints which check catches which
-// mutant.
+// Broken passes: each mutant is the program that a wrong pass would make. The verifier must refuse it, or running it
+// must show an error or a difference of at least ten times the bound. The test prints which check catches which mutant.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -55,7 +54,7 @@ auto doubled(std::string kind, std::string buffer = "") {
     Program q = p;
     q.bodies[b].steps.push_back(q.bodies[b].steps[k]);
     q.bodies[b].steps.back().after.clear();
-    // The copy comes after all steps of the body: only the order of communication changes.
+    // The copy is placed after all steps of the body, so only the order of communication changes.
     return q;
   };
 }
@@ -267,8 +266,8 @@ TEST(Mutants, AreCaughtEveryOne) {
   EXPECT_EQ(by_verifier, static_cast<int>(all.size()));
 }
 
-// In fp32 the bound is one of rounding: it must let sound programs pass and still detect broken ones. In the first step
-// stale values equal fresh ones, and values in a race may.
+// In fp32 the bound is one of rounding, which must let sound programs pass and still detect broken ones. In the first
+// step stale values equal fresh ones, and values in a race may do so too.
 TEST(Mutants, AreFarOutsideOfTheBoundOfFp32) {
   int far = 0;
   const auto all = mutants();
@@ -367,7 +366,7 @@ TEST(Mutants, OfMessagesAreRefused) {
     const Outcome& exact = train_alone(program::build(a, setting_of(1, 0, false, DType::kF64, m.layout.micro)), 1);
     const Outcome reference = train_threads(sound, 1);
     const Bounds bounds = bounds_beside(exact, reference);
-    const Program broken = program::pass::costs(m.broken(sound));  // no cost gives it away
+    const Program broken = program::pass::costs(m.broken(sound));  // so that its costs do not reveal it
     ASSERT_FALSE(broken == sound);
     const auto findings = program::verify(program::without_setting(broken));
     std::string how;

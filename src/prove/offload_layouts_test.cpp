@@ -47,7 +47,7 @@ program::Setting offload_alone(const Layout& l, DType compute) {
 }
 arch::Architecture of_layout(arch::Architecture a, const Layout& l) {
   a.layers = std::max<std::int64_t>(a.layers, l.stages * l.pipeline.chunks);
-  // The values of the last layer are not offloaded.
+  // The values of the last layer are not offloaded, so the model needs more layers.
   if (l.offload.activations) a.layers = std::max<std::int64_t>(4, 2 * l.stages * l.pipeline.chunks);
   return a;
 }
@@ -59,7 +59,7 @@ class OffloadLayouts : public ::testing::TestWithParam<Layout> {
     std::vector<arch::Architecture> of{llama(false), gpt()};
     const bool apart = GetParam().stages > 1 && GetParam().pipeline.placement != program::Placement::kV;
     of.back().tied = !(apart && GetParam().offload.gradients);
-    of.back().heads = of.back().kv_heads = 6;  // sizes that two tensor ranks share
+    of.back().heads = of.back().kv_heads = 6;  // so that two tensor ranks can share the heads
     of.back().head_dim = 5;
     for (auto& a : of) a = of_layout(a, GetParam());
     return of;
@@ -94,8 +94,8 @@ TEST_P(OffloadLayouts, OneStepWithinTheBound) {
   }
 }
 
-// The same sums in the same order: offloaded optimizer states have the same bits as states on the device. Offloaded
-// gradients are summed in another order than by a GEMM that adds to them.
+// Offloaded optimizer states make the same sums in the same order, so they have the same bits as states on the device.
+// Offloaded gradients are summed in another order than by a GEMM that adds to them.
 TEST_P(OffloadLayouts, StatesOnTheHostChangeNoBit) {
   Layout there = GetParam(), here = there;
   there.offload.gradients = false;
@@ -152,7 +152,7 @@ INSTANTIATE_TEST_SUITE_P(
                       on_host(kActivations, with_context({2, 1, false, 2}, kGather)),
                       on_host(kActivations, with_context({1, 3}, kRing))));
 
-// Nothing that is offloaded is in the device's memory, and the host's memory holds as much as the plan says.
+// Offloaded values take none of the device's memory, and the host's memory holds as much as the plan says.
 TEST(Offload, LeavesTheDevice) {
   const auto a = llama(false);
   for (const Layout& l : {kOne, Layout{2, 0}, Layout{3, 1}, Layout{3, 2}, Layout{3, 3}, Layout{2, 3, false, 2, 2}})
@@ -252,7 +252,7 @@ TEST(Offload, ActivationsOfAFewLayersAreOnTheDevice) {
   }
 }
 
-// Each op is a sleep, of sixteen equal units: copies and the host's update run beside the device's work.
+// Each op is a sleep, and the model has sixteen equal units. Copies and the host's update run beside the device's work.
 TEST(Offload, CopiesAndUpdatesRunBesideEachOther) {
   constexpr double kUnit = 24e-3;
   auto a = llama(false);
@@ -285,8 +285,8 @@ TEST(Offload, CopiesAndUpdatesRunBesideEachOther) {
     EXPECT_LT(phases.idle_s, 0.2 * result.timeline.total_s);
     const double hidden = 1.0 - std::max(0.0, result.timeline.total_s - compute) / copies;
     fmt::print("{:.2f} s of copies beside {:.2f} s of computation: {:.1f} % hidden\n", copies, compute, 100 * hidden);
-    // Parameters are copied twice and gradients once; six values of each layer except the last are copied there and
-    // back.
+    // Parameters are copied twice and gradients once; six values of each layer except the last are copied to the host
+    // and back.
     EXPECT_GT(copies, ((offload.parameters ? 3 * 15 : 0) + (offload.activations ? 13 * 12 : 0)) * copy);
     EXPECT_GE(hidden, 0.8);
   }

@@ -1,4 +1,4 @@
-// Mutants with copies between device and host as a wrong pass would have made them.
+// Mutants with copies between device and host: each is the program that a wrong pass would make.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

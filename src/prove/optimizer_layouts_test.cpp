@@ -21,7 +21,7 @@ program::Setting updated_by(std::string_view kind, program::Setting s) {
   return s;
 }
 
-// The layouts in which an optimizer's states are whole, sharded, sharded twice, and on the host.
+// Layouts in which an optimizer's states are whole, sharded, sharded twice, and on the host.
 std::vector<Layout> state_layouts() {
   std::vector<Layout> layouts;
   for (int zero = 0; zero <= 3; ++zero)
@@ -44,7 +44,7 @@ Layout spread_over_stages(int stages, program::ScheduleKind kind, int chunks, La
   return l;
 }
 
-// Pipelines in which a stage's states are whole, sharded, and those of tensor ranks.
+// Pipelines in which a stage's states are whole, sharded, and split over tensor ranks.
 std::vector<Layout> staged_layouts() {
   using enum program::ScheduleKind;
   Layout tensor{1, 0, false, 3};
@@ -83,8 +83,8 @@ program::Setting in_bf16(program::Setting s) {
 
 class Optimizers : public ::testing::TestWithParam<std::string_view> {};
 
-// Steps in fp64 against one rank. A model without biases: the gradient of a key's bias is zero except for rounding,
-// and the sign of rounding is a whole step of Lion.
+// Compares steps in fp64 with one rank. The model has no biases: the gradient of a key's bias is zero except for
+// rounding, and Lion would make a whole step of the sign of that rounding.
 TEST_P(Optimizers, SameModelInAllLayouts) {
   for (const bool tied : {false, true}) {
     const auto a = llama(tied);
@@ -130,9 +130,10 @@ TEST_P(Optimizers, SparseLayersAreTheSameModelInMicroBatches) {
 
 // --- bf16: master weights in fp32
 
-constexpr double kLargeStep = 0.3;  // what a step is relative to can then be seen in the masters
+constexpr double kLargeStep = 0.3;  // so large that the masters show what the size of a step is relative to
 
-// Trains one step, and leaves a checkpoint of it. Returns the outcome and the factor of the gradient.
+// Trains one step, and leaves a checkpoint of it. Returns the outcome, and the factor by which the update scales the
+// gradient.
 std::pair<Outcome, double> step_of(const std::vector<program::Program>& stages, const std::filesystem::path& dir) {
   const program::Setting& setting = stages.front().setting;
   Trial trial;
@@ -154,26 +155,28 @@ std::pair<Outcome, double> step_of(const std::vector<program::Program>& stages, 
     checkpoint::save(launch::spans_of(executor),
                      {dir, 1, world.rank(), world.size(), launch::agree_over(world), Json{{"x", 1}}, {}, 0});
     if (world.rank() != 0) return;
-    const auto positions = static_cast<double>(p.setting.positions());  // the loss of the gradient is their mean
+    // the gradient is that of the mean loss over all positions
+    const auto positions = static_cast<double>(p.setting.positions());
     scale = std::min(1.0, input.clip / (result.grad_norm + 1e-6)) * positions / result.valid_tokens;
     outcome = std::move(made);
   });
   return {std::move(outcome), scale};
 }
 
-// Both sides compute in fp32, in an order that may differ: a few roundings of the largest number.
+// Both sides compute in fp32, in orders that may differ. The bound is a few roundings of the largest number.
 void expect_rounded_alike(const at::Tensor& found, const at::Tensor& wanted, const std::string& what) {
   const double largest = wanted.abs().max().item<double>();
   EXPECT_LE((found - wanted).abs().max().item<double>(), 8 * 0x1p-24 * largest) << what;
   EXPECT_GT(largest, 0) << what;
 }
 
-// Whole parameters on one rank: `moved` from the start by the optimizer's rule, and as a layout's checkpoint has them.
+// Whole parameters on one rank: `moved` has them moved from the start by the optimizer's rule, and `found` has them as
+// loaded from a layout's checkpoint.
 struct Whole {
   const program::Program& program;
   exec::Executor moved, found;
 
-  // The numbers of one parameter.
+  // Returns the numbers of one parameter.
   static at::Tensor part(const exec::Executor& of, program::Value value, std::size_t unit,
                          const program::UnitEntry& entry) {
     const program::Program& p = of.program();
@@ -216,7 +219,8 @@ struct Whole {
   }
 };
 
-// With the gradient that a layout has found, one step moves its masters and states as the rule moves whole parameters.
+// One step of a layout moves its masters and states as the optimizer's rule moves whole parameters with the same
+// gradient.
 void expect_moved_by_the_rule(const arch::Architecture& a, std::string_view kind, const Layout& layout) {
   const std::filesystem::path dir =
       std::filesystem::temp_directory_path() / fmt::format("molen_masters_{}_{}", kind, ::getpid());
@@ -298,7 +302,7 @@ TEST_P(Optimizers, CheckpointsMoveBetweenLayouts) {
   }
 }
 
-// A rule is more than its name: each gives other weights.
+// Each optimizer's rule trains other weights.
 TEST(OptimizerKinds, EachTrainsDifferently) {
   std::map<std::string, std::string_view> hashes;
   for (const auto& optimizer : program::optimizers()) {

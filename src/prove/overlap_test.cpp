@@ -1,5 +1,5 @@
-// Tests how much communication a program hides, with a sleep in place of each op: sixteen equal units, each collective
-// half as long as the computation of its unit.
+// Tests how much communication a program hides. Each op is a sleep, and the model has sixteen equal units. Each
+// collective takes half as long as the computation of its unit.
 #include <gtest/gtest.h>
 
 #include "program/ir/timeline.h"
@@ -17,8 +17,8 @@ using program::Program;
 constexpr int kUnits = 16;
 constexpr double kUnit = 24e-3;  // seconds that a unit computes in each direction
 
-// Embedding, 14 layers, final norm with head. Each unit computes for kUnit forward and kUnit backward, whatever its
-// parts; its update takes kUnit as well.
+// The model has an embedding, 14 layers, and a final norm with the head. Each unit computes for kUnit forward and kUnit
+// backward, whatever its parts are, and its update takes kUnit as well.
 double overlap_seconds(const Program& p, const program::Step& step) {
   if (program::is_communication(step.op)) return program::unit_of_step(p, step) >= 0 ? kUnit / 2 : 0.0;
   if (std::holds_alternative<program::OptimizerStep>(step.op)) return kUnit;
@@ -47,7 +47,8 @@ TEST(Overlap, ShardedStagesHideFourFifths) {
   for (const int zero : {2, 3}) {
     const program::Overlap o = measured(zero, 1);
     fmt::print("ZeRO-{}, prefetch 1: {:.1f} % of {:.2f} s of communication hidden\n", zero, 100 * o.share(), o.seconds);
-    // A gather before the first use, a reduction after the last backward and ZeRO-2's last gather run beside nothing.
+    // The gather before the first use, the reduction after the last backward and ZeRO-2's last gather run beside no
+    // computation.
     EXPECT_GE(o.share(), 0.8) << zero;
     EXPECT_LT(o.share(), 1.0) << zero;
     EXPECT_GT(o.seconds, (zero == 3 ? 3 : 2) * kUnits * kUnit / 2 * 0.9);
@@ -61,7 +62,7 @@ TEST(Overlap, NothingIsGatheredAheadWithoutPrefetch) {
   EXPECT_LT(o.share(), measured(3, 1).share() - 0.2);
 }
 
-// Computed by hand: two ops of computation around one collective.
+// The overlap of two ops of computation around one collective is computed by hand.
 TEST(Overlap, CountsWhatRunsBeside) {
   const Program p = program::build(llama(false), setting_of(Layout{2, 0}, DType::kF64));
   const auto ops = program::expand(p);

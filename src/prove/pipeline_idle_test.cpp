@@ -1,5 +1,5 @@
-// Tests how long the stages of a pipeline are idle, with sleeps in place of computation: forward, backward of the input
-// and backward of the weights take equally long; messages are real.
+// Tests how long the stages of a pipeline are idle. Computation is a sleep, and messages are real. Forward, backward of
+// the input and backward of the weights take equally long.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -47,7 +47,7 @@ Measured measure(ScheduleKind kind, int stages, int micro_batches) {
   std::vector<double> busy(programs.size()), end(programs.size());
   on_ranks(stages, [&](comm::Communicator& world) {
     const auto r = static_cast<std::size_t>(world.rank());
-    bool warm = false;  // the first step finds what the second one waits for, and need not take its time
+    bool warm = false;  // the first step only warms up, so its ops do not sleep
     exec::Options options;
     options.sleep = [&](const program::Step& step) {
       const auto pause = idle_seconds(step);
@@ -80,7 +80,8 @@ TEST(PipelineIdle, IsWhatTheFormulasSay) {
     for (const ScheduleKind kind : program::kAllScheduleKinds) {
       const int chunks = kind == ScheduleKind::kInterleaved || kind == ScheduleKind::kZbV ? 2 : 1;
       const double ideal = program::ideal_idle_share(kind, stages, chunks, m);
-      // Other work on this machine can only lengthen the idle time, by late wake-ups: wait until that work is done.
+      // Other work on this machine can only lengthen the idle time, by late wake-ups. The test repeats the measurement
+      // until that work is done.
       Measured best = measure(kind, stages, m);
       for (int wait = 1; wait <= 32 && best.idle > ideal + 0.02; wait *= 2) {
         std::this_thread::sleep_for(std::chrono::seconds(wait));

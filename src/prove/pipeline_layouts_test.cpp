@@ -20,7 +20,7 @@ constexpr std::int64_t kLayers = 5;
 
 arch::Architecture deep_enough(arch::Architecture a) {
   a.layers = kLayers;
-  if (a.heads == 3) a.heads = a.kv_heads = 4;  // two tensor ranks can share them
+  if (a.heads == 3) a.heads = a.kv_heads = 4;  // so that two tensor ranks can share the heads
   return a;
 }
 
@@ -107,7 +107,8 @@ std::vector<Layout> layouts() {
 
 INSTANTIATE_TEST_SUITE_P(Matrix, PipelineLayouts, ::testing::ValuesIn(layouts()));
 
-// Stages as uneven as possible, and a schedule from a file: all forwards before all backwards, written by hand.
+// The stages are as uneven as possible, and the schedule is read from a file that was written by hand: all forwards
+// before all backwards.
 TEST(Pipeline, TakesLayersAndOrderAsTheyAreSaid) {
   const auto a = deep_enough(llama(false));
   const Outcome& one = train_alone(program::build(a, setting_of(1, 0, false, DType::kF64, 6)), 5);
@@ -117,7 +118,7 @@ TEST(Pipeline, TakesLayersAndOrderAsTheyAreSaid) {
   s.pipeline.schedule = ScheduleKind::kFile;
   const auto file = program::parse_schedule("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", "file.csv");
   EXPECT_LE(difference(one, train_threads(stages_of(a, s, &file), 5)).parameters, 1e-9);
-  // A mix of whole and split backwards.
+  // This schedule mixes whole and split backwards.
   s.pipeline.halves = true;
   const auto mixed = program::parse_schedule("0F0,0F1,0I0,0B1,0W0\n1F0,1I0,1F1,1W0,1B1\n", "file.csv");
   EXPECT_TRUE(program::has_halves(mixed));

@@ -1,5 +1,5 @@
-// Broken pipelines: stages as a wrong pass would have made them. `verify` must refuse errors that one stage alone
-// shows; `verify_world` must refuse errors that only two stages together show. The mutants are not run: a stage that
+// Broken pipelines: the stages that a wrong pass would make. `verify` must refuse errors that one stage alone shows.
+// `verify_world` must refuse errors that only two stages together show. The mutants are not run, because a stage that
 // never gets its message would wait forever.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -118,7 +118,7 @@ auto without_op(std::string body, std::string kind) {
   };
 }
 
-// Five layers: global stages of 3 and 2, or 2, 1, 1 and 1.
+// The model has five layers. They form global stages of 3 and 2 layers, or of 2, 1, 1 and 1.
 std::vector<PipelineMutant> pipeline_mutants() {
   return {
       {"a dropped send", kOrder, 0, body_dropped("send.x.3", 1)},

@@ -1,5 +1,5 @@
-// Tests narrow types on many ranks: fp16 with a loss scale, and gradients that travel in 16 bits, compute the same
-// model in every layout, and a step whose gradient overflows anywhere is skipped everywhere.
+// Tests narrow types on many ranks. With fp16 and a loss scale, and with gradients that travel in 16 bits, every layout
+// computes the same model. A step whose gradient overflows anywhere is skipped everywhere.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -173,7 +173,7 @@ Outcome train_scaled(const program::Program& p, double loss_scale) {
   return prove(p, *comm::make_self(), synthetic_samples(p.setting, p.arch.vocabulary), trial);
 }
 
-// Gradients and norm are those of the unscaled loss for any scale within the range of fp16. The scale here is not a
+// Gradients and norm are those of the unscaled loss, for any scale within the range of fp16. The scale here is not a
 // power of two, so its products round once more.
 TEST(LossScaling, LeavesNoTraceInGradientAndNorm) {
   const auto a = llama(false);
@@ -189,8 +189,7 @@ TEST(LossScaling, LeavesNoTraceInGradientAndNorm) {
   }
 }
 
-// With many words, each word's gradient is so small that fp16 has no value for it; it has one for the gradient of a
-// scaled loss.
+// With many words, each word's gradient is too small for fp16. The gradient of a scaled loss is large enough.
 TEST(LossScaling, KeepsWhatIsSmall) {
   auto a = llama(false);
   a.vocabulary = 4001;
@@ -221,9 +220,9 @@ TEST(Masters, AreShardedLikeTheMoments) {
 // The results and states of a sequence of steps on one rank.
 struct Course {
   std::vector<exec::StepResult> steps;
-  std::vector<double> scales;                   // of each step
-  std::vector<std::vector<at::Tensor>> states;  // param, master, m and v of all units: at the start and after each step
-  optim::LossScale::State scale;                // at the end
+  std::vector<double> scales;                   // the scale of each step
+  std::vector<std::vector<at::Tensor>> states;  // param, master, m and v of all units, at the start and after each step
+  optim::LossScale::State scale;                // the scale at the end
 };
 
 std::vector<at::Tensor> state_of(const exec::Executor& executor) {
@@ -318,7 +317,7 @@ TEST_P(Overflows, IsSkippedOnAllRanksAlike) {
     }
     EXPECT_LT(c.steps.back().mean_loss(), c.steps.front().mean_loss());
   }
-  // A skipped step leaves no trace: starting with the last scale gives the same run.
+  // A skipped step leaves no trace, so starting with the last scale gives the same run.
   const auto without = courses_of(stages, first.scale.scale, kUpdates);
   for (std::size_t r = 0; r < courses.size(); ++r) {
     EXPECT_EQ(without[r].scale.skipped, 0);
@@ -332,7 +331,7 @@ INSTANTIATE_TEST_SUITE_P(Some, Overflows,
                                            pipeline_layout(k1f1b, 2, 3), on_host(kOptimizer, Layout{2, 1, false, 3}),
                                            on_host(kGradients, Layout{2, 2, false, 3})));
 
-// Values that fp32 holds and a message in fp16 does not.
+// The values are in the range of fp32, but not in that of a message in fp16.
 TEST(Overflow, OfAMessageIsSkippedAlike) {
   for (const Layout& layout : {Layout{2, 0}, Layout{2, 3, false, 3, 2, true}}) {
     const auto stages = proved_stages(llama(true), travelling(layout, DType::kF32, DType::kF16));
@@ -387,8 +386,8 @@ TEST(Overflow, IsOfOneRankAlone) {
   EXPECT_LT(finite[1], elements[1]);
 }
 
-// A loss that is not finite is not an overflow, nor is a gradient that is not finite when the loss is not scaled:
-// smaller scales do not help.
+// A loss that is not finite is not an overflow, because a smaller scale does not help. Neither is a gradient that is
+// not finite when the loss is not scaled.
 TEST(Overflow, IsToldFromWhatEndsARun) {
   const auto a = llama(true);
   const auto once = [&](const program::Setting& s, double loss_scale, double weight) {

@@ -51,15 +51,15 @@ std::map<std::string, Part> held_by(const exec::Executor& executor, double loss_
   for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
     const auto& unit = p.units[static_cast<std::size_t>(u)];
     put(executor, "param", u, {0, unit.elements}, "", 1.0, parts);
-    // When a rank has a whole gradient, only the rank's own part of it is reduced.
+    // When a rank has a whole gradient, only the rank's own part of it is the reduced sum.
     put(executor, "grad", u, program::unit_range(p.grid, executor.coordinates(), unit, program::Range::kOwn), kGradient,
         loss_scale, parts);
   }
   return parts;
 }
 
-// Returns the whole tensor. Ranks that hold the same element must hold the same bits of it: the element is NaN when
-// they do not, or when no rank holds it.
+// Returns the whole tensor. Ranks that hold the same element must hold the same bits of it. An element is NaN when they
+// do not, or when no rank holds it.
 at::Tensor join(const Part& part, comm::Communicator& world) {
   at::Tensor high = at::where(part.held, part.values, -INFINITY), low = at::where(part.held, part.values, INFINITY);
   world.all_reduce(high.data_ptr(), high.numel(), DType::kF64, comm::Reduce::kMax);
@@ -116,29 +116,30 @@ struct Chain {
 Chain chain_of(const program::Program& p) {
   const arch::Architecture& a = p.arch;
   const std::int64_t sequence = p.setting.sequence, queries_of_key = sequence * (a.heads / a.kv_heads);
-  const std::int64_t norm = a.norm == arch::Norm::kRms ? a.hidden : 2 * a.hidden;  // a variance sums as many as a mean
+  // a variance sums as many terms as a mean
+  const std::int64_t norm = a.norm == arch::Norm::kRms ? a.hidden : 2 * a.hidden;
   const std::int64_t norm_qk = a.norms_qk() ? a.query_norm_size() : 0;
-  // A sparse layer adds the router's logits, softmax and weights, and the sum over the experts of a token, shared ones
-  // included.
+  // A sparse layer adds the router's logits, softmax and weights, and the sum over the experts of a token, including
+  // shared ones.
   const std::int64_t routing = a.experts ? a.hidden + a.experts->count + 2 * a.experts->per_token +
                                                (a.shares_experts() ? 1 : 0)
                                          : 0,
                      ffn = std::max({a.experts ? a.experts->ffn : 0, a.shared_ffn(), a.dense() ? a.ffn : 0}),
                      up = std::max({a.expert_up_size(), a.shared_up_size(), a.dense() ? a.up_size() : 0});
-  // Norm, QKV, [norms of queries and keys], scores, their softmax, values, projection; norm, [routing], up, down. Then
-  // the head's norm, product and logsumexp.
+  // The sums of a layer are: norm, QKV, [norms of queries and keys], scores, their softmax, values, projection; norm,
+  // [routing], up, down. The head's norm, product and logsumexp follow.
   const std::int64_t layer =
       norm + a.hidden + norm_qk + a.head_dim + 2 * sequence + a.query_size() + norm + routing + a.hidden + ffn;
   const std::int64_t head = norm + a.hidden + a.vocabulary, batch = p.setting.global_batch * sequence;
-  // The gradient of a product's input is a sum over its outputs. From down to up and norm, then from the projection to
-  // values, softmax, keys, QKV and norm.
+  // The gradient of a product's input is a sum over its outputs. The order is: from down to up and norm, then from the
+  // projection to values, softmax, keys, QKV and norm.
   const std::int64_t back = a.hidden + routing + up + norm +  //
                             a.hidden + a.head_dim + sequence + queries_of_key + norm_qk + a.qkv_size() + norm;
   const std::int64_t forward = a.layers * layer + head;
   return {forward + batch, forward + a.vocabulary + norm + a.layers * back + batch};
 }
 
-// "body last, op %14 (reduce_scatter)": the last op of the step that writes one of `values` of a unit.
+// Returns the last op of the step that writes one of `values` of a unit, as in "body last, op %14 (reduce_scatter)".
 std::string last_writer(const program::Program& p, const std::string& unit, const std::vector<program::Value>& values) {
   const int wanted = p.find_unit(unit);
   std::string found = "no op of the program writes it";
@@ -236,8 +237,8 @@ Outcome prove(const program::Program& program, comm::Communicator& world, const 
 }
 
 OutcomeBytes outcome_bytes(const arch::Architecture& arch) {
-  // A parameter and its gradient take fp64 values with a mask of the held elements (Part), and then the joined tensor.
-  // Joining takes, for one parameter at a time, the highest and lowest values and whether they agree.
+  // A parameter and its gradient are each kept as fp64 values with a mask of the held elements (Part), and then as the
+  // joined tensor. Joining one parameter at a time needs its highest and lowest values and whether they agree.
   constexpr std::int64_t kPart = sizeof(double) + 1, kJoining = 2 * sizeof(double) + 1;
   std::int64_t all = 0, largest = 0;
   for (const auto& parameter : arch::parameters(arch)) {
@@ -269,7 +270,7 @@ double over_bounds(const Difference& d, const Bounds& b) {
   double worst = 0;
   for (const auto& [off, bound] :
        {std::pair{d.loss, b.loss}, {d.norm, b.norm}, {d.parameters, b.parameters}, {d.gradients, b.gradients}}) {
-    // A maximum would drop NaN, and inf / inf is NaN.
+    // A maximum would drop NaN, and inf / inf would be NaN.
     if (!std::isfinite(off)) return INFINITY;
     worst = std::max(worst, off / bound);
   }
@@ -299,7 +300,8 @@ std::string first_difference(const std::vector<program::Program>& stages, const 
     const double scale = reference.tensors.at(prefix + scale_name(name)).abs().max().item<double>();
     return !(relative(reference.tensors.at(prefix + name) - outcome.tensors.at(prefix + name), scale) <= bound);
   };
-  // The name of the first parameter that differs of those that an entry of a unit is on any expert rank.
+  // Returns the name of the first parameter that differs. The candidates are the parameters that an entry of a unit
+  // holds on the expert ranks.
   const auto differing = [&](const program::Program& p, const program::UnitEntry& entry, const std::string& prefix,
                              double bound) -> std::optional<std::string> {
     for (mesh::PerAxis at{}; at[mesh::Axis::kEp] < p.setting.expert_ranks(); ++at[mesh::Axis::kEp]) {

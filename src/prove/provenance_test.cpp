@@ -1,5 +1,5 @@
-// Tests that a program's setting is provenance only: the executor finds all it needs in ops, operands and the grid of
-// ranks, so a program whose setting was wiped after it was built makes the same bits.
+// Tests that a program's setting only records where the program comes from. The executor finds all it needs in ops,
+// operands and the grid of ranks, so a program whose setting was wiped after it was built gives the same bits.
 #include <gtest/gtest.h>
 
 #include "prove/layouts_suite.h"
@@ -9,7 +9,7 @@ namespace {
 
 using namespace suite;
 
-// Losses of two steps, and each state of each unit after them, of one rank.
+// The losses of two steps of one rank, and each state of each unit after them.
 struct Bits {
   std::vector<double> losses;
   std::map<std::string, at::Tensor> states;
@@ -108,7 +108,7 @@ TEST(Provenance, EveryKindOfLayoutRunsWithoutItsSetting) {
   }
 }
 
-// Two of four tensor ranks share each key head of three, so every rank keeps all keys and values.
+// With four tensor ranks and three key heads, two ranks use each key head, so every rank keeps all keys and values.
 TEST(Provenance, KeysThatEveryTensorRankKeeps) {
   auto a = llama(false);
   a.heads = 12;

@@ -1,5 +1,5 @@
-// Tests that models with norms of queries and keys compute the same in all kinds of layouts: over each head, and over
-// all heads together where tensor ranks do not share them.
+// Tests that models with norms of queries and keys compute the same in all kinds of layouts. The norms are over each
+// head, or, when tensor ranks do not share the heads, over all heads together.
 #include <gtest/gtest.h>
 
 #include "arch/tensor_parallel.h"
@@ -13,14 +13,15 @@ using namespace suite;
 
 constexpr std::int64_t kSequence = 24;
 
-// 12 query heads and 3 KV heads: 2 and 4 tensor ranks hold copies of all keys' weights, 3 have one KV head each.
+// The model has 12 query heads and 3 KV heads. With 2 or 4 tensor ranks, each rank holds a copy of all keys' weights;
+// with 3, each has one KV head.
 arch::Architecture shared_by_ranks() {
   auto a = qwen();
   a.layers = 4, a.heads = 12, a.head_dim = 6, a.ffn = 48;
   return a;
 }
 
-// Norms over all heads, with positions that no part after them turns in.
+// Norms over all heads, with ALiBi for positions, so that no later part rotates queries and keys.
 arch::Architecture over_all_heads() {
   auto a = qwen(arch::QkNorm::kAll);
   a.layers = 4, a.position = arch::Position::kAlibi, a.tied = true;

@@ -1,4 +1,5 @@
-// Tests what runs at once on the streams of communication, and that a text may put communication on other streams.
+// Tests which ops run at the same time on the streams of communication, and that a program text may put communication
+// on other streams.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -22,7 +23,7 @@ Program on_stream(Program p, Stream stream) {
   return p;
 }
 
-// Forwards to a communicator whose calls must not overlap, as those of NCCL, and tells when they do.
+// Forwards to a communicator whose calls must not overlap, like NCCL's, and reports when they do.
 class OneAtATime final : public comm::Communicator {
  public:
   struct Calls {
@@ -137,7 +138,7 @@ TEST(CommStreams, GiveTheSameBits) {
 }
 
 // A tensor-parallel exchange that compute waits for takes 1 ms, a reduction over data-parallel ranks 30 ms. On one
-// stream the exchanges of a layer's backward wait for the reduction of the layer above; on two they do not.
+// stream the exchanges of a layer's backward wait for the reduction of the layer above. On two streams they do not.
 TEST(Overlap, ATensorExchangeDoesNotStandBehindAReduction) {
   auto a = llama(false);
   a.layers = 6;

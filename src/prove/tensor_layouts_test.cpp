@@ -11,8 +11,8 @@ namespace {
 
 using namespace suite;
 
-// llama3-30b has 13 KV heads at tensor degree 4. Here: 3 KV heads with 4 query heads each; each of 4 ranks has 3 query
-// heads.
+// llama3-30b has 13 KV heads at tensor degree 4. This model has 3 KV heads with 4 query heads each, so each of 4 ranks
+// has 3 query heads.
 arch::Architecture llama_odd_kv(bool tied) {
   auto a = llama(tied);
   a.heads = 12;
@@ -20,7 +20,7 @@ arch::Architecture llama_odd_kv(bool tied) {
   return a;
 }
 
-// KV heads that divide: a rank has 4 query heads and 2 KV heads at degree 2, 2 and 1 at degree 4.
+// The KV heads divide: at degree 2 a rank has 4 query heads and 2 KV heads, and at degree 4 it has 2 and 1.
 arch::Architecture llama_even_kv() {
   auto a = llama(false);
   a.heads = 8;
@@ -38,7 +38,7 @@ arch::Architecture gpt_four_heads(arch::Position position, bool tied) {
   return a;
 }
 
-// An odd number of KV heads, all with biases.
+// The model has an odd number of KV heads, and biases.
 arch::Architecture gpt_grouped() {
   auto a = gpt_four_heads(arch::Position::kLearned, false);
   a.heads = 12;
@@ -129,7 +129,7 @@ TEST(TensorHead, GoesThroughChunks) {
   EXPECT_LE(d.loss, 1e-9);
 }
 
-// The published model: llama3-30b's 13 KV heads over 4 ranks, at full size, without allocating tensors.
+// Plans the published model at full size, without allocating tensors: llama3-30b has 13 KV heads over 4 ranks.
 TEST(TensorSizes, ThirteenKeyHeadsOverFourRanks) {
   const auto& a = arch::preset("llama3-30b");
   EXPECT_TRUE(arch::kv_replicated(a, 4));
@@ -151,7 +151,7 @@ TEST(TensorSizes, ThirteenKeyHeadsOverFourRanks) {
 TEST(TensorSizes, DegreesThatDoNotFitAreRefused) {
   program::Setting s = setting_of(1, 0, false, DType::kF64);
   s.mesh[mesh::Axis::kTp] = 4;
-  EXPECT_THROW(program::build(llama(false), s), UsageError);  // 6 heads
+  EXPECT_THROW(program::build(llama(false), s), UsageError);  // 6 heads do not divide over the ranks
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
-// Tests that the program is what runs. Each kind of op is deleted or retargeted in the text form, and the text is run
-// as it is, without the verifier (which refuses nearly all of these programs: program_test.cpp). The run must change as
-// the text says; so no work of a step exists outside the program. The runs are in fp64 on the reference kernels, and
-// most are compared bit for bit.
+// Tests that the program is what runs. In each test, one kind of op is deleted or retargeted in the text form, and the
+// text is run as it is. The verifier is not called, because it refuses nearly all of these programs (program_test.cpp).
+// The run must change as the text says, so no work of a step exists outside the program. The runs are in fp64 on the
+// reference kernels, and most are compared bit for bit.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -28,20 +28,20 @@ constexpr double kLr = 3e-3;
 // The state of one rank after its steps.
 struct Rank {
   std::vector<exec::StepResult> steps;
-  std::vector<at::Tensor> param, grad, m;  // by unit: whole, whole, owned
+  std::vector<at::Tensor> param, grad, m;  // by unit; param and grad are whole, m has the owned part
   int loads = 0;
   double loss() const { return steps.back().loss_sum; }
 };
 
 struct Variation {
   int steps = 1;
-  std::function<void(exec::Executor&)> prepare = [](exec::Executor&) {};  // after the initial weights
+  std::function<void(exec::Executor&)> prepare = [](exec::Executor&) {};  // called after the weights are initialized
   // Changes the batch of the second and later loads of a step; the arguments begin at the batch's first sample.
   std::function<void(std::int32_t*, std::int32_t*)> change = [](std::int32_t*, std::int32_t*) {};
   double clip = 1.0;
 };
 
-// The programs as they are built, and the kinds of ops that some run below omitted, repeated or changed.
+// The programs as they are built, and the kinds of ops that some run omitted, repeated or changed.
 struct Tried {
   std::vector<Program> built;
   std::set<std::string> kinds;
@@ -85,7 +85,7 @@ Program layout_program(int ranks, int zero, bool recompute, bool tied = false) {
   return tried().as_built(program::build(llama(tied), s));
 }
 
-// Two ranks that share each layer, on one micro-batch; with `rows`, under sequence parallelism.
+// Builds a program of two ranks that share each layer, on one micro-batch. With `rows`, it uses sequence parallelism.
 Program tensor_program(bool rows) {
   auto s = setting_of(1, 0, false, DType::kF64);
   s.mesh[mesh::Axis::kTp] = 2;
@@ -98,7 +98,7 @@ Program tensor_program(bool rows) {
 
 Rank run_rank(const Program& p, comm::Communicator& world, const Variation& trial) {
   const c10::InferenceMode inference;
-  // Dead values become NaN: if a value is read that no op wrote, it cannot be right by chance.
+  // Dead values become NaN, so a value that is read although no op wrote it cannot be right by chance.
   exec::Executor executor(p, world.rank(), &world, {at::kCPU, true});
   launch::initialize_parameters(executor, 5, 1);
   trial.prepare(executor);
@@ -255,7 +255,8 @@ TEST(Names, AreLabels) {
   }
 }
 
-// The kernels that a text names are those that run: with all of them edited, the bits are those of the other program.
+// The kernels that a text names are the ones that run. When all of them are edited, the bits are those of the other
+// program.
 TEST(Kernels, OfATextAreThoseThatRun) {
   auto s = setting_of(2, 1, true, DType::kF32);
   const Program fused = program::build(llama(false), s);
@@ -271,8 +272,8 @@ TEST(Kernels, OfATextAreThoseThatRun) {
   EXPECT_NE(hash(edited), hash(fused)) << "the two kernels round differently";
 }
 
-// Attention that holds the matrix of scores, by the setting and by a text: the same op, and within rounding the same
-// model on two ranks; whole and in documents.
+// Unfused attention, which keeps the matrix of scores, can be chosen by the setting or by a text. Both give the same op
+// and, within rounding, the same model on two ranks, whole and in documents.
 TEST(Kernels, UnfusedAttentionIsTheSameModel) {
   for (const DType compute : {DType::kF64, DType::kF32, DType::kBF16})
     for (const bool documents : {false, true}) {
@@ -349,7 +350,7 @@ TEST(Weightless, ValuesGoThroughTheBuffersNamed) {
     const std::string once = rewrite(text, {c.writer}, name, ":elsewhere");
     std::string both = rewrite(once, {c.reader}, name, ":elsewhere");
     if (std::string(c.buffer) == "d_qkv") both = rewrite(both, {" backward part=norm_qkv layer=1"}, name, ":elsewhere");
-    if (std::string(c.buffer) == "attn.re")  // two more ops read it
+    if (std::string(c.buffer) == "attn.re")  // two more ops read this buffer
       for (const char* reader : {" recompute part=out_projection layer=1", " backward part=attention layer=1"})
         both = rewrite(both, {reader}, name, ":elsewhere");
     const Rank base = run_one(p), one_sided = run_one(program::parse(once, "once")),
@@ -360,7 +361,7 @@ TEST(Weightless, ValuesGoThroughTheBuffersNamed) {
   }
 }
 
-// An op that turns a buffer of its own, which no op reads, leaves the model as it is without the op.
+// A rotation of its own buffer, which no other op reads, leaves the model as it is without the rotation.
 TEST(Weightless, RotationTurnsTheBufferItNames) {
   for (const bool again : {false, true}) {
     const Program p = layout_program(1, 0, again);
@@ -457,7 +458,8 @@ TEST(Data, LoadsAsOftenAsItStands) {
   EXPECT_NE(twice.steps[0].loss_sum, base.steps[0].loss_sum);
 }
 
-// As data::samples_of deals them: slots of a micro-batch go round the data ranks, and each step begins behind the last.
+// Samples are dealt as data::samples_of deals them. The slots of a micro-batch go round the data ranks, and each step
+// begins after the samples of the step before.
 TEST(Data, AProofDealsSamplesAsTrainingDoes) {
   const Program p = program::build(llama(false), setting_of(2, 1, false, DType::kF64, 4));  // 12 samples a step
   const auto& s = p.setting;
@@ -523,7 +525,7 @@ TEST(Update, NothingIsLearntWithoutTheScale) {
 }
 
 // After one step AdamW's first moment is (1 - beta1) times the clipped gradient of the mean loss. The weights would not
-// show the scale: AdamW divides it out again.
+// show the scale, because AdamW divides by it again.
 TEST(Update, ClippingScalesTheGradient) {
   const Program p = layout_program(1, 0, false);
   const auto with = [&](double clip) {
@@ -600,7 +602,7 @@ TEST(Collectives, ParametersThatAreNotGatheredStayOld) {
   const auto stale = run(deleted(p, "all_gather", "param.layer.0"),
                          {1, [&](exec::Executor& e) {
                             const std::lock_guard lock(mutex);
-                            start[0] = e.state("param", static_cast<int>(l0)).clone();  // the same on both ranks
+                            start[0] = e.state("param", static_cast<int>(l0)).clone();  // the same values on both ranks
                           }});
   for (std::size_t r = 0; r < 2; ++r) {
     const auto [first, last] = program::owned_range(p.units[l0].elements, static_cast<int>(r), 2);
@@ -651,7 +653,7 @@ TEST(Tensor, LogitsThatAreNotMadeAreThoseBefore) {
   EXPECT_NE(run_one(q).loss(), run_one(p).loss());
 }
 
-// A rank that keeps its partial sum continues with another model than its peer.
+// A rank that keeps only its partial sum trains a different model from its peer.
 TEST(Tensor, ASumThatIsNotMadeStaysAShare) {
   const Program p = tensor_program(false);
   const auto base = run(p);

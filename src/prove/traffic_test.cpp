@@ -1,4 +1,4 @@
-// Tests the traffic of ranks that run a program: what each rank's communicators count, and what a run reports of it.
+// Tests the traffic of ranks that run a program: what each rank's communicators count, and what a run reports.
 #include "launch/traffic.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,8 @@ namespace {
 using namespace suite;
 using program::Axis;
 
-// Computed by hand: two axes on one stream, the first op of each. The first step and a skipped step do not count.
+// The times are computed by hand for two axes on one stream, with the first op of each. The first step and a skipped
+// step do not count.
 TEST(Communication, IsOfTheAxesOfThePlan) {
   Layout layout{2, 2};
   layout.replicas = 2;
@@ -48,10 +49,10 @@ TEST(Communication, IsOfTheAxesOfThePlan) {
   });
 }
 
-// A kernel does what its op declares, no more and no less: predictions count the declared epilogues.
+// A kernel does exactly the epilogues that its op declares, because predictions count the declared ones.
 TEST(Epilogues, OfAnOpAreThoseThatItDeclares) {
   Layout layout{2, 2};
-  layout.micro = 1;  // several micro-batches, so that sums add
+  layout.micro = 1;  // several micro-batches, so that gradients are added up
   const auto sound = program::build(llama(false), setting_of(layout, DType::kF64));
   const auto failure = [&](const std::function<void(program::Step&)>& edit) {
     auto p = sound;
@@ -86,8 +87,8 @@ TEST(Epilogues, OfAnOpAreThoseThatItDeclares) {
             std::string::npos);
 }
 
-// Ranks with smaller shards, and ranks with fewer rows, move less than the first rank: each rank's communicators count
-// its own traffic (prove/proof.cpp compares on every rank), not what the first rank's program would say.
+// Ranks with smaller shards or fewer rows move less than the first rank. Each rank's communicators count its own
+// traffic, and not what the first rank's program would say. prove/proof.cpp compares the counts on every rank.
 TEST(Traffic, OfUnevenRanksIsTheirOwn) {
   Layout states{3, 2};
   states.replicas = 2, states.own_over_dp = true;

@@ -17,7 +17,7 @@
 namespace molen::prove {
 namespace {
 
-// Returns the setting in type `compute`, with the kernels of the host, or of the device that the ranks run on.
+// Returns the setting in type `compute`, with the kernels of the host or of the device that the ranks run on.
 program::Setting typed(program::Setting s, const arch::Architecture& arch, DType compute, const VerifyOptions& options,
                        bool cuda) {
   s.compute = compute;
@@ -47,20 +47,22 @@ program::Program sound(const arch::Architecture& arch, const program::Setting& s
   return p;
 }
 
-// The need of one rank, and the layout that has it.
+// The memory that one rank needs, and the layout that needs it.
 struct Largest {
   std::string what;
   plan::MemoryNeed need;
 };
 
-// Returns the largest needs, of host and of device, among the reference and the layouts. On one host a need is the
-// ranks' mean, because they share its memory; else it is that of the rank that needs most.
+// Returns the largest needs of host and of device memory among the reference and the layouts. When all ranks are on one
+// host, the need is the mean over the ranks, because they share the memory. Otherwise it is the need of the rank that
+// needs most.
 std::array<Largest, 2> largest_of(const arch::Architecture& arch, const program::Setting& base,
                                   const std::vector<plan::Layout>& layouts, const VerifyOptions& options,
                                   const plan::Machine& machine) {
   const OutcomeBytes outcome = outcome_bytes(arch);
   const bool one_host = machine.local_ranks == machine.ranks;
-  const std::int64_t alone_of = one_host ? machine.ranks : 1;  // what rank 0 alone takes counts for this many ranks
+  // memory that only rank 0 takes is divided by this number of ranks
+  const std::int64_t alone_of = one_host ? machine.ranks : 1;
   std::array<Largest, 2> largest;
   const auto consider = [&](const std::string& what, const plan::MemoryNeed& need) {
     if (need.host > largest[0].need.host) largest[0] = {what, need};

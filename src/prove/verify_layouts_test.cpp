@@ -23,7 +23,7 @@ TEST(VerifyLayouts, VerdictCountsLayoutsAndNotRuns) {
       "2 layouts in fp64 and fp32, 4 runs: 2 of them the same model; the largest difference is 0.5000 of its bound");
 }
 
-// The first of three layouts differs in one type, the second in both.
+// The first of three layouts differs in one type, and the second differs in both.
 TEST(VerifyLayouts, ALayoutThatDiffersInOneTypeDiffers) {
   const std::string said = verdict({row(DType::kF64, 0), row(DType::kF64, 2, "loss"), row(DType::kF64, 0),
                                     row(DType::kF32, 4, "loss"), row(DType::kF32, 2, "loss"), row(DType::kF32, 0)},
@@ -55,7 +55,7 @@ TEST(RequireMemory, TheLargestLayoutOfAProofIsNamed) {
   EXPECT_EQ(refusal(arch::preset("llama-tiny")), "");
   arch::Architecture wide = arch::preset("gpt-1t");  // has 128 layers
   wide.layers = 8;
-  const std::string text = refusal(wide);  // 2 TB a rank
+  const std::string text = refusal(wide);  // needs 2 TB per rank
   EXPECT_EQ(text.rfind("the layout NO_SHARD", 0), 0u) << text;
   EXPECT_NE(text.find(" in fp64, with the tensors to compare, needs "), std::string::npos) << text;
 }

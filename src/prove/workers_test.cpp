@@ -1,4 +1,4 @@
-// Tests the threads that run a program's streams: they serve all steps of an executor, also after a step that failed.
+// Tests the threads that run a program's streams. They serve all steps of an executor, also after a step that failed.
 #include "exec/workers.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ using namespace suite;
 using program::Program;
 using program::Stream;
 
-// Notes which threads run the ops of each stream.
+// Records which threads run the ops of each stream.
 class ThreadsOfStreams final : public exec::Observer {
  public:
   void begin(Stream stream, std::size_t, std::int64_t) noexcept override {
@@ -74,8 +74,8 @@ TEST(Workers, ServeAllSteps) {
     });
 }
 
-// The first op of a stream fails in the first step. The error names the op, the executor then computes what a step
-// without a failure computes, and its threads are still the same.
+// The first op of a stream fails in the first step. The error names the op. Afterwards the executor gives the results
+// of a run without a failure, on the same threads.
 TEST(Workers, AnOpThatFailsEndsItsStepAlone) {
   const Program p = on_the_host();
   exec::Executor whole(p, 0, nullptr, {});

@@ -1,4 +1,5 @@
-// Attention: of whole sequences; over the gathered keys of all context ranks; and as one step of their ring.
+// The three kinds of attention: of whole sequences, over the gathered keys of all context ranks, and one step of their
+// ring.
 #include "arch/context_parallel.h"
 #include "base/error.h"
 #include "exec/parts/part.h"
@@ -11,8 +12,8 @@ bool is_narrow(const at::Tensor& t) {
   return t.element_size() < 4;
 }
 
-// Returns rows of `like` in fp32, from the op's scratch: a sum over the calls for each rank's keys would otherwise be
-// rounded at each call.
+// Returns rows of `like` in fp32, taken from the op's scratch. Attention adds up over one call for each rank's keys,
+// and a narrower sum would be rounded at each call.
 at::Tensor wide_rows(const at::Tensor& like, std::int64_t columns, math::Scratch& scratch) {
   const at::TensorOptions options = like.options().dtype(at::kFloat);
   if (!like.device().is_cpu()) return at::empty({like.size(0), columns}, options);

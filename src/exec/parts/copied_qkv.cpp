@@ -58,7 +58,7 @@ void CopiedQkv::spread(const model::Linear& all, bool accumulate) const {
         else
           target.copy_(part);
         row += part.size(0);
-        if (row == rows_) row = 0;  // the weights are done, the biases follow
+        if (row == rows_) row = 0;  // the weights are complete, and the biases follow
       },
       all);
 }

@@ -1,12 +1,12 @@
-// q|k|v of a rank that holds all key and value heads.
+// The weights of q|k|v on a rank that holds all key and value heads.
 #pragma once
 
 #include "exec/parts/part.h"
 
 namespace molen::exec {
 
-// Copies the rows that the rank's heads need together for a use, and spreads gradients back to the rows where they
-// belong.
+// Copies the rows that the rank's heads use into one matrix, and spreads gradients back to the rows that they belong
+// to.
 class CopiedQkv {
  public:
   CopiedQkv(const arch::Architecture& all, const Common& common, UnitWeights weights)
@@ -15,17 +15,18 @@ class CopiedQkv {
         rows_(common.arch.qkv_size()),
         head_dim_(common.arch.head_dim) {}
 
-  // Copies the weights together, in the op's scratch.
+  // Copies the weights into one matrix in the op's scratch.
   model::Linear assemble(math::Scratch& scratch) const;
-  // Returns space for gradients that are computed anew; the norm's gradients are the unit's own and may be added to.
+  // Returns scratch for gradients that are overwritten. The norm's gradients are those of the unit itself, and may be
+  // added to.
   model::Linear fresh(math::Scratch& scratch, bool adds) const;
-  // Treats these weights as gradients: writes or adds the gradients in `all`; the key and value heads of other ranks
-  // get zero.
+  // Treats these weights as gradients, and writes or adds the gradients in `all` to them. The key and value heads of
+  // other ranks get zero.
   void spread(const model::Linear& all, bool accumulate) const;
 
  private:
   model::Linear empty(math::Scratch& scratch) const;
-  // Calls f(part of `all`, the source rows of that part), in order.
+  // Calls f(part of `all`, source rows of that part) for each part in order.
   template <class F>
   void each(F&& f, const model::Linear& all) const;
 

@@ -5,14 +5,14 @@
 namespace molen::exec {
 namespace {
 
-// The rows that the experts of this rank may have.
+// Returns the largest number of rows that the experts of this rank may have.
 std::int64_t rows_of(const PartCall& call) {
   const arch::PartShape& shape = call.common.shape;
   return arch::most_rows_of_experts(*call.common.arch.experts, shape.batch, shape.sequence,
                                     call.ranks(mesh::Axis::kEp));
 }
 
-// The rows that they have: with several expert ranks, or a capacity, routers decide.
+// Returns the number of rows that the experts have. With several expert ranks or a capacity, the routers decide it.
 std::int64_t present(const at::Tensor& offsets, std::int64_t all) {
   return offsets.defined() ? offsets.data_ptr<std::int32_t>()[offsets.numel() - 1] : all;
 }

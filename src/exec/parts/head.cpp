@@ -1,5 +1,5 @@
-// The head of a chunk, with the loss. Gradients belong to the mean over all positions of the global batch, times the
-// step's loss scale. ClipScale corrects for positions without a label and removes the scale.
+// The head of a chunk, with the loss. Gradients are those of the mean loss over all positions of the global batch,
+// times the step's loss scale. ClipScale corrects for positions without a label and removes the scale.
 #include "exec/parts/part.h"
 
 namespace molen::exec {
@@ -23,13 +23,13 @@ struct ChunkOfHead {
   at::Tensor part(at::Tensor rows) const { return rows.narrow(0, first, count); }
 };
 
-// scalars[kLossSum] += the losses, in order and in double.
+// Adds the losses to scalars[kLossSum], in order and in double.
 void add_losses(const at::Tensor& losses, at::Tensor& scalars) {
   if (!losses.device().is_cpu()) {
     scalars.select(0, program::kLossSum).add_(losses.sum(at::kDouble));
     return;
   }
-  // Without ATen: its sum would allocate.
+  // The loop does not use ATen, whose sum would allocate.
   double sum = 0.0;
   for (std::int64_t i = 0; i < losses.numel(); ++i)
     sum += losses.scalar_type() == at::kDouble ? losses.data_ptr<double>()[i]
@@ -57,7 +57,8 @@ Kernel bind_head(const PartCall& call) {
   };
 }
 
-// The head of tensor ranks: logits and sums of a chunk; then, from all ranks' sums, losses and gradient.
+// The head of tensor ranks has two ops. The first computes the logits and sums of a chunk; the second computes losses
+// and gradient from all ranks' sums.
 Kernel bind_head_logits(const PartCall& call) {
   const Operands& o = call.operands;
   const ChunkOfHead c(call);

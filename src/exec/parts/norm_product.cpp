@@ -1,5 +1,5 @@
-// A norm and the product behind it. program/parts/norm_product.cpp says what each half of a backward reads and writes;
-// operands of the other half are undefined here.
+// A norm and the product after it. program/parts/norm_product.cpp says what each half of a backward reads and writes.
+// In one half, the operands that only the other half takes are undefined.
 #include <optional>
 
 #include "exec/parts/copied_qkv.h"
@@ -30,7 +30,7 @@ struct NormBackward {
   }
 };
 
-// The product's weights and gradients, each where the half needs it.
+// Sets the product's weights and gradients, as far as the half needs them.
 void set_product(const PartCall& call, model::Linear (UnitWeights::*weights)() const, model::Linear& product,
                  model::Linear& d_product) {
   if (call.common.half != model::Half::kWeights) product = (call.operands.param().*weights)();

@@ -1,5 +1,6 @@
-// How parts are bound: the operands of a step, as tensors, go into functions of model/parts.h. Each family of parts has
-// a file beside this one, with all forms of its parts: whole and in halves, alone and on ranks that share them.
+// The binding of parts: the operands of a step become tensors, which are passed to functions of model/parts.h. Each
+// family of parts has its own file in this folder with all forms of its parts: whole and in halves, alone and on ranks
+// that share them.
 #pragma once
 
 #include <vector>
@@ -8,7 +9,7 @@
 
 namespace molen::exec {
 
-// A step of a part, with what its binding reads.
+// A step of a part, with everything that its binding reads.
 struct PartCall {
   const BindContext& context;
   const program::Step& step;
@@ -26,7 +27,7 @@ struct PartBinding {
 
 Kernel bind_part(const PartCall& call);
 
-// The families.
+// The bindings of each family.
 std::vector<PartBinding> embedding_bindings();
 std::vector<PartBinding> norm_product_bindings();
 std::vector<PartBinding> qk_norm_bindings();

@@ -1,11 +1,11 @@
-// Products that join the residual stream. program/parts/projection.cpp says what each half of a backward reads and
-// writes; operands of the other half are undefined here.
+// Products whose results are added to the residual stream. program/parts/projection.cpp says what each half of a
+// backward reads and writes. In one half, the operands that only the other half takes are undefined.
 #include "exec/parts/part.h"
 
 namespace molen::exec {
 namespace {
 
-// The projections differ in where their weights are and in the functions that compute them.
+// The projections differ in the place of their weights and in the functions that compute them.
 struct Projection {
   model::Linear (UnitWeights::*weights)() const;
   decltype(&model::down_forward) forward;

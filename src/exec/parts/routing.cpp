@@ -6,13 +6,13 @@
 namespace molen::exec {
 namespace {
 
-// The most rows that the rank's tokens have in expert order.
+// Returns the largest number of rows that the rank's tokens may take in expert order.
 std::int64_t sent_rows(const PartCall& call) {
   const arch::PartShape& shape = call.common.shape;
   return arch::most_rows_of_experts(*call.common.arch.experts, shape.batch, shape.sequence, 1);
 }
 
-// Tokens of a sequence, on all context ranks that share it.
+// Returns the number of tokens of a sequence, over all context ranks that share it.
 std::int64_t sequence_of(const PartCall& call) {
   return call.common.shape.sequence * call.ranks(mesh::Axis::kCp);
 }
@@ -56,7 +56,7 @@ Kernel bind_route(const PartCall& call) {
   };
 }
 
-// Context ranks all have the load of a sequence, and the first of them counts it.
+// Every context rank has the load of the whole sequence, and only the first of them counts it.
 Kernel bind_balance(const PartCall& call) {
   const auto load = call.operands.view(Arg::kLoad, {call.common.shape.batch, 2, call.common.arch.experts->count});
   auto scalars = call.operands.flat(Arg::kScalars);
@@ -82,7 +82,8 @@ Kernel bind_dispatch(const PartCall& call) {
              RunState&, math::Scratch& s) mutable { model::dispatch_backward(common.context(s), d_rows, places, d_x); };
 }
 
-// Shared experts have added the rank's own rows of the middle, and leave a term of a sum in all rows.
+// With shared experts, the residual already contains the middle in the rank's own rows, and it has a term of the sum in
+// all rows.
 at::Tensor residual_of(const PartCall& call) {
   return call.common.arch.shares_experts() ? call.operands.rows(Arg::kResidual) : call.operands.residual();
 }
