@@ -6,7 +6,7 @@
 namespace molen::arch {
 namespace {
 
-// 2^(-8/n), 2^(-16/n), ..., 2^-8.
+// Returns 2^(-8/n), 2^(-16/n), ..., 2^-8.
 std::vector<double> geometric(std::int64_t n) {
   std::vector<double> slopes;
   for (std::int64_t i = 1; i <= n; ++i)

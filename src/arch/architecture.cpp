@@ -9,11 +9,12 @@
 namespace molen::arch {
 namespace {
 
-// Bounds above every real model, low enough that no count or byte size below overflows 64 bits.
+// These bounds are above every real model, and low enough that no count or byte size computed from them overflows 64
+// bits.
 constexpr std::int64_t kMaxLayers = 1 << 14;
 constexpr std::int64_t kMaxWidth = 1 << 20;
 constexpr std::int64_t kMaxExperts = 1 << 16;
-constexpr std::int64_t kMaxExpertsOfAllLayers = 1 << 17;  // each has a few parameters, which are listed one by one
+constexpr std::int64_t kMaxExpertsOfAllLayers = 1 << 17;  // parameters of experts are listed one by one
 constexpr std::int64_t kMaxVocabulary = std::int64_t{1} << 28;
 constexpr std::int64_t kMaxSequence = std::int64_t{1} << 31;
 
@@ -113,7 +114,7 @@ void check_experts(const Architecture& a) {
 std::int64_t capacity_of(const Experts& e, std::int64_t sequence) {
   if (!e.drops()) return sequence;
   const double even = static_cast<double>(e.per_token) * static_cast<double>(sequence) / static_cast<double>(e.count);
-  // A factor such as 1.1 is a little more than it says, which must not round a whole number up.
+  // The nearest double to a factor such as 1.1 is slightly larger than 1.1. This must not round a whole number up.
   const double share = std::ceil(e.capacity * even * (1.0 - 1e-12));
   return share < static_cast<double>(sequence) ? static_cast<std::int64_t>(share) : sequence;
 }

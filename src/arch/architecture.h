@@ -13,15 +13,15 @@ namespace molen::arch {
 
 enum class Family { kLlama, kGpt };
 enum class Norm { kRms, kLayer, kLayerPlain };  // kLayerPlain: LayerNorm without weight and bias (OLMo 1)
-// RMSNorm of queries and keys before RoPE: none; over each head's D values, with one weight of D for all query heads
-// and one for all key heads (Qwen3, arXiv 2505.09388); or over the values of all heads together, with weights of h D
-// and k D (OLMo 2, arXiv 2501.00656; OLMoE).
+// RMSNorm of queries and keys before RoPE. kNone: no norm. kHead: over each head's D values, with one weight of D
+// values for all query heads and one for all key heads (Qwen3, arXiv 2505.09388). kAll: over the values of all heads
+// together, with weights of h D and k D values (OLMo 2, arXiv 2501.00656; OLMoE).
 enum class QkNorm { kNone, kHead, kAll };
 enum class Position { kRope, kLearned, kAlibi };
 enum class Activation { kSwiGlu, kGeluTanh };  // kGeluTanh: Hugging Face's "gelu_new"
 
-// The scores that a router makes of the logits of a token: a softmax over the experts (Mixtral, OLMoE, Qwen3), or the
-// sigmoid of each (DeepSeek-V3, arXiv 2412.19437, equation 15).
+// The scores that a router computes from the logits of a token: a softmax over the experts (Mixtral, OLMoE, Qwen3), or
+// the sigmoid of each logit (DeepSeek-V3, arXiv 2412.19437, equation 15).
 enum class RouterScores { kSoftmax, kSigmoid };
 
 // Llama 3.1's change of the RoPE frequencies (reference: transformers, modeling_rope_utils, "llama3").
@@ -31,9 +31,9 @@ struct RopeScaling {
   bool operator==(const RopeScaling&) const = default;
 };
 
-// The experts of a sparse layer, which stand in the place of its MLP: a router chooses `per_token` of `count` small
-// MLPs for each token (Mixtral, arXiv 2401.04088; OLMoE, arXiv 2409.02060). DeepSeek-V2 (arXiv 2405.04434) has dense
-// layers before the sparse ones, and experts that every token meets.
+// The experts of a sparse layer, which replace its MLP: a router chooses `per_token` of `count` small MLPs for each
+// token (Mixtral, arXiv 2401.04088; OLMoE, arXiv 2409.02060). DeepSeek-V2 (arXiv 2405.04434) has dense layers before
+// the sparse layers, and shared experts that compute every token.
 struct Experts {
   std::int64_t count = 0;      // E
   std::int64_t per_token = 0;  // t
@@ -42,33 +42,36 @@ struct Experts {
   // Factors in the objective of the two losses of the router, each a mean over tokens and sparse layers: the balance
   // loss (DeepSeek-V3, arXiv 2412.19437, equations 17 to 20) and the z-loss (ST-MoE, arXiv 2202.08906, equation 5).
   double balance_loss = 0.01, z_loss = 0.0;
-  std::int64_t dense_layers = 0;  // the first layers keep an MLP of the model's own width
-  std::int64_t shared = 0;        // experts that every token meets, computed as one MLP of their summed width
+  std::int64_t dense_layers = 0;  // number of first layers that have an MLP of width f instead
+  std::int64_t shared = 0;  // number of shared experts, which compute every token as one MLP of their summed width
   RouterScores scores = RouterScores::kSoftmax;
   double scale = 1.0;  // factor of the weights of a token's experts
-  // Above 0, each expert has a bias that only the choice of experts sees. It has no gradient: every step moves it by
-  // bias_rate towards equal loads (arXiv 2408.15664).
+  // Above 0, each expert has a bias that affects only the choice of experts. The bias has no gradient: every step moves
+  // it by bias_rate towards equal loads (arXiv 2408.15664).
   double bias_rate = 0.0;
   // Above 0, the capacity factor of Switch Transformers (arXiv 2101.03961, equation 3) and GShard (arXiv 2006.16668):
-  // training drops a token's choice of an expert that has taken its share of the sequence. 0: nothing is dropped.
+  // training drops a token's choice of an expert when the expert has already taken its share of the sequence. 0:
+  // nothing is dropped.
   double capacity = 0.0;
   bool drops() const { return capacity > 0.0; }
   bool operator==(const Experts&) const = default;
 };
 
-// The tokens of a sequence that an expert takes: `capacity` times its even share, rounded up; without a capacity, all.
+// Returns the most tokens of a sequence that an expert takes: `capacity` times its even share, rounded up; without a
+// capacity, all tokens.
 std::int64_t capacity_of(const Experts& experts, std::int64_t sequence);
 
-// The most rows that the experts of one of `ranks` expert ranks may get, where each rank has `batch` sequences: of each
-// sequence of all ranks, as many as its tokens can choose experts of the rank, or as these experts take.
+// Returns the most rows that the experts of one of `ranks` expert ranks may get, if each rank has `batch` sequences.
+// For each sequence of all ranks, this is the number of times that its tokens can choose experts of the rank, or the
+// number of tokens that these experts take if that is less.
 std::int64_t most_rows_of_experts(const Experts& experts, std::int64_t batch, std::int64_t sequence, int ranks);
 
 struct Architecture {
-  std::string name;  // preset's name, or "custom"
+  std::string name;  // the preset's name, or "custom"
   Family family = Family::kLlama;
   std::int64_t layers = 0;      // L
   std::int64_t hidden = 0;      // d
-  std::int64_t ffn = 0;         // f, of a layer without experts
+  std::int64_t ffn = 0;         // f, the width of the MLP in a layer without experts
   std::int64_t heads = 0;       // h
   std::int64_t kv_heads = 0;    // k, divides heads
   std::int64_t head_dim = 0;    // D
@@ -84,23 +87,24 @@ struct Architecture {
   Position position = Position::kRope;
   Activation activation = Activation::kSwiGlu;
   double init_std = 0.02;
-  std::optional<Experts> experts;  // of the sparse layers; empty: all layers are dense
+  std::optional<Experts> experts;  // experts of the sparse layers; empty: all layers are dense
   bool operator==(const Architecture&) const = default;
 
   std::int64_t query_size() const { return heads * head_dim; }
   std::int64_t kv_size() const { return kv_heads * head_dim; }
   std::int64_t qkv_size() const { return query_size() + 2 * kv_size(); }
   bool norms_qk() const { return qk_norm != QkNorm::kNone; }
-  // The values that one norm of queries, or of keys, is taken over: also the sizes of their weights.
+  // Return the number of values over which one norm of queries, or of keys, is taken. The weights of the norms have the
+  // same sizes.
   std::int64_t query_norm_size() const { return qk_norm == QkNorm::kAll ? query_size() : head_dim; }
   std::int64_t key_norm_size() const { return qk_norm == QkNorm::kAll ? kv_size() : head_dim; }
   bool gated() const { return activation == Activation::kSwiGlu; }
   std::int64_t up_size() const { return gated() ? 2 * ffn : ffn; }  // columns of the fused gate|up product
   bool sparse(std::int64_t layer) const { return experts && layer >= experts->dense_layers; }
-  bool sparse() const { return experts.has_value(); }      // whether any layer is
+  bool sparse() const { return experts.has_value(); }      // whether any layer is sparse
   bool dense() const { return sparse_layers() < layers; }  // whether any layer has an MLP instead
   std::int64_t sparse_layers() const { return experts ? layers - experts->dense_layers : 0; }
-  // The columns of one expert's up projection, gate included.
+  // Returns the number of columns of one expert's up projection, gate included.
   std::int64_t expert_up_size() const { return experts ? (gated() ? 2 : 1) * experts->ffn : 0; }
   bool biases_router() const { return experts && experts->bias_rate > 0.0; }
   bool drops_tokens() const { return experts && experts->drops(); }
@@ -109,8 +113,8 @@ struct Architecture {
   std::int64_t shared_up_size() const { return (gated() ? 2 : 1) * shared_ffn(); }
 };
 
-// The names that the configuration and tables use: "llama", "gpt"; "rms", "layer", "layer_plain"; "none", "head",
-// "all"; "rope", "learned", "alibi"; "softmax", "sigmoid"; "swiglu", "gelu_tanh".
+// Return the names that the configuration and tables use: "llama", "gpt"; "rms", "layer", "layer_plain"; "none",
+// "head", "all"; "rope", "learned", "alibi"; "softmax", "sigmoid"; "swiglu", "gelu_tanh".
 std::string_view name_of(Family family);
 std::string_view name_of(Norm norm);
 std::string_view name_of(QkNorm norm);
@@ -121,7 +125,8 @@ std::string_view name_of(Activation activation);
 // Throws UsageError naming the invalid [model] key (not positive, heads % kv_heads != 0, odd head_dim under RoPE, ...).
 void validate(const Architecture& arch);
 
-// Named architectures in the order of `molen model list`. `preset` throws UsageError that suggests the nearest name.
+// `presets` returns the named architectures in the order of `molen model list`. `preset` returns one of them, or throws
+// UsageError that suggests the nearest name.
 const std::vector<Architecture>& presets();
 const Architecture& preset(const std::string& name);
 

@@ -32,7 +32,7 @@ TEST(Presets, AreValidAndNamedOnce) {
   for (const Architecture& a : presets()) {
     EXPECT_EQ(reason(a), "") << a.name;
     EXPECT_TRUE(names.insert(a.name).second) << a.name;
-    // Qwen3's heads have 128 values whatever the hidden size.
+    // Qwen3's heads have 128 values at any hidden size.
     EXPECT_EQ(a.head_dim, a.norms_qk() ? 128 : a.hidden / a.heads) << a.name;
     if (!a.norms_qk()) {
       EXPECT_EQ(a.heads * a.head_dim, a.hidden) << a.name;
@@ -150,7 +150,7 @@ TEST(Validate, OddHeadsWithoutRopeAreFine) {
   EXPECT_EQ(reason(a), "");
 }
 
-// For any numbers, validate either refuses them or every count is positive and did not overflow.
+// For any sizes, validate refuses them, or every count is positive and did not overflow.
 RC_GTEST_PROP(Validate, AcceptedSizesNeverOverflow, ()) {
   const auto any = [] {
     return rc::gen::element<std::int64_t>(1, 2, 16, 127, 1 << 10, 1 << 20, (1 << 20) + 1, std::int64_t{1} << 62);

@@ -35,7 +35,8 @@ double causal_pairs(std::span<const PositionRun> queries, std::span<const Positi
   double pairs = 0;
   for (const PositionRun& q : queries)
     for (const PositionRun& k : keys) {
-      // Queries before the run of keys attend to none of it, those after it to all, those within it as in a triangle.
+      // Queries before the run of keys attend to none of its keys. Queries after the run attend to all of its keys. The
+      // pairs of queries within the run form a triangle.
       const i64 first = std::max(q.first, k.first), last = std::min(q.last, k.last);
       if (first < last) {
         const auto before = static_cast<double>(first - k.first), n = static_cast<double>(last - first);

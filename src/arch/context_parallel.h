@@ -15,14 +15,14 @@ namespace molen::arch {
 // Throws UsageError naming parallel.context when a sequence has fewer than 2 positions per rank.
 void validate_context_parallel(std::int64_t sequence, int ranks);
 
-// Returns the positions of a rank, ascending: two runs, or one if its chunks are neighbours. The lengths of chunks
-// differ by at most one position, and so do those of ranks.
+// Returns the positions of a rank, ascending: two runs, or one if its chunks are neighbours. The lengths of two chunks
+// differ by at most one position, and so do the numbers of positions of two ranks.
 std::vector<PositionRun> context_runs(std::int64_t sequence, int rank, int ranks);
-// Returns the number of these positions: sequence / ranks, rounded down on some ranks and up on the others.
+// Returns the number of a rank's positions: sequence / ranks, rounded down on some ranks and up on the others.
 std::int64_t context_rows(std::int64_t sequence, int rank, int ranks);
 
-// Counts the pairs (query, key) of one sequence with the key before the query, and half of the pairs at the same
-// position: all S positions give S^2/2, the count in `model_flops`.
+// Counts the pairs (query, key) of one sequence whose key is before the query, and half of the pairs at the same
+// position. All S positions together give S^2/2, which is the count in `model_flops`.
 double causal_pairs(std::span<const PositionRun> queries, std::span<const PositionRun> keys);
 
 }  // namespace molen::arch

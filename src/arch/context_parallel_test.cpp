@@ -73,8 +73,9 @@ RC_GTEST_PROP(CausalPairs, AreThoseThatAreCounted, ()) {
   RC_ASSERT(causal_pairs(q, k) == pairs);
 }
 
-// The purpose of the zig-zag. If the chunks of 4096 positions are equal, the ranks' work is equal to the pair. Unequal
-// chunks make it differ by about a row (2c/S of the work), and because chunks after longer ones start later.
+// The zig-zag exists to balance the work. If the chunks of 4096 positions have equal lengths, all ranks have the same
+// number of pairs. If the lengths differ, the work of ranks differs by about a row (2c/S of the work), also because a
+// chunk after longer chunks starts later.
 TEST(ContextRuns, CausalWorkIsBalanced) {
   const auto imbalance = [](i64 sequence, int ranks) {
     const Runs all{{0, sequence}};

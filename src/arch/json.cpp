@@ -8,7 +8,7 @@
 namespace molen::arch {
 namespace {
 
-// In the order of their enums: the number of a choice is its index.
+// These arrays are in the order of their enums, so that the number of a choice is its index.
 constexpr std::array kFamilies{Family::kLlama, Family::kGpt};
 constexpr std::array kNorms{Norm::kRms, Norm::kLayer, Norm::kLayerPlain};
 constexpr std::array kQkNorms{QkNorm::kNone, QkNorm::kHead, QkNorm::kAll};
@@ -56,8 +56,8 @@ const std::vector<std::string>& known_keys() {
   return all;
 }
 
-// The members have the names of the keys of [model].
-// Keys that came later are left out where they have their default, so that older texts keep their bytes.
+// The members have the names of the keys of [model]. Keys that were added later are left out if they have their
+// default, so that older texts keep their bytes.
 Json experts_to_json(const Experts& e) {
   Json json{{"experts", e.count},       {"experts_per_token", e.per_token}, {"expert_ffn", e.ffn},
             {"norm_topk", e.norm_topk}, {"balance_loss", e.balance_loss},   {"z_loss", e.z_loss}};
@@ -103,7 +103,7 @@ Json to_json(const Architecture& a) {
             {"position", std::string(name_of(a.position))},
             {"activation", std::string(name_of(a.activation))},
             {"init_std", a.init_std}};
-  // Only where there is one, so that files of models without it are those of earlier versions.
+  // Written only if there is such a norm, so that files of models without it are the same as in earlier versions.
   if (a.norms_qk()) json["qk_norm"] = std::string(name_of(a.qk_norm));
   if (a.experts) json.update(experts_to_json(*a.experts));
   if (a.rope_scaling)

@@ -52,7 +52,7 @@ TEST(ArchitectureJson, AllPresetsReadBack) {
     EXPECT_EQ(architecture_from_json(parse_json(to_json(a).dump(), "x"), "x"), a) << a.name;
 }
 
-// Architectures in existing checkpoints must still be read, whose choices may be numbers.
+// Architectures in existing checkpoints, whose choices may be numbers, must still be read.
 TEST(ArchitectureJson, KeepsItsBytesAndReadsNumbers) {
   const std::string names =
       R"({"name":"llama-tiny*","family":"gpt","layers":1,"hidden":256,"ffn":704,"heads":4,"kv_heads":2,"head_dim":64,)"

@@ -41,7 +41,8 @@ class Builder {
     bias(attention + "k_proj.bias", Role::kKeyBias, arch_.kv_size(), ShardDim::kRows);
     bias(attention + "v_proj.bias", Role::kValueBias, arch_.kv_size(), ShardDim::kRows);
     if (arch_.norms_qk()) {
-      // One weight for all heads is the same on all tensor ranks; a weight of all heads would be cut as they are.
+      // A weight that all heads share is the same on all tensor ranks. A weight with values for all heads is cut as the
+      // heads are.
       const ShardDim shard = arch_.qk_norm == QkNorm::kAll ? ShardDim::kRows : ShardDim::kNone;
       vector(attention + "q_norm.weight", Role::kQueryNorm, arch_.query_norm_size(), Init::kOnes, shard);
       vector(attention + "k_norm.weight", Role::kKeyNorm, arch_.key_norm_size(), Init::kOnes, shard);
@@ -62,8 +63,8 @@ class Builder {
     bias(mlp + "down_proj.bias", Role::kDownBias, arch_.hidden, ShardDim::kNone);
   }
 
-  // As in Qwen3-MoE, OLMoE, DeepSeek-V2 and -V3. Gate|up of all experts are one matrix, and so are their down
-  // projections, because grouped products read them so (math/experts.h).
+  // The order is that of Qwen3-MoE, OLMoE, DeepSeek-V2 and -V3. Gate|up of all experts are one matrix, and so are their
+  // down projections, because grouped products read one matrix (math/experts.h).
   void experts(const std::string& mlp) {
     const Experts& e = *arch_.experts;
     matrix(mlp + "gate.weight", Role::kRouter, e.count, arch_.hidden, ShardDim::kNone);

@@ -52,7 +52,8 @@ TEST(Parameters, Gpt3ShapeWithGpt2Vocabulary) {
   EXPECT_EQ(num_parameters(a), 174'604'259'328);
 }
 
-// One weight for all heads, or one for each value of all of them; ones at first, without decay.
+// A norm of queries or keys has one weight that all heads share, or one value for each value of all heads. The weights
+// are initialised to one and have no weight decay.
 TEST(Parameters, NormsOfQueriesAndKeys) {
   Architecture a = preset("llama-60m");
   const std::int64_t without = num_parameters(a);
@@ -113,7 +114,7 @@ TEST(Parameters, LlamaStorageOrder) {
             (std::vector<std::string>{"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}));
 }
 
-// Gate|up of all experts lie side by side, and so do their down projections.
+// The gate|up matrices of all experts are adjacent, and so are their down projections.
 TEST(Parameters, SparseStorageOrder) {
   Architecture a = preset("llama-60m");
   a.experts = Experts{.count = 2, .per_token = 1, .ffn = 77};
@@ -143,7 +144,7 @@ TEST(Parameters, SparseStorageOrder) {
   for (const Parameter& p : parameters(a)) EXPECT_NE(p.role, Role::kExpertGate);
 }
 
-// Shared experts are one MLP, behind the others; every token meets them.
+// Shared experts are one MLP, which is stored after the other experts. They compute every token.
 TEST(Parameters, SharedExpertsAreOneMlp) {
   Architecture a = preset("llama-60m");
   a.experts = Experts{.count = 2, .per_token = 1, .ffn = 77};
@@ -169,7 +170,7 @@ TEST(Parameters, SharedExpertsAreOneMlp) {
   for (const Parameter& p : parameters(a)) EXPECT_NE(p.role, Role::kSharedGate);
 }
 
-// It is stored beside the parameters, and is none.
+// The bias of a router is stored beside the parameters, but does not count as one.
 TEST(Parameters, ABiasOfARouterIsNotCounted) {
   Architecture a = preset("llama-60m");
   a.experts = Experts{.count = 6, .per_token = 1, .ffn = 77, .dense_layers = 2};
@@ -191,7 +192,7 @@ TEST(Parameters, ABiasOfARouterIsNotCounted) {
   EXPECT_FALSE(biases.back().decay);
 }
 
-// Layers before the first sparse one are those of a model without experts.
+// Layers before the first sparse layer are like those of a model without experts.
 TEST(Parameters, DenseLayersStandBeforeSparseOnes) {
   const Architecture dense = preset("llama-60m");
   Architecture mixed = dense, sparse = dense;
@@ -201,7 +202,8 @@ TEST(Parameters, DenseLayersStandBeforeSparseOnes) {
     EXPECT_EQ(layer_names(mixed, l), layer_names(l < 3 ? dense : sparse, l)) << l;
     EXPECT_EQ(mixed.sparse(l), l >= 3);
   }
-  // 3 of 8 layers have gate, up and down of 1408; the others a router and five times three matrices of 77.
+  // 3 of 8 layers have gate, up and down of width 1408. The others have a router and five times three matrices of width
+  // 77.
   EXPECT_EQ(num_parameters(mixed) - num_parameters(dense), 5 * 512 * (5 + 5 * 3 * 77 - 3 * 1408));
   EXPECT_EQ(num_parameters(mixed) - num_active_parameters(mixed), 5 * 512 * 3 * 3 * 77);
   EXPECT_TRUE(mixed.dense());

@@ -47,8 +47,9 @@ FlopsConvention flops_convention_from_name(std::string_view name) {
 
 namespace {
 
-// Rows and columns that the matrices of a layer's MLP, and of its router, have beside the hidden size: those that a
-// sequence of tokens meets. With a capacity, these are at most what experts take.
+// Returns the summed other size (beside the hidden size) of the matrices of a layer's MLP or experts and of its router,
+// counted once for each token of a sequence that uses them. With a capacity, experts count at most for the tokens that
+// they take.
 std::int64_t mlp_columns(const Architecture& arch, std::int64_t layer, std::int64_t sequence) {
   if (!arch.sparse(layer)) return sequence * (arch.up_size() + arch.ffn);
   const Experts& e = *arch.experts;
@@ -64,7 +65,7 @@ Flops model_flops(const Architecture& arch, std::int64_t tokens, std::int64_t se
       static_cast<double>(arch.layers) * static_cast<double>(arch.query_size()) * static_cast<double>(sequence);
   if (convention == FlopsConvention::kPalm)
     return Flops(n * (6.0 * static_cast<double>(num_active_parameters(arch)) + 12.0 * attention));
-  // Of products with rows of the hidden size, over a sequence.
+  // The summed columns of products with rows of the hidden size, over a sequence.
   std::int64_t columns = sequence * (arch.vocabulary + arch.layers * (arch.qkv_size() + arch.query_size()));
   for (std::int64_t l = 0; l < arch.layers; ++l) columns += mlp_columns(arch, l, sequence);
   const double matrices =

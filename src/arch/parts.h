@@ -1,6 +1,6 @@
-// The unit of compute: a part of a layer that contains no collective. This file lists the parts. The rest of what
-// there is to say of each stands in its declaration (program/parts/part.h): its costs are functions of sizes alone, so
-// planner and simulator need no tensor, and tests hold the executor's kernels to them.
+// The unit of compute: a part of a layer that contains no collective. This file lists the parts. All else about
+// a part is in its declaration (program/parts/part.h). The costs of a part are functions of sizes alone, so planner and
+// simulator need no tensors, and tests compare the executor's kernels with these costs.
 //
 // Letters: B sequences of a micro-batch, S positions, N = B*S tokens, d hidden, h query heads, k KV heads, D head size,
 // f FFN, V vocabulary, C tokens of one head chunk.
@@ -16,7 +16,7 @@
 //   kActivation    up                          a_Nf                       up
 //   kDown          a_Nf, mid_Nd                y_Nd = mid + a Wd^T        a
 //   Instead of the last three, a sparse layer (E experts, t of them for each token, w the width of one, M rows: one for
-//   each of N*t slots that no capacity drops):
+//   each of N*t slots that no capacity drops) has:
 //   kRoute         mid_Nd, labels_N            y_Nd = norm(mid), scores   mid_Nd, rstd_N [mean_N], scores, lse, choice,
 //                                              of experts, choice, weight  sums of each sequence
 //   kSharedUp      y_Nd                        shared_up_N(2u|u)          y_Nd         (u: width of the shared experts,
@@ -31,7 +31,7 @@
 //   kBalance       sums of each sequence       adds the balance loss      -                (in training alone)
 //   kFinalNorm     x_Nd                        y_Nd                       x_Nd, rstd_N [mean_N]
 //   kHead          y_Cd, labels_C              loss sum, d_y_Cd, d_W +=   nothing: loss and gradient in one op a chunk
-//   kHeadLogits, kHeadLoss: the head in two where tensor ranks share the vocabulary, v rows of it on this one:
+//   kHeadLogits, kHeadLoss: the head as two parts if tensor ranks share the vocabulary, with v rows on this rank:
 //   kHeadLogits    y_Cd, labels_C              logits_Cv, sums_C2         logits_Cv
 //   kHeadLoss      sums of all ranks, labels   loss sum, d_y_Cd, d_W +=   nothing
 //
@@ -105,7 +105,7 @@ enum class Part {
 };
 struct PartName {
   Part part;
-  std::string_view name;  // in the text form and in messages
+  std::string_view name;  // the name in the text form and in messages
 };
 inline constexpr std::array kPartNames{
     PartName{Part::kEmbed, "embed"},
@@ -146,12 +146,12 @@ constexpr std::string_view name_of(Part part) {
   return kPartNames.at(static_cast<std::size_t>(part)).name;
 }
 
-// Models as lists of parts: those before the layers, the parts of each layer in the order of their forwards, those
-// between the layers and the head, and the head, each part of it once for every chunk of the tokens. Whatever goes
-// through the parts of a model goes through these lists, so layers may differ.
+// A model is given by lists of parts: the parts before the layers, the parts of each layer in the order of their
+// forwards, the parts between the layers and the head, and the parts of the head, each of which runs once for every
+// chunk of the tokens. All code that iterates over the parts of a model uses these lists, so layers may differ.
 using Parts = std::span<const Part>;
 inline constexpr std::array kBefore{Part::kEmbed};
-// A layer is a block of attention, and then an MLP or experts.
+// A layer is a block of attention, followed by an MLP or experts.
 template <std::size_t N, std::size_t M>
 constexpr std::array<Part, N + M> joined(const std::array<Part, N>& block, const std::array<Part, M>& behind) {
   std::array<Part, N + M> all{};
@@ -160,7 +160,8 @@ constexpr std::array<Part, N + M> joined(const std::array<Part, N>& block, const
   return all;
 }
 inline constexpr std::array kMlpBlock{Part::kNormUp, Part::kActivation, Part::kDown};
-// The balance loss stands last: the sum over context ranks that it waits for runs beside the experts.
+// The balance loss comes last, so that the sum over context ranks for which it waits runs at the same time as the
+// experts.
 inline constexpr std::array kExpertsBlock{Part::kRoute,      Part::kDispatch, Part::kExpertUp, Part::kExpertActivation,
                                           Part::kExpertDown, Part::kCombine,  Part::kBalance};
 inline constexpr std::array kSharingBlock{Part::kRoute,    Part::kSharedUp, Part::kSharedActivation, Part::kSharedDown,
@@ -214,7 +215,7 @@ class Kernels {
   constexpr std::string_view name() const { return name_; }
   friend constexpr bool operator==(Kernels, Kernels) = default;
 
-  static const Kernels kReference;  // plain templates over the element type, no ATen
+  static const Kernels kReference;  // plain templates over the element type, without ATen
   static const Kernels kFused;      // this CPU's fast path
   static const Kernels kAten;       // device-generic ATen operators: CUDA, and 16-bit types on the CPU
 
@@ -234,30 +235,30 @@ inline constexpr std::array kAllKernels{Kernels::kReference, Kernels::kFused, Ke
 struct PartShape {
   std::int64_t batch = 1;     // B
   std::int64_t sequence = 1;  // S
-  std::int64_t chunk = 0;     // C, of the head only: tokens of this chunk
+  std::int64_t chunk = 0;     // C, for the head only: tokens of this chunk
   DType compute = DType::kF32;
   int threads = 1;
   Kernels kernels = Kernels::kFused;
   int tensor_ranks = 1;    // the architecture holds the local sizes of one of these ranks (arch/tensor_parallel.h)
   bool kv_copied = false;  // key and value weights are assembled for each use
   bool documents = false;  // attention stays within documents, which has its own kernels
-  int expert_ranks = 1;    // share the experts of each layer
+  int expert_ranks = 1;    // ranks that share the experts of each layer
   std::int64_t tokens() const { return batch * sequence; }
 };
 
 struct PartCost {
   Flops flops;  // multiply and add count as two; attention counts the causal half only
   Bytes moved;  // bytes read and written if every operand crosses memory once
-  // Bytes that the kernel takes from the op's scratch on a CPU: exact, except a bound for kAten's attention and head in
-  // fp64.
+  // Bytes that the kernel takes from the op's scratch on a CPU. The number is exact, except for kAten's attention and
+  // head in fp64, for which it is a bound.
   Bytes scratch;
 };
-// Per op of kAten: scalars that ATen wraps into tensors (math/allocation.h).
-// Bytes that math::Scratch takes for `bytes`: whole lines of 64.
+// Returns the bytes that math::Scratch takes for `bytes`: whole lines of 64 bytes.
 constexpr std::int64_t aligned(std::int64_t bytes) {
   return (bytes + 63) / 64 * 64;
 }
 
+// Bytes for each op of kAten: scalars that ATen wraps into tensors (math/allocation.h).
 inline constexpr std::int64_t kAtenScalars = 1024;
 // Number of 16-bit values that ATen's parts widen at once on the host: 1 MiB of fp32.
 inline constexpr std::int64_t kWidenBlock = std::int64_t{1} << 18;
@@ -271,8 +272,9 @@ inline constexpr std::int64_t kOwnAttentionMaxHead = 256;
 // two AVX-512 cores in chunks of 256 and 0.54 s in chunks of 1024.
 std::int64_t head_chunk(std::int64_t vocabulary);
 
-// Model FLOPs of one optimizer step over `tokens` tokens in sequences of S: forward + backward with causal attention at
-// half (Megatron-LM since 2025), or PaLM's 6N + 12LhDS (appendix B of arXiv 2204.02311).
+// The convention for the model FLOPs of one optimizer step over `tokens` tokens in sequences of S. kCausal: forward +
+// backward with causal attention at half (Megatron-LM since 2025). kPalm: 6N + 12LhDS for each token (PaLM, appendix B
+// of arXiv 2204.02311).
 enum class FlopsConvention { kCausal, kPalm };
 std::string_view name_of(FlopsConvention convention);               // "causal", "palm": the words of --mfu and of logs
 std::string_view formula_of(FlopsConvention convention);            // FLOPs per token, for people

@@ -1,4 +1,4 @@
-// Model FLOPs and the choice of the head's chunk.
+// Tests model FLOPs and the choice of the head's chunk.
 #include "arch/parts.h"
 
 #include <gtest/gtest.h>
@@ -21,14 +21,14 @@ Architecture bench_llama() {
 }
 
 TEST(PartCost, StepOfTheBenchmarkIs517GigaFlop) {
-  // reference: 6 x 40.0M parameters without the input embedding x 2048 tokens, causal attention at half
+  // The reference is 6 x 40.0M parameters without the input embedding x 2048 tokens, with causal attention at half.
   EXPECT_NEAR(model_flops(bench_llama(), 2048, 512, FlopsConvention::kCausal).value, 517e9, 1e9);
   const double n = 56.4e6, attention = 12.0 * 8 * 8 * 64 * 512;
   EXPECT_NEAR(model_flops(bench_llama(), 2048, 512, FlopsConvention::kPalm).value, 2048 * (6 * n + attention),
               2048 * 6 * 0.1e6);
 }
 
-// A token meets the router, and of the experts two: 6 FLOPs for each element of their matrices.
+// The router and two experts compute each token: 6 FLOPs for each element of their matrices.
 TEST(PartCost, SparseLayersCostWhatATokenMeets) {
   Architecture a = bench_llama();
   const double dense = model_flops(a, 2048, 512, FlopsConvention::kCausal).value;
@@ -39,7 +39,7 @@ TEST(PartCost, SparseLayersCostWhatATokenMeets) {
   EXPECT_EQ(model_flops(a, 1, 512, FlopsConvention::kPalm).value - palm, 6.0 * 8 * 512);
 }
 
-// The even share of 16 experts in 512 tokens with two each is 64 tokens.
+// If each of 512 tokens chooses two of 16 experts, the even share of an expert is 64 tokens.
 TEST(ExpertCapacity, IsTheShareRoundedUp) {
   Experts e{.count = 16, .per_token = 2, .ffn = 704};
   const auto of = [&](double factor, std::int64_t sequence) {
@@ -57,7 +57,8 @@ TEST(ExpertCapacity, IsTheShareRoundedUp) {
   // The nearest double to 0.07 times 100 is above 7.
   EXPECT_GT(0.07 * 100.0, 7.0);
   EXPECT_EQ(of(0.07, 800), 7);
-  // One rank: what the tokens choose, or all experts take. Several: those of the rank, of all ranks' sequences.
+  // On one rank, the rows are the choices of the tokens, or what all experts take. On several ranks, they are the rows
+  // for the rank's experts from all ranks' sequences.
   const auto rows = [&](double factor, int ranks) {
     e.capacity = factor;
     return most_rows_of_experts(e, 3, 512, ranks);
@@ -71,7 +72,7 @@ TEST(ExpertCapacity, IsTheShareRoundedUp) {
   EXPECT_EQ(rows(1.25, 16), 16 * 3 * 80);
 }
 
-// Half of the choices is computed at most.
+// At most half of the choices are computed.
 TEST(ExpertCapacity, BoundsTheWork) {
   Architecture a = bench_llama();
   a.experts = Experts{.count = 16, .per_token = 2, .ffn = 704};
@@ -94,7 +95,7 @@ TEST(Parts, OfALayerFollowFromItsNumber) {
   }
   // Two experts cost what the MLP does, and each of five layers has a router.
   EXPECT_EQ(model_flops(a, 2048, 512, FlopsConvention::kCausal).value - whole, 6.0 * 2048 * 5 * 16 * 512);
-  a.experts->shared = 2;  // which cost what the MLP does once more
+  a.experts->shared = 2;  // the shared experts cost as much as the MLP once more
   EXPECT_EQ(model_flops(a, 2048, 512, FlopsConvention::kCausal).value - whole, 6.0 * 2048 * 5 * (16 + 3 * 1408) * 512);
   EXPECT_EQ(parts_of_layer(a, 2).size(), of_dense.size());
   const std::vector<Part> all = parts_in_order(a);

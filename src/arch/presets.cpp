@@ -68,13 +68,13 @@ Architecture alibi(Architecture a) {
   return a;
 }
 
-// OLMo 1: a Llama whose LayerNorm has no weight and bias.
+// OLMo 1 is a Llama whose LayerNorm has neither weight nor bias.
 Architecture plain_norm(Architecture a) {
   a.norm = Norm::kLayerPlain;
   return a;
 }
 
-// Qwen3 (config.json of Qwen/Qwen3-0.6B and its family): norms of queries and keys, and heads of 128 whatever the
+// Qwen3 (config.json of Qwen/Qwen3-0.6B and its family) has norms of queries and keys, and heads of 128 values at any
 // hidden size.
 Architecture qwen3(const char* name, const PublishedSizes& sizes) {
   Architecture a = llama(name, sizes, 1e6);
@@ -84,8 +84,8 @@ Architecture qwen3(const char* name, const PublishedSizes& sizes) {
   return a;
 }
 
-// The losses of the router have the factors of the sources, in the sense of arch::Experts: transformers' balance loss
-// is the larger by experts per token.
+// The losses of the router have the factors of the sources, converted to the definition in arch::Experts: the balance
+// loss of transformers is larger by the factor `experts per token`.
 Architecture sparse(Architecture a, const Experts& experts) {
   a.experts = experts;
   return a;
@@ -136,7 +136,7 @@ std::vector<Architecture> make_presets() {
       olmoe_1b_7b(),
       qwen3_30b_a3b(),
       gpt("gpt2", 12, 768, 12, 50257, 1024),
-      // Frontier's family; the paper gives 1.4B a hidden size of 2114, which 24 heads do not divide.
+      // Frontier's family. The paper gives the 1.4B model a hidden size of 2114, which 24 heads do not divide.
       gpt("gpt-1.4b", 24, 2112, 24, 51200, 2048),
       gpt("gpt-22b", 48, 6144, 48, 51200, 2048),
       gpt("gpt-175b", 96, 12288, 96, 51200, 2048),
@@ -147,7 +147,8 @@ std::vector<Architecture> make_presets() {
       with_init(llama("viking-7b", {32, 4096, 11008, 32, 32, 131072, 4096}, 10000.0), 0.0048),
       with_init(llama("viking-33b", {56, 7168, 20480, 56, 8, 131072, 4096}, 10000.0), 0.0048),
       with_init(plain_norm(llama("olmo-7b", {32, 4096, 11008, 32, 32, 50304, 2048}, 10000.0)), 1.0 / 64.0),
-      // LUMI's 140B is named without sizes: ours has 140.7 B parameters and 128-wide heads, divisible by TP 8 and PP 4.
+      // LUMI's 140B model is named without sizes. Ours has 140.7 B parameters and 128-wide heads, divisible by TP 8 and
+      // PP 4.
       gpt("gpt-140b", 92, 11264, 88, 51200, 2048),
   };
 }

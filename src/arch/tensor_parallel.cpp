@@ -17,8 +17,8 @@ bool fits(const Architecture& a, int ranks) {
          (!a.sparse() || a.experts->ffn % ranks == 0) && a.vocabulary >= ranks;
 }
 
-// Returns the number of consecutive query heads of a rank that share a KV head: it divides the rank's heads and the
-// group.
+// Returns the number of consecutive query heads of a rank that share a KV head. It divides both the number of the
+// rank's heads and the number of query heads for each KV head.
 std::int64_t query_run(const Architecture& a, int ranks) {
   return std::gcd(a.heads / ranks, a.heads / a.kv_heads);
 }

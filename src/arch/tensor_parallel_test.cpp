@@ -28,7 +28,8 @@ TEST(TensorParallel, BlocksTileEachParameter) {
     }
 }
 
-// The third rank of four: rows of row-split matrices, columns of column-split ones, the whole of unsplit ones.
+// Checks the blocks of the third rank of four: rows of row-split matrices, columns of column-split matrices, and all of
+// unsplit parameters.
 TEST(TensorParallel, BlocksAreWhereTheyAre) {
   Parameter matrix, vector;
   matrix.shape = {10, 12}, vector.shape = {10};
@@ -47,8 +48,8 @@ TEST(TensorParallel, BlocksAreWhereTheyAre) {
   EXPECT_EQ(text(vector, ShardDim::kRows, 1, 4), "rows 3 + 3, columns 0 + 1 of 1");
 }
 
-// Embedding; norm, q, k, v, output, norm, gate, up, down of a layer; last norm. KV heads that cannot be divided stay
-// whole.
+// The shapes are in the order: embedding; norm, q, k, v, output, norm, gate, up, down of a layer; last norm. KV heads
+// that cannot be divided stay whole.
 TEST(TensorParallel, LocalShapes) {
   const GoldenMessages golden;
   Architecture a = preset("llama-tiny");  // 4 heads, 2 KV heads of 64, FFN 704
@@ -133,7 +134,7 @@ TEST(TensorParallel, SaysWhichDegreesFit) {
   }
 }
 
-// A key head that cannot be dealt to one rank is on each rank, with its bias.
+// If key heads cannot be dealt to ranks evenly, each rank has all of them with their biases.
 TEST(TensorParallel, KeysAndValuesThatDoNotDivideAreOnEveryRank) {
   Architecture a = preset("gpt2");
   a.name = "custom", a.layers = 3, a.hidden = 136, a.ffn = 228, a.heads = 12, a.kv_heads = 3, a.head_dim = 20;

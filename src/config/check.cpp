@@ -1,4 +1,4 @@
-// Checks across keys that need arithmetic alone. Features that this build of molen lacks are refused by the code that
+// Checks across keys that need only arithmetic. Features that this build of molen lacks are refused by the code that
 // would implement them.
 #include <algorithm>
 #include <array>
@@ -9,8 +9,8 @@
 namespace molen::config {
 namespace {
 
-// Sizes that only a preset could supply otherwise. The vocabulary defaults to the tokenizer's number of entries, which
-// only the reader of the tokenizer knows.
+// Checks that the sizes are given if there is no preset that supplies them. The vocabulary may also come from the
+// tokenizer, whose number of entries only the reader of the tokenizer knows.
 void check_sizes(const Config& c, Problems& problems) {
   const ModelTable& m = c.model;
   for (const auto& [key, given] : {std::pair{"model.layers", m.layers.has_value()},
@@ -58,7 +58,7 @@ std::int64_t stage_of(const std::string& sharding) {
 
 void check_parallel(const Config& c, Problems& problems) {
   const ParallelTable& p = c.parallel;
-  // Stage 1 with a hybrid name: groups shard as the name says, and the optimizer shards over all ranks.
+  // With stage 1 and a hybrid name, groups shard as the name says, and the optimizer shards over all ranks.
   const bool hybrid = p.sharding && p.sharding->rfind("HYBRID", 0) == 0;
   if (p.sharding && p.zero && stage_of(*p.sharding) != *p.zero && !(hybrid && *p.zero == 1)) {
     problems.add("{}: {} contradicts parallel.sharding = {}, which is stage {}", c.where("parallel.zero"), *p.zero,
@@ -95,7 +95,7 @@ void check_data(const Config& c, Problems& problems) {
                    c.where("data.validation"), set.path);
 }
 
-// Compares lengths of the same unit only.
+// Returns whether `a` is longer than `b`; false if their units differ.
 bool longer(const Horizon& a, const Horizon& b) {
   return a.unit == b.unit && a.value > b.value;
 }

@@ -1,8 +1,9 @@
-// The configuration of a run: typed tables and their single field list. The list defines the reader, `--set`, errors
+// The configuration of a run: typed tables, and one list of their fields. The list defines the reader, `--set`, errors
 // with the nearest key, the reference page, the resolved TOML, JSON, and the comparison on resume.
 //
-// A file is TOML with these tables. `extends = "base.toml"` (relative to the file) is read first and overridden by the
-// file; then `--set table.key=value` in order. The value "none" resets a key that may be absent.
+// A file is TOML with these tables. The file that `extends = "base.toml"` names (relative to this file) is read first,
+// then this file overrides it, then each `--set table.key=value` does in order. The value "none" resets a key that may
+// be absent.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,7 @@ struct RopeScaling {
   bool operator==(const RopeScaling&) const = default;
 };
 
-// Every member except `preset` and `family` overrides the preset's value, or gives the family's size.
+// Every member except `preset` and `family` overrides a value of the preset, or gives a size of the family.
 struct ModelTable {
   std::optional<std::string> preset, family;
   std::optional<std::int64_t> layers, hidden, ffn, heads, kv_heads, head_dim, vocabulary, max_sequence;
@@ -46,7 +47,7 @@ struct ModelTable {
 struct DataSource {
   std::string path;
   double weight = 1.0;
-  std::vector<std::string> languages;  // empty: all
+  std::vector<std::string> languages;  // empty: all languages
   bool operator==(const DataSource&) const = default;
 };
 
@@ -67,13 +68,13 @@ struct ParallelTable {
   bool sequence = false;
   std::int64_t tensor_chunks = 1;
   std::int64_t pipeline = 1, virtual_stages = 1;
-  std::vector<std::int64_t> stage_layers;  // empty: balanced
+  std::vector<std::int64_t> stage_layers;  // empty: layers are balanced over stages
   std::string schedule = "1f1b";
   std::int64_t context = 1;
   std::string context_form = "gather";
   std::int64_t expert = 1;
   std::int64_t data_replicate = 1;
-  std::optional<std::int64_t> data_shard;  // nullopt: "auto", all ranks that the other axes leave
+  std::optional<std::int64_t> data_shard;  // nullopt: "auto", all ranks that the other axes do not use
   std::optional<std::string> sharding;
   std::optional<std::int64_t> zero;
   std::vector<std::string> order{"pp", "dp-replicate", "dp-shard", "cp", "tp"};
@@ -169,31 +170,31 @@ struct Config {
   EnergyTable energy;
   RunTable run;
   DeviceTable device;
-  std::map<std::string, Origin> origins;  // by "table.key"; keys at their default are absent
+  std::map<std::string, Origin> origins;  // keyed by "table.key"; keys with their default value are absent
 
-  // schedule.min_lr, or a tenth of optimizer.lr.
+  // Returns schedule.min_lr, or a tenth of optimizer.lr if it is unset.
   double min_lr() const { return schedule.min_lr.value_or(0.1 * optimizer.lr); }
-  // "run.toml:12: train.until", "--set train.until" or "train.until": the head of an error about a key.
+  // Returns the beginning of an error about a key: "run.toml:12: train.until", "--set train.until" or "train.until".
   std::string where(std::string_view key) const;
 };
 
-// Whether a field decides the numbers, which must not change on resume (DESIGN section 5), or only the run.
+// Whether a field decides the numbers of a training, so that it must not change on resume, or only how the run is done.
 enum class Effect { kNumbers, kRun };
 
 struct Field {
   std::string key;                   // "model.layers"
   std::string type;                  // "a positive integer"
-  std::vector<std::string> choices;  // empty: free
+  std::vector<std::string> choices;  // empty: any value of the type
   std::string meaning;
   Effect effect = Effect::kRun;
-  bool textual = false;                            // its values are strings, so `--set run.name=7` is the name "7"
+  bool textual = false;                            // values are strings, so `--set run.name=7` is the name "7"
   std::function<void(Config&, const Json&)> read;  // throws UsageError without the key: "expected ..., got ..."
   std::function<Json(const Config&)> write;        // null: not set
 };
 
 // Returns the single field list, in the order of the reference page.
 const std::vector<Field>& fields();
-// Throws UsageError that suggests the nearest key.
+// Returns the field of a key. Throws UsageError that suggests the nearest key.
 const Field& field(std::string_view key);
 
 // The errors of a configuration, collected and reported together.
@@ -226,35 +227,38 @@ class Problems {
   std::exception_ptr first_;  // the first error as it was thrown
 };
 
-// A caller's knowledge beyond this module: it fills in unset values, or adds errors.
+// A function of the caller that fills in unset values, or adds errors, from knowledge that this module does not have.
 using Completion = std::function<void(Config&, Problems&)>;
 
-// Reads, merges, derives unset values from other keys (schedule.warmup, model.max_sequence) and checks. Throws
-// UsageError with all errors, such as `run.toml:12: model.layers: expected a positive integer, got "twelve"`.
-// `complete` runs last, if every value could be read.
+// Returns a configuration: reads the file and `sets`, merges them, derives unset values from other keys
+// (schedule.warmup, model.max_sequence) and checks the result. Throws UsageError with all errors, such as `run.toml:12:
+// model.layers: expected a positive integer, got "twelve"`. `complete` runs last, and only if every value could be
+// read.
 Config load(const std::optional<fs::path>& file, const std::vector<std::string>& sets = {},
             const Completion& complete = {});
 // Parses a document without `extends`; errors and origins use `name` as the file's name.
 Config parse(std::string_view toml, std::string_view name, const std::vector<std::string>& sets = {});
 // Assigns one more value, from a resolved choice or a preset; `value` has the file's form. Throws UsageError.
 void assign(Config& config, std::string_view key, const Json& value, const Origin& origin);
-// Checks across keys that need arithmetic alone: divisibility, contradictions, lengths. `load` and `parse` call it.
+// Does the checks across keys that need only arithmetic: divisibility, contradictions, lengths. `load` and `parse` call
+// this.
 void check(const Config& config, Problems& problems);
 
-// The resolved configuration, each line with its origin; parse(to_toml(c)) has the same values.
+// Returns the resolved configuration, each line with its origin; parse(to_toml(c)) has the same values.
 std::string to_toml(const Config& config);
-// {"model": {"layers": 12, ...}, ...}: unset keys are absent. from_json(to_json(c)) has the same values.
+// Returns {"model": {"layers": 12, ...}, ...}, in which unset keys are absent. from_json(to_json(c)) has the same
+// values.
 Json to_json(const Config& config);
 Config from_json(const Json& json, std::string_view name);
 
 struct Difference {
   std::string key;
-  std::string before, after;  // TOML values; "none" where not set
+  std::string before, after;  // TOML values; "none" if not set
   Effect effect = Effect::kRun;
 };
 std::vector<Difference> diff(const Config& before, const Config& after);
 
-// Return the text of `molen config reference`, and the same as JSON for programs.
+// Return the text of `molen config reference`, and the same content as JSON for programs.
 std::string reference();
 Json reference_json();
 

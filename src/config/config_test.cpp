@@ -56,7 +56,7 @@ TEST(Config, DefaultsAreValid) {
   EXPECT_EQ(c.origins.size(), 1u);
 }
 
-// All keys with their values, and the origin of each value. After an intended change: MOLEN_UPDATE_GOLDEN=1
+// The golden text has all keys with their values and origins. After an intended change, run MOLEN_UPDATE_GOLDEN=1
 // config_test.
 TEST(Config, TheResolvedTextIsTheGoldenOne) {
   const GoldenMessages golden;
@@ -71,7 +71,7 @@ TEST(Config, TheResolvedTextIsTheGoldenOne) {
   }
 }
 
-// A tenth of the run, and at most 2000 steps, in whichever unit its length is given.
+// The warmup is a tenth of the run and at most 2000 steps, in whichever unit the length of the run is given.
 TEST(Config, WarmupFollowsTheRun) {
   const auto warmup = [](const std::string& until, const std::string& set = "batch.global=8") {
     return load(std::nullopt, {"train.until=" + until, set}).schedule.warmup;
@@ -79,7 +79,7 @@ TEST(Config, WarmupFollowsTheRun) {
   EXPECT_EQ(warmup("30 steps"), steps(3));
   EXPECT_EQ(warmup("5 steps"), steps(0));
   EXPECT_EQ(warmup("1M steps"), steps(2000));
-  EXPECT_EQ(warmup("409600 tokens"), steps(10));  // of 8 x 512
+  EXPECT_EQ(warmup("409600 tokens"), steps(10));  // steps of 8 x 512 tokens
   EXPECT_EQ(warmup("409601 tokens", "batch.global=4"), steps(20));
   EXPECT_EQ(warmup("450B tokens"), steps(2000));
   EXPECT_EQ(warmup("3 epochs"), (Horizon{Horizon::Unit::kEpochs, 3.0 / 10}));
@@ -109,7 +109,7 @@ TEST(Config, AllErrorsAreSaidAtOnce) {
             "  run.toml:11: batch.micro: 3 does not divide batch.global = 8\n"
             "  run.toml:9: schedule.warmup: 60 steps is longer than train.until = 50 steps; set a shorter one, or "
             "\"none\" for the default");
-  // Errors that only follow from a refused value are not reported beside it.
+  // Errors that only follow from a refused value are not reported.
   EXPECT_EQ(reason_of("[batch]\nglobal = \"many\"\nmicro = 3"),
             "run.toml:2: batch.global: expected a positive integer, got \"many\"");
   EXPECT_EQ(
@@ -125,7 +125,7 @@ TEST(Config, AllErrorsAreSaidAtOnce) {
             "  --set batch.micro: expected a positive integer, got \"x\"");
 }
 
-// Fifty errors are shown, and the number of the rest.
+// At most fifty errors are shown, followed by the number of the others.
 TEST(Config, ErrorsAreShownUpToFifty) {
   for (const int count : {49, 50, 51, 60}) {
     std::string many = "[model]\n", expected = fmt::format("{} errors:", count);
@@ -568,7 +568,7 @@ TEST(Config, DiffSaysWhatDecidesTheNumbers) {
   EXPECT_TRUE(diff(a, a).empty());
 }
 
-// DESIGN section 5: only these keys decide the numbers.
+// Only these keys decide the numbers of a training.
 TEST(Config, EffectsFollowTheDesign) {
   const std::set<std::string> tables{"model", "data", "batch", "optimizer", "schedule"};
   const std::set<std::string> keys{"train.until", "train.seed", "precision.compute"};
@@ -590,7 +590,7 @@ TEST(Config, FieldsAreNamedOnceAndReadTheirOwnDefault) {
   }
 }
 
-// The reference page that users rely on. After an intended change: MOLEN_UPDATE_GOLDEN=1 config_test.
+// Users rely on the reference page. After an intended change, run MOLEN_UPDATE_GOLDEN=1 config_test.
 TEST(Config, ReferenceIsFrozen) {
   const fs::path golden = "src/config/reference.golden.txt";
   if (std::getenv("MOLEN_UPDATE_GOLDEN")) write_file_atomic(golden, reference());
@@ -598,7 +598,7 @@ TEST(Config, ReferenceIsFrozen) {
   EXPECT_EQ(reference_json().size(), fields().size());
 }
 
-// A configuration with random values in many keys.
+// Returns a configuration with random values in many keys.
 Config any_config() {
   const auto maybe = [](auto gen) { return *rc::gen::maybe(gen); };
   const auto word = rc::gen::map(rc::gen::nonEmpty(rc::gen::container<std::string>(
@@ -668,7 +668,8 @@ TEST(Config, JsonFromOutsideIsChecked) {
   EXPECT_NE(bad("{\"model\": {\"layers\": 18446744073709551615}}").find("expected"), std::string::npos);
 }
 
-// The fuzzer's seeds: each is read or refused, and a configuration that is read survives its resolved form.
+// Each of the fuzzer's seeds is read or refused. A configuration that is read equals the one read from its resolved
+// form.
 TEST(Config, FuzzSeeds) {
   int seeds = 0, read = 0;
   for (const auto& entry : fs::directory_iterator("tests/fuzz/seeds/config")) {

@@ -1,4 +1,4 @@
-// The single list of configuration fields. Append new fields to their table; all other uses follow from the list.
+// The only list of configuration fields. Append new fields to their table; everything else follows from the list.
 #include "config/config.h"
 #include "config/kinds.h"
 

@@ -43,7 +43,7 @@ std::string string_of(const Json& value, std::string_view expected) {
   return text;
 }
 
-// An integer is a number too, but not the reverse.
+// Returns a number. Integers are accepted as numbers, but other numbers are not accepted as integers.
 double number_of(const Json& value, std::string_view expected) {
   if (!value.is_number()) reject(expected, value);
   const double number = value.get<double>();
@@ -62,7 +62,7 @@ Kind<double> number(std::string expected, std::function<bool(double)> allowed) {
 Kind<std::int64_t> integer(std::string expected, std::int64_t least, std::int64_t most) {
   return {.type = expected, .read = [=](const Json& value) {
             if (!value.is_number_integer() || value.is_number_unsigned()) {
-              // Documents hold signed integers; unsigned integers come from programs.
+              // Documents contain signed integers; unsigned integers come from programs.
               if (!value.is_number_unsigned() || value.get<std::uint64_t>() > std::uint64_t(INT64_MAX))
                 reject(expected, value);
             }
@@ -73,7 +73,7 @@ Kind<std::int64_t> integer(std::string expected, std::int64_t least, std::int64_
           }};
 }
 
-// Reads a string, or a list of strings; commas separate too, for `--set`.
+// Reads a list of strings, or one string, in which commas separate the members, for `--set`.
 std::vector<std::string> words_of(const Json& value, std::string_view expected) {
   std::vector<std::string> words;
   if (value.is_string()) {
@@ -183,7 +183,7 @@ Kind<double> share() {
   Kind<double> kind = number("a share such as 0.05 or \"5 %\"", [](double v) { return v >= 0.0 && v <= 10.0; });
   kind.read = [plain = kind.read, expected = kind.type](const Json& value) {
     if (!value.is_string()) return plain(value);
-    // Parsed as a number of watts: the same grammar of numbers with another unit.
+    // The text is parsed as watts, because both units have the same grammar of numbers.
     std::string text = value.get<std::string>();
     if (text.empty() || text.back() != '%') reject(expected, value);
     text.back() = 'W';
@@ -283,8 +283,8 @@ namespace {
 const std::string kRecomputeExpected =
     "none, full, full/2 (every second layer), a list of parts such as [\"attention\"], or a size such as \"8 GiB\"";
 
-// Removes "/3" from the end of `text` and returns 3; returns 1 if there is none. Throws when it is not a number of
-// layers.
+// Removes an ending such as "/3" from `text` and returns its number, 3. Returns 1 if there is none. Throws when the
+// number is not a number of layers.
 std::int64_t take_every(std::string& text, const Json& value) {
   const std::size_t slash = text.rfind('/');
   if (slash == std::string::npos) return 1;
@@ -413,7 +413,7 @@ Kind<std::vector<std::string>> names(std::vector<std::string> choices) {
 }
 
 Kind<std::vector<std::string>> axis_order() {
-  // "ep" may be left out: it is then right within "dp-shard".
+  // "ep" may be left out. Its place is then directly within "dp-shard".
   const std::vector<std::string> axes = ParallelTable{}.order;
   std::vector<std::string> known = axes;
   known.insert(std::find(known.begin(), known.end(), "dp-shard") + 1, "ep");

@@ -1,5 +1,5 @@
-// Kinds of value: how each is read from JSON, written back, and named in errors and the reference page. A field of the
-// list consists of a key, a member and a kind.
+// Kinds of values. A kind says how a value is read from JSON, written back, and named in errors and on the reference
+// page. A field of the list consists of a key, a member and a kind.
 #pragma once
 
 #include <functional>
@@ -25,7 +25,7 @@ struct Kind {
 // Throws UsageError("expected ..., got ...").
 [[noreturn]] void reject(std::string_view expected, const Json& got, std::string_view hint = "");
 
-// Largest count: a product of two counts fits in 64 bits.
+// The largest count, chosen so that a product of two counts fits in 64 bits.
 inline constexpr std::int64_t kManyMost = std::int64_t{1} << 31;
 
 Kind<std::int64_t> positive(std::int64_t most = kManyMost);
@@ -43,7 +43,7 @@ Kind<std::string> path();
 Kind<std::string> run_name();  // one path component
 Kind<std::string> choice(std::vector<std::string> choices);
 Kind<std::string> choice_or_file(std::vector<std::string> choices);
-Kind<Horizon> horizon();  // above zero
+Kind<Horizon> horizon();  // greater than zero
 Kind<Horizon> horizon_or_zero();
 Kind<Seconds> time();
 Kind<std::optional<Seconds>> time_or_auto();

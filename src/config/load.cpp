@@ -46,7 +46,8 @@ Json node_json(const toml::node& node, const Origin& origin, int depth = 0) {
   throw UsageError("{}: a date or time of day has no meaning here; quote it if a string was meant", origin.text);
 }
 
-// The parser does not limit chains of dotted keys, which nest tables, and tables are destroyed recursively.
+// Dotted keys nest tables, which are destroyed recursively, and the parser does not limit their depth. Long dotted keys
+// are therefore refused here, so that they cannot overflow the stack.
 void refuse_long_dotted_keys(std::string_view text, std::string_view name) {
   int line = 1, dots = 0;
   for (const char c : text) {
@@ -66,7 +67,7 @@ toml::table parse_toml(std::string_view text, std::string_view name) {
   }
 }
 
-// Returns the members in the file's order; the parser sorts them by name.
+// Returns the members in the order of the file, since the parser sorts them by name.
 std::vector<std::pair<std::string, const toml::node*>> in_order(const toml::table& table) {
   std::vector<std::pair<std::string, const toml::node*>> members;
   for (const auto& [key, node] : table) members.emplace_back(std::string(key.str()), &node);
@@ -151,7 +152,7 @@ void collect_set(std::string_view argument, Entries& entries) {
   entries.insert_or_assign(key, Entry{std::move(value), {Origin::Kind::kSet, ""}});
 }
 
-// Adds the value's place to the error of its kind, which knows the value only.
+// Reads a value. Adds the value's place to an error of its kind, since the kind knows only the value.
 void read(Config& config, const Field& f, const Json& value, const Origin& origin) {
   config.origins[f.key] = origin;
   std::string problem;
@@ -164,7 +165,8 @@ void read(Config& config, const Field& f, const Json& value, const Origin& origi
   throw UsageError("{}: {}", config.where(f.key), problem);
 }
 
-// A tenth of the run, and at most 2000 steps; in epochs, whose steps only the data determine, a tenth of the epochs.
+// Returns a tenth of the run, but at most 2000 steps. If the run's length is in epochs, whose number of steps depends
+// on the data, returns a tenth of the epochs.
 std::optional<Horizon> usual_warmup(const Config& c) {
   constexpr std::int64_t kMost = 2000, kPart = 10;
   const Horizon& until = c.train.until;

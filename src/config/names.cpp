@@ -128,7 +128,8 @@ std::string_view known_elsewhere_as(std::string_view name) {
   return found == names.end() ? "" : found->second;
 }
 
-// Suggests our key for another system's name, or the same name in another table; then the nearest of all keys.
+// Suggests our key for another system's name, or the key of the same name in another table, or else the nearest of all
+// keys.
 std::string key_suggestion(std::string_view key) {
   if (key.size() > kLongestKey) return "";
   const std::string_view name = key.substr(key.find('.') + 1);  // the whole key if it has no dot

@@ -19,7 +19,7 @@ std::string_view trimmed(std::string_view text) {
 
 namespace {
 
-constexpr double kLargest = 9007199254740992.0;  // 2^53: every whole number up to here is a double
+constexpr double kLargest = 9007199254740992.0;  // 2^53: every whole number up to this is a double
 constexpr std::size_t kLongest = 64;             // characters of a value with a unit
 
 using Units = std::pair<std::string_view, double>;

@@ -12,7 +12,7 @@
 
 namespace molen::config {
 
-std::string_view trimmed(std::string_view text);  // without the spaces and tabs at both ends
+std::string_view trimmed(std::string_view text);  // returns `text` without the spaces and tabs at both ends
 
 // A length of training: how long to run, when to save, how long to warm up.
 struct Horizon {
@@ -35,7 +35,7 @@ struct Recompute {
   Mode mode = Mode::kNone;
   std::vector<std::string> parts = {};  // kParts: names of layer parts, "attention", "norm_up", ...
   Bytes budget{0};                      // kBudget: limit on the memory plan of a rank
-  std::int64_t every = 1;               // kFull, kParts: only layers whose number it divides
+  std::int64_t every = 1;               // kFull, kParts: only layers whose number is divisible by this
   bool operator==(const Recompute&) const = default;
 };
 

@@ -1,5 +1,5 @@
-// Writes the resolved configuration as TOML with origins and as JSON, the differences between two configurations, and
-// the reference page.
+// Writes the resolved configuration as TOML with origins and as JSON; also the differences between two configurations,
+// and the reference page.
 #include <algorithm>
 #include <cmath>
 
@@ -18,7 +18,7 @@ std::string name_of(const Field& f) {
   return f.key.substr(f.key.find('.') + 1);
 }
 
-// A basic string: JSON's escapes, and an escape for DEL, which TOML does not allow raw.
+// Returns a basic string of TOML. It has JSON's escapes, and an escape for DEL, which TOML does not allow raw.
 std::string toml_string(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
@@ -40,7 +40,7 @@ std::string toml_string(const std::string& text) {
 std::string toml_number(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
-  std::string text = fmt::format("{}", value);  // shortest that reads back the same
+  std::string text = fmt::format("{}", value);  // the shortest text that is read back as the same value
   return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
 }
 

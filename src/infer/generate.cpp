@@ -39,7 +39,7 @@ std::size_t held_back(const std::string& text, const std::vector<std::string>& s
   return most;
 }
 
-// Returns the model's ids that belong to no token: its vocabulary may be padded beyond the tokenizer's.
+// Returns the model's ids that belong to no token: the model's vocabulary may be padded beyond the tokenizer's.
 at::Tensor ids_without_token(const data::Tokenizer& tokenizer, std::int64_t vocabulary) {
   std::vector<std::int64_t> ids;
   for (std::int64_t id = 0; id < vocabulary; ++id)

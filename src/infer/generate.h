@@ -1,4 +1,4 @@
-// The work of `molen generate` and `molen eval`, without the command line.
+// The functions of `molen generate` and `molen eval`, without the command line.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@ namespace molen::infer {
 struct GenerateOptions {
   Sampling sampling;
   std::int64_t max_tokens = 128;
-  std::vector<std::string> stops;  // generation ends before the first of these
+  std::vector<std::string> stops;  // generation ends before the first of these strings
   bool use_cache = true;           // false: run the whole sequence again for each token (slow; for comparison)
   int threads = 0;                 // 0: the machine's cores
 };

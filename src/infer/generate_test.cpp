@@ -17,7 +17,7 @@ namespace {
 
 data::Tokenizer byte_tokenizer() {
   data::TrainOptions options;
-  options.vocabulary = 257;  // <|endoftext|> and the bytes
+  options.vocabulary = 257;  // <|endoftext|> and the 256 bytes
   data::Trainer trainer(options);
   const std::string_view text[] = {"a"};
   trainer.add(text);
@@ -31,8 +31,8 @@ std::int32_t id_of(const data::Tokenizer& tokenizer, char byte) {
 }
 
 // Returns a model that continues `before` with `said` and then ends the text. Each token's embedding has one element
-// that is not 0, the layer adds nothing, and the head's row of the token that follows has the same element. So no byte
-// may occur twice. With `loops`, the first byte follows the last one again.
+// that is not 0, and the layer adds nothing. The head's row of the next token has the same element, so no byte may
+// occur twice. With `loops`, the first byte follows the last byte again.
 LoadedModel scripted(const std::string& before, const std::string& said, bool loops = false) {
   arch::Architecture a = arch::preset("llama-tiny");
   a.layers = 1, a.hidden = 264, a.ffn = 8, a.heads = 2, a.kv_heads = 1, a.head_dim = 4;

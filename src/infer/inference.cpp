@@ -43,7 +43,8 @@ exec::UnitWeights Weights::unit(const std::string& name) const {
 
 namespace {
 
-// A capacity is a matter of training: what is generated must not depend on what else is in the sequence.
+// Returns the architecture without a capacity, which is only for training: a generated token must not depend on which
+// tokens compete with it for an expert.
 arch::Architecture without_capacity(arch::Architecture a) {
   if (a.experts) a.experts->capacity = 0.0;
   return a;
@@ -172,7 +173,7 @@ class Inference::Impl {
     return y;
   }
 
-  // The values of a layer while its parts run, and what they read besides.
+  // The values of a layer while its parts run, and other inputs of these parts.
   struct LayerRun {
     const exec::UnitWeights& weights;
     const Shape& shape;
@@ -242,7 +243,7 @@ class Inference::Impl {
       model::route_forward(c, r.mid, {}, r.weights.mlp_norm(), r.weights.router(), saved, r.routed_rows, r.routed);
     });
   }
-  void balance(LayerRun&) {}  // nothing that is generated depends on the loss
+  void balance(LayerRun&) {}  // generated text does not depend on the loss
   void shared_up(LayerRun& r) {
     r.up = empty(r.rows(), arch().shared_up_size());
     with(arch::Part::kSharedUp, r.shape,
@@ -412,7 +413,7 @@ std::int32_t sample(const at::Tensor& logits, const Sampling& s, std::int64_t po
     weight.push_back(std::exp((z[id] - z[order[0]]) / s.temperature));
     total += weight.back();
   }
-  // Keeps the smallest set of most likely tokens whose probability is at least top_p.
+  // Keeps the smallest set of most likely tokens whose summed probability is at least top_p.
   double kept = 0.0;
   std::size_t count = 0;
   while (count < weight.size() && (count == 0 || kept < s.top_p * total)) kept += weight[count++];

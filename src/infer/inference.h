@@ -18,7 +18,7 @@
 
 namespace molen::infer {
 
-// Weights of a whole model in fp32 (or fp64), divided into units as the executor divides them.
+// The weights of a whole model in fp32 (or fp64), divided into units in the same way as in the executor.
 class Weights {
  public:
   Weights(arch::Architecture arch, DType dtype);

@@ -59,7 +59,8 @@ std::shared_ptr<Weights> random_weights(const arch::Architecture& a) {
   return weights;
 }
 
-// The cache sums the same terms in another order: results differ by a few roundings of values of order one.
+// Decoding with the cache sums the same terms in another order, so results differ by a few roundings of values of order
+// one.
 TEST(Inference, CacheEqualsNoCache) {
   for (const arch::Architecture& a : models()) {
     SCOPED_TRACE(a.name);
@@ -154,7 +155,7 @@ TEST(Inference, IsTheModelThatIsTrained) {
   }
 }
 
-// Training drops what is beyond the capacity of an expert; a model that is used drops nothing.
+// Training drops choices beyond the capacity of an expert; inference drops nothing.
 TEST(Inference, DropsNothing) {
   const arch::Architecture dropless = models()[6];
   arch::Architecture capped = dropless;

@@ -35,7 +35,8 @@ void complete(config::Config& c, config::Problems& problems) {
   const auto& m = c.model;
   const bool own = m.family && !m.preset;
   if (own && !m.vocabulary && c.data.tokenizer) problems.none_of([&] { take_vocabulary(c); });
-  // Does not repeat what the checks have said of the model. When there is no model, the code that needs one says so.
+  // Skips problems of the model that the checks have reported. When there is no model, the code that needs one reports
+  // that.
   const bool said = std::any_of(problems.all().begin(), problems.all().end(),
                                 [](const std::string& text) { return text.find("model.") != std::string::npos; });
   if (!said && (m.preset || (own && m.layers && m.hidden && m.heads && m.vocabulary)))

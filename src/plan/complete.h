@@ -1,12 +1,12 @@
-// Completes a configuration from the files that it names, and checks it against them.
+// Completes a configuration from the files that the configuration names, and checks it against these files.
 #pragma once
 
 #include "config/config.h"
 
 namespace molen::plan {
 
-// A config::Completion. Takes model.vocabulary from the tokenizer when nothing else gives it. Refuses an impossible
-// model, and sequences that are longer than the model takes.
+// Takes model.vocabulary from the tokenizer when nothing else gives it. Refuses an impossible model, and sequences that
+// are longer than the model takes. Callers pass this function as a config::Completion.
 void complete(config::Config& config, config::Problems& problems);
 
 // Adds a problem for everything that a training needs and that is missing: a model, data, and the files that the

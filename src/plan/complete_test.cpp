@@ -35,7 +35,7 @@ TEST(Complete, TakesTheVocabularyOfTheTokenizer) {
   EXPECT_EQ(c.origins.at("model.vocabulary").describe(), "derived: data.tokenizer");
   EXPECT_EQ(resolve_architecture(c).vocabulary, entries);
   EXPECT_EQ(load({given, "model.vocabulary=5000"}).model.vocabulary, 5000);
-  // A preset has its own.
+  // A preset has its own vocabulary.
   const auto preset = config::load(std::nullopt, {"model.preset=llama-tiny", given}, complete);
   EXPECT_EQ(preset.model.vocabulary, std::nullopt);
 }
@@ -48,7 +48,7 @@ TEST(Complete, RefusesWhatFilesAndPresetsContradict) {
   EXPECT_NE(completion_refusal({"data.tokenizer=tests/golden/arch/presets.json"}).find("--set data.tokenizer: "),
             std::string::npos);
   EXPECT_EQ(completion_refusal({"model.vocabulary=10"}), "");
-  // Both errors at once, when the field list refuses one value and the files another.
+  // When the field list refuses one value and the files another, both errors are reported at once.
   const std::string both = completion_refusal({"data.tokenizer=nowhere.json", "batch.micro=3"});
   EXPECT_NE(both.find("2 errors:"), std::string::npos) << both;
   try {

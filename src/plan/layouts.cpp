@@ -65,7 +65,7 @@ struct Grid {
   std::string context_text() const { return context == 1 ? "" : fmt::format(", cp {} {}", context, name_of(form)); }
 };
 
-// Rows stay whole, or are cut into the configuration's number of pieces.
+// Returns the grids. Rows stay whole, or are cut into the configuration's number of pieces.
 std::vector<Grid> grids_of(const arch::Architecture& arch, const program::Setting& base, int ranks) {
   std::vector<Grid> grids;
   for (const int tensor : arch::tensor_degrees(arch, ranks))
@@ -100,7 +100,7 @@ struct Stages {
   }
 };
 
-// Every schedule that is built, on every number of stages that has layers for them.
+// Returns every schedule that is built, on every number of stages for which the model has enough layers.
 std::vector<Stages> stages_of(const arch::Architecture& arch, int ranks) {
   using program::ScheduleKind;
   std::vector<Stages> all{{}};
@@ -116,8 +116,8 @@ std::vector<Stages> stages_of(const arch::Architecture& arch, int ranks) {
   return all;
 }
 
-// Nothing, everything, and some parts of every second layer: a mix of layers that keep their values and layers that do
-// not. The parts are attention, and the MLP's or the experts'.
+// Returns three choices: nothing, everything, and some parts of every second layer. The last mixes layers that keep
+// their values with layers that do not. Its parts are attention and the parts of the MLP or of the experts.
 std::vector<program::Recompute> recomputes(const arch::Architecture& arch) {
   program::Recompute some;
   some.every = 2;
@@ -128,7 +128,7 @@ std::vector<program::Recompute> recomputes(const arch::Architecture& arch) {
   return {{}, program::Recompute::full(), some};
 }
 
-// No offload, and the configuration's.
+// Returns no offload, and the configuration's offload.
 std::vector<program::Offload> offloads(const program::Setting& base) {
   if (base.offload.any()) return {{}, base.offload};
   return {{}};
@@ -157,8 +157,8 @@ Sharding sharding_of(const program::Setting& s) {
   return {strategy, s.zero, s.shards(), s.replicas(), s.own_over_dp};
 }
 
-// Micro-batches with and without accumulation: the configuration's, and all sequences that a rank has in a step or,
-// when these are the same, one sequence.
+// Returns sizes of micro-batches with and without accumulation: the configuration's size, and all sequences that a rank
+// has in a step or, when the two are the same, one sequence.
 std::vector<std::int64_t> micro_batches(const program::Setting& s, bool one_sequence) {
   const std::int64_t whole = (s.global_batch + s.data_ranks() - 1) / s.data_ranks();
   std::vector<std::int64_t> all{s.micro_batch};
@@ -290,7 +290,7 @@ std::vector<Pair> pairs_of(const Layout& layout) {
 
 std::vector<Layout> covering_pairs(const std::vector<Layout>& layouts) {
   std::map<Pair, std::size_t> numbers;
-  std::vector<std::vector<std::size_t>> pairs, having;  // by layout: its pairs; by pair: the layouts that have it
+  std::vector<std::vector<std::size_t>> pairs, having;  // the pairs of each layout; the layouts that have each pair
   for (std::size_t i = 0; i < layouts.size(); ++i) {
     pairs.emplace_back();
     for (const Pair& p : pairs_of(layouts[i])) {

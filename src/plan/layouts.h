@@ -12,10 +12,10 @@ struct Layout {
   std::string name;      // "FULL_SHARD", "HYBRID_SHARD 2 x 4, optimizer over all, recompute, micro 1"
   std::string strategy;  // the first word of the name
   program::Setting setting;
-  std::vector<std::string> choices;  // one for each dimension of layouts: sharding, tensor ranks, stages, ...
+  std::vector<std::string> choices;  // one choice for each dimension of layouts: sharding, tensor ranks, stages, ...
 };
 
-// The sharding strategies by the names of parallel.sharding, and "ZERO1" for parallel.zero = 1.
+// Returns the sharding strategies: the names of parallel.sharding, and "ZERO1" for parallel.zero = 1.
 const std::vector<std::string>& strategies();
 
 // Returns every layout over exactly `ranks` ranks that starts from `base` (model sizes, batch, types). The layouts are
@@ -38,10 +38,10 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
 Layout layout_of(const program::Setting& setting);
 std::vector<std::string> choices_of(const program::Setting& setting);
 
-// Whether each group of ranks along some axes lies within one node; a node has `local_ranks` consecutive ranks.
+// Returns whether each group of ranks along some axes lies within one node; a node has `local_ranks` consecutive ranks.
 bool share_node(const program::Setting& setting, mesh::Axes axes, int local_ranks);
 
-// Returns the layouts whose tensor ranks, which communicate most, share a node of `local_ranks` ranks.
+// Returns the layouts whose tensor ranks share a node of `local_ranks` ranks. Tensor ranks communicate most.
 std::vector<Layout> within_nodes(std::vector<Layout> layouts, int local_ranks);
 
 // Returns a small selection in the given order: any two choices that occur together in some layout occur together in a

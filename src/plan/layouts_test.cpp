@@ -52,7 +52,8 @@ TEST(Layouts, OfASparseModelCanBeBuilt) {
   }
 }
 
-// Context ranks would have to agree on the first tokens of a sequence.
+// Layouts with context ranks are left out, since these ranks would have to agree on which tokens of a sequence come
+// first.
 TEST(Layouts, OfExpertsWithACapacityHaveNoContextRanks) {
   arch::Architecture a = model();
   a.experts = arch::Experts{.count = 4, .per_token = 2, .ffn = 24};
@@ -66,7 +67,7 @@ TEST(Layouts, OfExpertsWithACapacityHaveNoContextRanks) {
   EXPECT_EQ(contexts(), std::set<int>{1});
 }
 
-// The layouts that compute some parts again name those that the model has.
+// The layouts that compute some parts again name parts that the model has.
 TEST(Layouts, SomePartsComputedAgainAreOfTheModel) {
   const auto names = [](const arch::Architecture& a) {
     std::set<std::string> found;
@@ -92,9 +93,9 @@ TEST(Layouts, EachUsesAllRanksAndIsSound) {
       for (const auto& p : stages) EXPECT_TRUE(program::check(p).empty()) << l.name;
       EXPECT_TRUE(program::check_world(stages).empty()) << l.name;
     }
-    // Times three kinds of recompute, with and without accumulation, and rows whole or cut over tensor ranks. Two
-    // layers make two stages, in the order of GPipe, 1F1B or ZB-H1. Sixteen tokens fit 1, 2, 4 or 8 context ranks,
-    // which gather or form a ring.
+    // The number of shardings is multiplied by three kinds of recompute, by layouts with and without accumulation, and
+    // by rows that are whole or cut over tensor ranks. Two layers make two stages, in the order of GPipe, 1F1B or
+    // ZB-H1. Sixteen tokens fit 1, 2, 4 or 8 context ranks, which gather keys or form a ring.
     std::size_t expected = 0;
     for (const int stages : {1, 2})
       for (const int tensor : arch::tensor_degrees(a, ranks))
@@ -106,7 +107,7 @@ TEST(Layouts, EachUsesAllRanksAndIsSound) {
   }
 }
 
-// For every way to share a model, a rank's batch of a step is one micro-batch in some layouts and several in others.
+// For every way to share a model, some layouts have one micro-batch in a rank's step and others have several.
 TEST(Layouts, AccumulateAndDoNot) {
   std::map<std::string, std::set<bool>> ways;
   for (const Layout& l : layouts_of(model(), batch_of(3), 8, {})) {
@@ -152,7 +153,7 @@ TEST(Layouts, PairsAreCoveredByFew) {
   EXPECT_TRUE(covering_pairs({}).empty());
 }
 
-// Each tensor rank has a row of each piece.
+// Each tensor rank has at least one row of each piece.
 TEST(Layouts, PiecesHaveARowForEachTensorRank) {
   program::Setting s = batch_of(1);
   s.sequence = 8;
@@ -169,13 +170,13 @@ TEST(Layouts, PiecesHaveARowForEachTensorRank) {
 TEST(Layouts, KeepsWhatIsWanted) {
   const GoldenMessages golden;
   for (const Layout& l : layouts_of(model(), batch_of(1), 8, {"HYBRID_SHARD"})) EXPECT_EQ(l.strategy, "HYBRID_SHARD");
-  // Three kinds of recompute, one micro-batch and eight.
+  // There are three kinds of recompute, each with one micro-batch and with eight.
   EXPECT_EQ(layouts_of(model(), batch_of(1), 3, {"ZERO1"}).size(), 6u);
   EXPECT_NOTED(layouts_of(model(), batch_of(1), 8, {"FULLSHARD"}), UsageError);
   EXPECT_NOTED(layouts_of(model(), batch_of(1), 2, {"HYBRID_SHARD"}), UsageError);  // 2 ranks have no proper division
 }
 
-// The name of a layout tells every difference from one rank that does everything, and nothing more.
+// The name of a layout gives every difference from one rank that does everything, and nothing more.
 TEST(Layouts, NamesSayWhatDiffers) {
   const auto name = [](const std::function<void(program::Setting&)>& change) {
     program::Setting s = batch_of(3);
@@ -251,7 +252,8 @@ TEST(Layouts, RefusalsAreWhole) {
   EXPECT_EQ(refused(pieces, 2, {}), "accepted");
 }
 
-// Layouts with and without the configuration's offload are tried; so are pieces of rows and one sequence.
+// The layouts include those with and without the configuration's offload, with pieces of rows, and with micro-batches
+// of one sequence.
 TEST(Layouts, VariantsOfTheConfiguration) {
   const auto names = [](const program::Setting& s, int ranks, bool one_sequence = false) {
     std::vector<std::string> all;

@@ -12,8 +12,9 @@
 namespace molen::plan {
 namespace {
 
-// Makes the same plan faster. Micro-batches between the first and the last run one body; two of them are kept, so that
-// the edges from one to the next exist. In a pipeline more micro-batches may need more memory, so nothing is shortened.
+// Returns a setting with fewer micro-batches that has the same memory plan, so that the plan is made faster.
+// Micro-batches between the first and the last run one body; two of them are kept, so that the edges from one to the
+// next exist. In a pipeline more micro-batches may need more memory, so the setting is returned as it is.
 program::Setting of_short_batch(program::Setting s) {
   constexpr std::int64_t kMicroBatches = 4;
   if (!s.pipelined())

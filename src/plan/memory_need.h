@@ -25,16 +25,16 @@ struct MemoryRoom {
   }
 };
 
-// Returns the need of a rank of each stage, from the memory plans of their programs. `file` is the pipeline's schedule
-// when that comes from a file.
+// Returns the need of one rank of each stage, from the memory plans of the stages' programs. `file` is the pipeline's
+// schedule when the schedule comes from a file.
 std::vector<MemoryNeed> memory_needs(const arch::Architecture& arch, const program::Setting& setting,
                                      const program::Schedule* file = nullptr);
 
 // Returns what a rank keeps from step to step (parameters, gradients, optimizer states), on the stage that keeps the
-// most. It is a lower bound of the need, computed without building a program.
+// most. The result is a lower bound of the need, and is computed without building a program.
 MemoryNeed kept_need(const arch::Architecture& arch, const program::Setting& setting);
 
-// Returns the need of the stage that needs most if `room` holds every stage's need, and nothing as soon as one stage's
+// Returns the need of the stage that needs most if every stage fits into `room`. Returns nothing as soon as one stage
 // does not fit.
 std::optional<MemoryNeed> need_within(const arch::Architecture& arch, const program::Setting& setting,
                                       const MemoryRoom& room);

@@ -42,7 +42,8 @@ void keep_least(const arch::Architecture& arch, const Layout& layout, std::optio
   if (!least || order(layout) < order(*least)) least = layout;
 }
 
-// Says what the nearest layout would need, what takes most of it, and what may help besides another layout.
+// Returns the text that says how much memory the nearest layout would need, what takes most of it, and what may help
+// besides another layout.
 std::string least_text(const arch::Architecture& arch, const Layout& least, const MemoryRoom& room) {
   MemoryNeed need;
   for (const MemoryNeed& stage : memory_needs(arch, least.setting))
@@ -70,7 +71,8 @@ Nearest nearest_that_fit(const arch::Architecture& arch, const program::Setting&
   nearest.all = all.size();
   std::vector<int> differs;  // number of choices that differ, for each fitting layout
   for (Candidate& candidate : all) {
-    // All candidates with as few differences have been looked at.
+    // Candidates are in the order of their differences: once enough layouts are found, one that differs more ends the
+    // search.
     if (differs.size() >= limits.count && candidate.differs > differs.back()) break;
     if (static_cast<double>(thread_cpu_ns() - begun) * 1e-9 > limits.time.value) {
       nearest.ended = true;
@@ -82,7 +84,7 @@ Nearest nearest_that_fit(const arch::Architecture& arch, const program::Setting&
       keep_least(arch, candidate.layout, nearest.least);
       continue;
     }
-    // Insert after candidates with fewer differences, and after equally different ones that need no more.
+    // Insert after layouts with fewer differences, and after equally different layouts that need no more memory.
     std::size_t at = differs.size();
     while (at > 0 && differs[at - 1] == candidate.differs && need->total() < nearest.fitting[at - 1].need.total()) --at;
     nearest.fitting.insert(nearest.fitting.begin() + static_cast<std::ptrdiff_t>(at),

@@ -17,22 +17,22 @@ struct Fitting {
 
 struct Nearest {
   std::vector<Fitting> fitting;
-  std::size_t looked = 0, all = 0;  // layouts that the search looked at, and that there are
+  std::size_t looked = 0, all = 0;  // layouts that the search looked at; all layouts that exist
   bool ended = false;               // whether the time limit ended the search
-  // When no layout fits: of the layouts looked at, the one that keeps the least from step to step; among equals, one
-  // with full recompute and the shortest micro-batch.
+  // Set when no layout fits: the layout that keeps the least from step to step, among those looked at. Among equals, it
+  // is one with full recompute and the shortest micro-batch.
   std::optional<Layout> least;
 };
 
 // The limits that end a search, whatever it has found.
 struct SearchLimits {
-  std::size_t count = 3;  // layouts that fit
+  std::size_t count = 3;  // most layouts to return
   Seconds time{1.5};      // CPU time of the search
 };
 
-// Returns layouts with as many ranks as `setting`, on nodes of `local_ranks` ranks, whose need `room` holds on every
-// rank. Layouts that differ from `setting` in the fewest choices come first, then those that need least. On a device
-// (MemoryRoom::device), layouts that do not run there yet are left out.
+// Returns layouts that fit into `room` on every rank, with as many ranks as `setting`, on nodes of `local_ranks` ranks.
+// Layouts that differ from `setting` in the fewest choices come first; among equals, those that need the least memory
+// come first. On a device (MemoryRoom::device), layouts that do not run there yet are left out.
 Nearest nearest_that_fit(const arch::Architecture& arch, const program::Setting& setting, int local_ranks,
                          const MemoryRoom& room, const SearchLimits& limits = {});
 

@@ -12,7 +12,8 @@
 namespace molen::plan {
 namespace {
 
-// Four layers, but two under a sanitizer, where the search through layouts of up to four stages takes a minute.
+// Returns a model of four layers, or of two under a sanitizer, because the search through layouts of up to four stages
+// would take a minute there.
 arch::Architecture few_layers() {
   arch::Architecture a = arch::preset("llama-tiny");
   a.layers = kSanitized ? 2 : 4;
@@ -46,7 +47,7 @@ const SearchLimits kAll{100000, Seconds(1e9)};
 TEST(Nearest, FitsAndDiffersLeast) {
   const auto s = given();
   const Bytes whole = peak(s);
-  // A little less: one other choice is enough.
+  // With one byte less, a layout with one other choice fits.
   const auto nearest = nearest_that_fit(few_layers(), s, 4, {Bytes(whole.value - 1)}, kUnhurried);
   EXPECT_EQ(nearest.fitting.size(), 3u);
   for (const Fitting& f : nearest.fitting) {
@@ -64,7 +65,7 @@ TEST(Nearest, FitsAndDiffersLeast) {
   EXPECT_EQ(same.front().layout.setting, s);
 }
 
-// A search for fewer layouts finds the first of those that a search for all finds.
+// A search for fewer layouts finds the first layouts that a search for all finds.
 TEST(Nearest, FewAreTheFirstOfAll) {
   const auto s = given();
   const Bytes room(peak(s).value - 1);
@@ -87,8 +88,9 @@ TEST(Nearest, FewAreTheFirstOfAll) {
   }
 }
 
-// Neither what the search leaves out nor the shorter batch that it plans changes an answer: compares with the plans of
-// all layouts, also in micro-batches of one, of which there are four and more.
+// Compares the search with the plans of all layouts: neither the layouts that the search skips nor the shorter batch
+// that it plans change the answer. Includes layouts in micro-batches of one sequence, which have four micro-batches or
+// more.
 TEST(Nearest, FindsAllThatTheWholePlansFit) {
   auto s = given();
   s.global_batch = 28;
@@ -176,8 +178,8 @@ TEST(Nearest, EndsInTime) {
   EXPECT_NE(text.find(" 0 of "), std::string::npos) << text;
 }
 
-// Kept state on the host counts as host memory, before a plan is made: a device too small for it still holds the
-// layout.
+// State that is kept on the host counts as host memory even before a plan is made: a layout may fit on a device that is
+// too small for this state.
 TEST(Nearest, WhatIsKeptIsCountedWhereItLies) {
   arch::Architecture a = few_layers();
   a.vocabulary = 512, a.layers = 12;

@@ -13,7 +13,7 @@ namespace {
 
 using Parts = std::vector<arch::Part>;
 
-// Returns the subsets of `parts`, the empty one first.
+// Returns the subsets of `parts`, beginning with the empty one.
 std::vector<Parts> subsets(const Parts& parts) {
   std::vector<Parts> all{{}};
   for (const arch::Part part : parts)
@@ -32,8 +32,9 @@ Parts ends_of(const std::vector<Parts>& runs, std::size_t depth) {
   return ends;
 }
 
-// Makers of the values that the last part of the attention block reads, each with and without the others, and the ends
-// of what the MLP and the experts run in a row: the activation first, since it alone needs no product.
+// Returns the candidates. Each combines a subset of the attention block's parts (all but the last part) with the last
+// parts of each run of the MLP block. The activation, which is the last part of a run, comes first, since it alone
+// needs no product.
 std::vector<program::Recompute> candidates(const arch::Architecture& arch) {
   std::vector<program::Recompute> all;
   Parts attention;
@@ -49,7 +50,7 @@ std::vector<program::Recompute> candidates(const arch::Architecture& arch) {
       for (const arch::Part part : before) r.add(part);
       for (const arch::Part part : ends_of(runs, depth)) r.add(part);
     }
-  std::int64_t layers = 0;  // that the last choice recomputes
+  std::int64_t layers = 0;  // layers that the last choice recomputes
   for (std::int64_t every = arch.layers; every >= 1; --every) {
     const std::int64_t now = (arch.layers + every - 1) / every;
     if (now != layers) all.push_back(program::Recompute::full(every));
@@ -70,7 +71,7 @@ std::vector<std::vector<arch::Part>> again_in(const arch::Architecture& arch, pr
   std::vector<Parts> runs;
   std::set<arch::Part> seen;
   for (std::int64_t layer = 0; layer < arch.layers; ++layer) {
-    bool follows = false;  // the part before is of this run
+    bool follows = false;  // whether the part before belongs to this run
     for (const arch::Part part : arch::parts_of_layer(arch, layer)) {
       const program::PartDeclaration& d = program::declaration_of(part);
       if (d.standing != block || !d.makes_values()) continue;
@@ -85,7 +86,7 @@ std::vector<std::vector<arch::Part>> again_in(const arch::Architecture& arch, pr
 
 std::vector<RecomputeChoice> recompute_ladder(const arch::Architecture& arch, const program::Setting& setting,
                                               const program::Schedule* file) {
-  program::Setting once = setting;  // each micro-batch costs the same
+  program::Setting once = setting;  // one micro-batch is enough, since each costs the same
   if (!setting.pipelined())
     once.global_batch = std::min<std::int64_t>(setting.global_batch, setting.micro_batch * setting.data_ranks());
   const auto count = setting.micro_batches() / once.micro_batches();

@@ -81,7 +81,7 @@ TEST(Recompute, NormsOfQueriesAndKeysAreOnTheLadderOfModelsThatHaveThem) {
   EXPECT_TRUE(std::ranges::none_of(recompute_ladder(twelve_layers(), base()), has_norms));
 }
 
-// Each budget gets the cheapest rung that fits, and one byte less than the smallest plan gets none.
+// Each budget gets the cheapest choice that fits; a budget of one byte less than the smallest plan gets none.
 TEST(Recompute, ABudgetGetsTheCheapestThatFits) {
   const arch::Architecture a = twelve_layers();
   auto ladder = recompute_ladder(a, base());
@@ -120,7 +120,8 @@ config::Config recomputing(const std::string& recompute) {
                                      "math.threads=1", "parallel.recompute=" + recompute});
 }
 
-// Whatever rung a budget may write into the configuration, the next run reads: it names parts that the model has alone.
+// The next run can read every choice that a budget may write into the configuration: the choice names only parts that
+// the model has.
 TEST(Recompute, EveryRungOfASparseModelIsOneOfItsConfiguration) {
   using Keys = std::vector<std::string>;
   const Keys sparse{"model.experts=4", "model.experts_per_token=2", "model.expert_ffn=32"};
@@ -178,7 +179,8 @@ TEST(Recompute, TheConfigurationSaysIt) {
   }
 }
 
-// A budget is decided once: the configuration then gives the choice that runs, and resolves to it again.
+// A budget is decided once: the configuration then contains the choice that runs, and resolves to the same choice
+// again.
 TEST(Recompute, ABudgetIsWrittenBack) {
   const GoldenMessages golden;
   auto c = recomputing("none");

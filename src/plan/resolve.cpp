@@ -156,7 +156,7 @@ void resolve_recompute(Config& c, const arch::Architecture& arch, program::Setti
   }
 }
 
-// Refuses what is not built for models with sparse layers.
+// Refuses settings that are not built for models with sparse layers.
 void refuse_experts(const Config& c, const arch::Architecture& arch, const Machine& machine,
                     const program::Setting& s) {
   if (!arch.sparse()) return;
@@ -214,7 +214,7 @@ arch::Architecture resolve_architecture(const Config& config) {
   override_with(m.kv_heads, a.kv_heads);
   override_with(m.head_dim, a.head_dim);
   override_with(m.ffn, a.ffn);
-  // Sizes that follow from others when the configuration does not give them.
+  // These sizes follow from others when the configuration does not give them.
   if (!m.kv_heads && (a.kv_heads == 0 || (m.heads && before.kv_heads == before.heads))) a.kv_heads = a.heads;
   if (!m.head_dim && (a.head_dim == 0 || m.hidden || m.heads) && a.heads > 0) a.head_dim = a.hidden / a.heads;
   if (!m.ffn && a.ffn == 0) a.ffn = 4 * a.hidden;
@@ -265,7 +265,7 @@ arch::Kernels resolve_kernels(const Config& c, bool cuda, DType compute) {
                      name_of(compute));
   if (cuda || narrow) return arch::Kernels::kAten;
   if (compute != DType::kF64) return reference ? arch::Kernels::kReference : arch::Kernels::kFused;
-  // "fused" is the default. When the configuration asks for it, it is not replaced.
+  // Kernels that the configuration asks for are not replaced by others; "fused" as the default may be.
   if (!reference && c.origins.count("math.kernels") > 0)
     throw UsageError("{}: fp64 has the reference kernels alone on the host", c.where("math.kernels"));
   return arch::Kernels::kReference;

@@ -1,5 +1,5 @@
-// Turns a configuration into what runs: architecture, program setting, schedule. It decides everything that `auto`
-// leaves open, and refuses what is not built yet; nothing falls back silently.
+// Turns a configuration into an architecture, a program setting and a schedule. Decides everything that `auto` leaves
+// open, and refuses features that are not built yet; nothing falls back silently.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace molen::plan {
 
 arch::Architecture resolve_architecture(const config::Config& config);
 
-// Measured GFLOP/s of a GEMM with a layer's shape, by which `precision.compute = "auto"` decides.
+// The measured GFLOP/s of a GEMM with a layer's shape, from which `precision.compute = "auto"` is decided.
 struct PrecisionRates {
   double fp32 = 0.0, bf16 = 0.0;
   std::string measured = {};  // day (UTC); empty: on a device, now
@@ -28,22 +28,22 @@ struct Machine {
   int local_ranks = 1;  // on this host
   bool cuda = false;
   int device = 0;  // index of this rank's CUDA device
-  // Measures on the device in use, with `threads` threads. When it is not set (planning away from the machine), `auto`
-  // means fp32 on a CPU and bf16 on CUDA.
+  // Measures on the device in use, with `threads` threads. When this function is not set (planning away from the
+  // machine), `auto` means fp32 on a CPU and bf16 on CUDA.
   std::function<PrecisionRates(int threads)> measure_precision;
 };
 
-// Returns what the attention of a setting is asked to compute, on the host or on a GPU.
+// Returns the request that the attention of a setting makes to kernels, on the host or on a GPU.
 program::KernelRequest attention_request(const program::Setting& s, const arch::Architecture& arch, bool cuda);
-// Gives attention kernels that do not work on tiles (math.flash_attention = false). Returns why none can compute it,
-// and then leaves the setting as it is.
+// Sets attention kernels that do not work on tiles (math.flash_attention = false). If no such kernels can compute the
+// attention, returns the reason and leaves the setting as it is.
 std::optional<std::string> leave_tiles(program::Setting& s, const arch::Architecture& arch, bool cuda);
 
-// Writes its decisions back into `config` with their origin ("measured", "derived"), so that they are stored and
-// reused.
+// Returns the program setting of a configuration. Writes its decisions back into `config` with their origin
+// ("measured", "derived"), so that they are stored and reused.
 program::Setting resolve_setting(config::Config& config, const arch::Architecture& arch, const Machine& machine);
 
-// Reads the pipeline schedule of `parallel.schedule` if that names a file.
+// Returns the pipeline schedule that `parallel.schedule` names, if it names a file.
 std::optional<program::Schedule> read_schedule(const config::Config& config);
 
 // Returns a length in optimizer steps. `sequences_per_epoch` is needed for epochs only; seconds have no count (returns

@@ -17,7 +17,7 @@ bool is_hybrid(const Config& c) {
   return c.parallel.sharding && c.parallel.sharding->rfind("HYBRID", 0) == 0;
 }
 
-// Maps PyTorch's names to ZeRO stages; the two hybrid ones shard within groups and replicate across them.
+// Maps PyTorch's names to ZeRO stages; the two hybrid names shard within groups and replicate across groups.
 int zero_stage(const Config& c) {
   const auto& p = c.parallel;
   if (!p.sharding) return static_cast<int>(p.zero.value_or(0));
@@ -34,7 +34,7 @@ std::string degrees_text(const arch::Architecture& arch, const Machine& machine)
   return text;
 }
 
-// Returns "; 1, 2 and 4 do": the numbers from 1 to `most` that divide it and satisfy `fits`.
+// Returns "; 1, 2 and 4 do": the numbers from 1 to `most` that divide `most` and satisfy `fits`.
 template <class Fits>
 std::string fitting(std::int64_t most, Fits fits) {
   std::vector<std::int64_t> all;
@@ -191,7 +191,7 @@ void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) 
   if (ranks % replicate != 0)
     throw UsageError("{}: {} groups cannot be made of {} rank{}{}", c.where("parallel.data_replicate"), replicate,
                      ranks, ranks == 1 ? "" : "s", fitting(ranks, any));
-  // A group is the node unless the configuration gives another.
+  // A group is one node unless the configuration gives another size.
   const bool by_node = is_hybrid(c) && replicate == 1 && !p.data_shard;
   const std::int64_t of_node = machine.local_ranks / (p.tensor * p.context * p.expert);
   if (by_node && machine.local_ranks % (p.tensor * p.context * p.expert) != 0)
@@ -202,7 +202,7 @@ void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) 
         p.expert > 1 ? fmt::format(" x {} expert", p.expert) : "");
   const std::int64_t group = by_node ? std::min(of_node, ranks) : ranks / replicate;
   const std::int64_t shard = p.data_shard.value_or(group);
-  const bool any_groups = is_hybrid(c) && replicate == 1;  // as many as there are ranks for
+  const bool any_groups = is_hybrid(c) && replicate == 1;  // the number of groups follows from the ranks
   const std::int64_t copies = any_groups ? ranks / std::max<std::int64_t>(1, shard) : replicate;
   const auto shards_fit = [&](std::int64_t n) {
     return any_groups ? ranks == 1 || n * p.context * p.expert > 1 : n * replicate == ranks;

@@ -6,7 +6,7 @@
 
 namespace molen::plan {
 
-// Throws UsageError, which says what would fit, when the ranks, their nodes or the model do not divide.
+// Throws UsageError when the ranks, their nodes or the model do not divide; the message gives values that fit.
 void resolve_parallel(const config::Config& config, const arch::Architecture& arch, const Machine& machine,
                       program::Setting& setting);
 

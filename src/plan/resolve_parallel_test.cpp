@@ -35,8 +35,8 @@ std::string refusal(const Sets& sets, const Machine& machine) {
   return "accepted";
 }
 
-// A refusal gives the value, the figures that it contradicts, and values that would do: a user reads no more than this
-// line.
+// A refusal gives the value, the figures that it contradicts, and values that would fit, because a user reads no more
+// than this line.
 TEST(ResolveParallel, TensorRanksThatDoNotFit) {
   const Machine eight = machine_of(8, 4);
   EXPECT_EQ(
@@ -243,7 +243,7 @@ TEST(ResolveParallel, OrdersThatSpreadAGroup) {
             "last they share one");
 }
 
-// Each of PyTorch's names, and each stage, on several ranks: a single rank could not tell them apart.
+// Tests each of PyTorch's names and each ZeRO stage on several ranks; on a single rank all would be the same.
 TEST(ResolveParallel, StagesOfSharding) {
   const Machine eight = machine_of(8, 4);
   const auto zero = [&](const Sets& sets) { return setting_on(sets, eight).zero; };

@@ -43,7 +43,7 @@ TEST(Architecture, PresetAndOverrides) {
   EXPECT_EQ(changed.name, "llama-60m*");
 }
 
-// Every key of [model] but preset and family sets the member of its name to the given value, and no other member.
+// Every key of [model] except preset and family sets the member of the same name, and no other member.
 TEST(Architecture, EachKeySetsItsMember) {
   const std::map<std::string, std::pair<std::string, Json>> values{
       {"layers", {"7", 7}},
@@ -79,7 +79,7 @@ TEST(Architecture, EachKeySetsItsMember) {
        {"{ factor = 3.0, low_freq_factor = 1.5, high_freq_factor = 5.0, original_max_sequence = 128 }",
         Json{{"factor", 3.0}, {"low_freq_factor", 1.5}, {"high_freq_factor", 5.0}, {"original_max_sequence", 128}}}}};
   const std::set<std::string> follow{"name", "head_dim", "kv_heads"};  // follow from other sizes unless they are given
-  const auto made = [](const std::vector<std::string>& more) {         // an MLP that may have biases
+  const auto made = [](const std::vector<std::string>& more) {         // a model whose MLP may have biases
     std::vector<std::string> sets{"model.preset=llama-tiny", "data.sequence_length=32", "model.activation=gelu_tanh"};
     sets.insert(sets.end(), more.begin(), more.end());
     return arch::to_json(resolve_architecture(with(sets)));
@@ -106,7 +106,7 @@ TEST(Architecture, EachKeySetsItsMember) {
   }
 }
 
-// An expert is as wide as the MLP would be, and has no default number.
+// An expert is by default as wide as the MLP would be. The number of experts has no default.
 TEST(Architecture, Experts) {
   const auto a = resolve_architecture(with({"model.preset=llama-60m", "model.experts=8", "model.experts_per_token=2"}));
   EXPECT_EQ(a.experts, (arch::Experts{.count = 8, .per_token = 2, .ffn = a.ffn, .balance_loss = 0.01}));
@@ -194,7 +194,7 @@ TEST(Architecture, FamiliesFillWhatIsNotSaid) {
   EXPECT_NOTED(resolve_architecture(with({"model.family=gpt", "model.layers=2"})), UsageError);
 }
 
-// Without tiles, attention has the first other kernels that can compute it; fp64 has none in tiles.
+// Attention without tiles gets the first other kernels that can compute it. In fp64 no kernels use tiles.
 TEST(Setting, AttentionWithoutTiles) {
   const GoldenMessages golden;
   const auto of = [](const char* compute, std::vector<std::string> sets = {}, int ranks = 1) {
@@ -279,7 +279,7 @@ TEST(Setting, StagesAsTheyAreCounted) {
   EXPECT_EQ(s.unit_layers, program::kHalfLayer);
 }
 
-// Groups that must communicate within a node do so in any order of axes.
+// Groups that must communicate within a node are within a node in any order of axes.
 TEST(Setting, GroupsShareANodeInAnyOrder) {
   const GoldenMessages golden;
   Machine sixteen;
@@ -535,7 +535,7 @@ TEST(Setting, AutoPrecisionIsMeasuredAndRecorded) {
   machine.measure_precision = [](int) { return PrecisionRates{300.0, 100.0}; };
   c = with({"model.preset=llama-tiny"});
   EXPECT_EQ(resolve_setting(c, resolve_architecture(c), machine).compute, DType::kF32);
-  // A device is measured too; the rule is for planning away from it.
+  // A device is measured too; the fixed rule is only for planning away from the device.
   machine.cuda = true;
   c = with({"model.preset=llama-tiny"});
   EXPECT_EQ(resolve_setting(c, resolve_architecture(c), machine).compute, DType::kF32);

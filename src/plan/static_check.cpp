@@ -10,7 +10,7 @@
 namespace molen::plan {
 namespace {
 
-// The ops and memory that each omitted micro-batch adds to a stage.
+// The ops and the memory that each omitted micro-batch adds to a stage.
 struct Repeated {
   std::int64_t ops = 0;
   Bytes memory;
@@ -22,7 +22,7 @@ Repeated repeated_of(const program::Program& p, std::int64_t micro_batches) {
   for (const program::Instance& i : p.schedule)
     if (i.micro_batch == middle)
       r.ops += static_cast<std::int64_t>(p.bodies[static_cast<std::size_t>(i.body)].steps.size());
-  // When the values of all micro-batches are alive at once (GPipe), they are for any number of micro-batches.
+  // If the values of all built micro-batches are alive at once (GPipe), those of any number of micro-batches are.
   constexpr std::int64_t kAlign = 64;
   const program::Slots slots(p);
   for (std::size_t b = 0; b < p.buffers.size(); ++b)
@@ -39,7 +39,7 @@ std::int64_t repeating_micro_batches(const program::Setting& s) {
   const std::int64_t all = s.micro_batches(), stages = s.stages();
   std::int64_t few = all;
   if (!s.pipelined()) {
-    few = 4;  // the first, the last, and two in succession
+    few = 4;  // the first, the last, and two consecutive ones between them
   } else {
     switch (s.pipeline.schedule) {
       case ScheduleKind::kGpipe:
@@ -47,7 +47,7 @@ std::int64_t repeating_micro_batches(const program::Setting& s) {
         break;
       case ScheduleKind::k1f1b:
       case ScheduleKind::kZbH1:
-        few = stages + 3;  // beyond the warm-up of the first stage
+        few = stages + 3;  // more than the warm-up of the first stage
         break;
       case ScheduleKind::kInterleaved:
       case ScheduleKind::kZbV:

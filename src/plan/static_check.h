@@ -1,4 +1,4 @@
-// Checks a layout's programs without running them: whether they are sound, their ops and their memory.
+// Checks a layout's programs without running them: their soundness, their ops and their memory.
 #pragma once
 
 #include <string>
@@ -11,9 +11,9 @@ namespace molen::plan {
 
 struct StaticCheck {
   std::vector<std::string> findings;  // empty: sound
-  Bytes peak;                         // of the stage that needs the most
-  std::int64_t ops = 0;               // of the stage that has the most
-  std::int64_t micro_batches = 0;     // with which the programs were built and verified
+  Bytes peak;                         // planned peak of the stage that needs the most memory
+  std::int64_t ops = 0;               // ops of the stage that has the most
+  std::int64_t micro_batches = 0;     // micro-batches with which the programs were built and verified
 };
 
 // Builds the programs of all stages, verifies each and all together, and plans their memory.
@@ -23,9 +23,9 @@ struct StaticCheck {
 // counted for all micro-batches.
 StaticCheck check_statically(const arch::Architecture& arch, const program::Setting& setting);
 
-// Returns the number of micro-batches after which each further one adds the same instances in the same order (in a
-// schedule in groups: each further group of one micro-batch per stage). Returns the setting's own number if that is not
-// larger, or if its schedule has no such number.
+// Returns the number of micro-batches after which each further micro-batch adds the same instances in the same order.
+// In a schedule in groups, this is true of each further group of one micro-batch per stage. Returns the setting's own
+// number of micro-batches if it is not larger, or if the schedule never repeats in this way.
 std::int64_t repeating_micro_batches(const program::Setting& setting);
 
 }  // namespace molen::plan

@@ -19,8 +19,8 @@ arch::Architecture model_of_layers(std::int64_t layers) {
   return a;
 }
 
-// For every layout, including schedules of four stages: the counts from few micro-batches equal those of building all
-// of them, and the full programs are sound too.
+// In every layout, including schedules of four stages, the counts from few micro-batches equal those from building all
+// micro-batches. The full programs are sound too.
 TEST(StaticCheck, CountsWhatIsLeftOut) {
   const auto a = model_of_layers(8);
   std::size_t left_out = 0, turn = 0;
@@ -51,8 +51,8 @@ TEST(StaticCheck, CountsWhatIsLeftOut) {
   EXPECT_GT(left_out * kStride, 50u);
 }
 
-// States of every shape, in layouts that cover all pairs of choices. Counts of the parts of a unit, memory and types
-// are of the optimizer's own states.
+// Checks states of every shape in layouts that cover all pairs of choices: each optimizer's own states decide the parts
+// of units, the memory and the types.
 TEST(StaticCheck, LayoutsOfEveryOptimizerAreSound) {
   const auto a = model_of_layers(4);
   for (const program::Optimizer& optimizer : program::optimizers()) {
@@ -76,14 +76,14 @@ TEST(StaticCheck, LayoutsOfEveryOptimizerAreSound) {
   }
 }
 
-// Drops what says how large the global batch is.
+// Removes the attribute that gives the size of the global batch.
 void drop_positions(program::Program& p) {
   for (program::Body& body : p.bodies)
     for (program::Step& step : body.steps) step.attributes.positions = 0;
 }
 
-// The order of instances really repeats: a program of more micro-batches has the same bodies, but for the number of
-// positions that the loss is a mean over.
+// The order of instances really repeats: a program of more micro-batches has the same bodies. Only the number of
+// positions in the mean of the loss differs.
 TEST(StaticCheck, MoreMicroBatchesHaveTheSameBodies) {
   const auto a = model_of_layers(8);
   for (const auto kind :
@@ -117,7 +117,7 @@ TEST(StaticCheck, LeavesNothingOutWhereNothingRepeats) {
   EXPECT_EQ(check_statically(a, s).micro_batches, 4);
   s.mesh[mesh::Axis::kPp] = 2;
   s.pipeline = program::pipeline_of(program::ScheduleKind::kInterleaved, 1);
-  s.global_batch = 33;  // no whole groups: nothing is left out
+  s.global_batch = 33;  // no whole groups, so nothing is left out
   EXPECT_EQ(repeating_micro_batches(s), 33);
 }
 

@@ -1,4 +1,4 @@
-// Types over the mesh (program/types/check.h) of every layout that `molen verify --static` builds.
+// Tests the types over the mesh (program/types/check.h) of every layout that `molen verify --static` builds.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ arch::Architecture four_heads(const char* preset, bool tied) {
   a.hidden = 24;
   a.ffn = 48;
   a.heads = 12;
-  a.kv_heads = preset[0] == 'l' ? 4 : 12;  // shared by tensor ranks where these do not divide them
+  a.kv_heads = preset[0] == 'l' ? 4 : 12;  // tensor ranks that do not divide the KV heads share them
   a.head_dim = 2;
   a.vocabulary = 53;
   a.max_sequence = 64;
@@ -38,7 +38,7 @@ arch::Architecture four_heads(const char* preset, bool tied) {
   return a;
 }
 
-// Layouts that cover all pairs of choices, for each form of attention, document mask and type of messages.
+// Checks layouts that cover all pairs of choices, for each form of attention, document mask and type of messages.
 TEST(Types, OfLayoutsOnUpToSixteenRanks) {
   std::size_t layouts = 0, turn = 0;
   const auto check = [&](const arch::Architecture& a, int ranks) {
@@ -62,7 +62,7 @@ TEST(Types, OfLayoutsOnUpToSixteenRanks) {
         }
   };
   for (const int ranks : {1, 2, 3, 4, 6, 8, 12, 16}) {
-    if (kSanitized && ranks != 6) continue;  // most of the time goes into the list of layouts
+    if (kSanitized && ranks != 6) continue;  // most of the time is spent on listing layouts
     for (const arch::Architecture& a :
          {four_heads("llama-tiny", false), four_heads("llama-tiny", true), four_heads("gpt2", true)})
       check(a, ranks);

@@ -17,7 +17,7 @@ PartDeclaration activation() {
   };
 }
 
-// The same of the shared experts.
+// The activation of the shared experts.
 PartDeclaration shared_activation() {
   PartDeclaration d = activation();
   d.part = arch::Part::kSharedActivation;

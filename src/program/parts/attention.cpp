@@ -22,7 +22,7 @@ i64 attention_moved(const Sizes& s, Pass pass) {
   return s.e * s.N * (is_backward(pass) ? 2 * s.Q + 2 * s.q : s.Q + s.q) + lse;
 }
 
-// math/reference.h: accumulators are 8 bytes for fp32 and fp64.
+// The scratch of math/reference.h, whose accumulators have 8 bytes for fp32 and for fp64.
 i64 attention_reference(const Sizes& s, Pass pass) {
   return aligned(8 * s.threads * (is_backward(pass) ? 2 * s.D : s.S + s.D));
 }
@@ -44,7 +44,8 @@ i64 attention_narrow(const Sizes& s, Pass pass) {
                  (finely ? 0 : std::min(s.threads, pieces) * 4 * (s.h / s.k) * s.S * w));
 }
 
-// model/attention.cpp: heads of q, k, v, and the result; in backward also their gradients; and matrices of scores.
+// The scratch of model/attention.cpp: one head of q, k, v and the result, in backward also their gradients, and
+// matrices of scores.
 i64 attention_unfused(const Sizes& s, Pass pass) {
   const AtenScratch aten{s};
   const bool backward = is_backward(pass);
@@ -57,7 +58,7 @@ i64 attention_aten(const Sizes& s, Pass pass) {
   if (s.bf16 && !s.documents && s.D <= arch::kOwnAttentionMaxHead) return attention_narrow(s, pass);
   if (s.a == 4 && s.D <= arch::kOwnAttentionMaxHead)
     return (backward ? 2 : 1) * (aten.widened(s.N * s.Q) + aten.widened(s.N * s.q)) + attention_fused(s, pass);
-  // ATen's own attention: results, tiles of each thread, and a bound on the mask of ALiBi.
+  // ATen's own attention takes its results, tiles for each thread, and the mask of ALiBi, for which this is a bound.
   const i64 rows = std::min<i64>(s.S >= 768 ? 256 : s.S >= 192 ? 64 : 32, s.S), columns = std::min<i64>(512, s.S);
   const i64 mask = s.position == arch::Position::kAlibi ? 3 * aten.wide(s.h * s.S * s.S) + 4 * aten.wide(s.S * s.S) : 0;
   if (backward) return aten.wide(s.N * s.Q) + 128 + 2 * aten.wide(s.threads * rows * columns) + aten.wide(rows) + mask;
@@ -99,7 +100,8 @@ Operand in_step(const Compute& c, Value value, i64 step) {
   return {value, c.layer, Range::kAll, step};
 }
 
-// A sum that is wider than the result is not finished in place: the last step rounds it.
+// The last step finishes a sum in place, except for a sum that is wider than the result: it is rounded into another
+// buffer.
 std::vector<Operand> ring_forward(const Traits& t, const Compute& c) {
   const i64 l = c.layer, i = c.chunk;
   const bool last = i + 1 == t.context_ranks();
@@ -140,9 +142,9 @@ std::vector<Operand> attention_step(const Program& p, const Traits& t, const Com
   return operands;
 }
 
-// Attention of all heads that a rank has. Its rows need the keys of all context ranks: gathered (replicated), or those
-// of another rank in each step of a ring, whose sums are pending until the last step. Without them they need whole
-// sequences.
+// The types of attention over all heads of a rank. If context ranks share a sequence, the rows of a rank need the keys
+// of all these ranks. The keys are either gathered (replicated), or each step of a ring has the keys of another rank;
+// the sums are then pending until the last step. An op without keys of other ranks needs whole sequences.
 std::vector<OperandRule> attention_types(const Compute& c, int context_ranks, bool keys) {
   const bool ring = c.chunk >= 0, whole = !ring || c.chunk + 1 == context_ranks;
   const auto partial = [](Arg arg, AxisType left) {

@@ -36,7 +36,7 @@ arch::PartCost context_attention_cost(const arch::Architecture& arch, arch::Pass
   std::int64_t scratch =
       fused ? context_fused_scratch(D, backward, threads) : context_reference_scratch(D, keys, backward, threads);
   if (shape.kernels == arch::Kernels::kAten) scratch += arch::kAtenScalars;
-  if (e < a) {  // widened to fp32: q and k|v, d_o; and o and the gradients if they are narrow
+  if (e < a) {  // q, k|v and d_o are widened to fp32, and so are o and the gradients if they are narrow
     scratch += arch::aligned(a * q) + arch::aligned(a * kv) + (backward ? arch::aligned(a * q) : 0);
     if (!call.wide) scratch += arch::aligned(a * q) + (backward ? arch::aligned(a * q) + arch::aligned(a * kv) : 0);
   }
@@ -52,7 +52,8 @@ arch::PartCost gathered_attention_cost(const arch::Architecture& arch, arch::Pas
     const arch::PartCost one = ring_attention_cost(arch, pass, shape, sequence, ranks, step);
     all = {all.flops + one.flops, all.moved + one.moved, std::max(all.scratch, one.scratch)};
   }
-  // Gradients of keys are written once, each widened for its call; gradients of queries, and the output, are sums.
+  // Gradients of keys are written once and widened for one call at a time. Gradients of queries and the output are
+  // sums.
   if (narrow && backward)
     all.scratch += Bytes(arch::aligned(4 * rows * width) + arch::aligned(4 * rows * arch.query_size()));
   if (narrow && !backward) all.scratch += Bytes(arch::aligned(4 * rows * arch.query_size()));

@@ -32,7 +32,7 @@ struct Variant {
   int ranks;
 };
 
-// Sizes that are pairwise different, so that a mix-up of two sizes shows.
+// Returns a model whose sizes are pairwise different, so that a mix-up of two sizes shows.
 Architecture small_model(const char* like, int kv_heads, Position position) {
   Architecture a = arch::preset(like);
   a.name = "custom", a.layers = 3, a.hidden = 136, a.ffn = 228, a.heads = 12, a.kv_heads = kv_heads, a.head_dim = 20;
@@ -44,7 +44,7 @@ std::string row(std::string_view what, const PartCost& c) {
   return fmt::format(" {} {:.0f}/{}/{}", what, c.flops.value, c.moved.value, c.scratch.value);
 }
 
-// Parts of an MLP that this model does not have: experts, shared ones, or a dense MLP.
+// Returns whether the model lacks a part of an MLP because it has no experts, no shared experts or no dense MLP.
 bool left_out(const Architecture& a, Part part) {
   const auto has = [&](arch::Parts parts) { return std::find(parts.begin(), parts.end(), part) != parts.end(); };
   return (has(arch::kMlpBlock) || has(arch::kSharingBlock)) && !has(arch::parts_of_layer(a, 0));

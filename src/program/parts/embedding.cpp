@@ -16,7 +16,7 @@ i64 embedding_aten(const Sizes& s, Pass pass) {
   return (s.bf16 ? 0 : aten.widened(s.N * s.d)) + (learned ? aten.wide(s.S * s.d) : 0);
 }
 
-// Ids as rows of the rank's table.
+// The ids, counted as rows of the rank's own table.
 i64 embedding_shared(const Sizes& s, Pass) {
   return aligned(4 * s.N);
 }

@@ -1,5 +1,5 @@
 // The experts of a sparse layer on rows in expert order: grouped products, one for each expert on its rows, and the
-// activation between them. R rows at most, which is one for each slot without a capacity.
+// activation between them. There are at most R rows; without a capacity there is one row for each slot.
 #include <algorithm>
 
 #include "program/parts/part.h"
@@ -7,7 +7,7 @@
 namespace molen::program::parts {
 namespace {
 
-// Bytes of the products in -> out of all experts, as those of a linear layer (sizes.h), with the offsets.
+// Returns the bytes that the products in -> out of all experts move: as for a linear layer (sizes.h), plus the offsets.
 i64 grouped_moved(const Sizes& s, i64 in, i64 out, Pass pass) {
   const i64 weights = s.L * in * out, offsets = 4 * (s.L + 1);
   if (!is_backward(pass)) return s.e * (s.R * (in + out) + weights) + offsets;
@@ -24,8 +24,8 @@ i64 grouped_aten(const Sizes& s, i64 in, i64 out, Pass pass) {
   return is_backward(pass) ? AtenScratch{s}.weight_gradient(in, out, s.G) : 0;
 }
 
-// Tensor ranks cut each expert as they cut the MLP of a dense layer: a product has the types `in` before it and `out`
-// behind it, its backward `d_out` and `d_in`.
+// Tensor ranks cut each expert as they cut the MLP of a dense layer. `in` and `out` are the types of a product's input
+// and output; `d_out` and `d_in` are the types of their gradients.
 std::vector<OperandRule> forward_types(AxisType in, AxisType out) {
   return {by_experts(takes(Arg::kX, {in})), by_experts(takes(Arg::kOffsets, {kReplicated})),
           by_experts(leaves(Arg::kY, out))};
@@ -35,7 +35,8 @@ std::vector<OperandRule> backward_types(AxisType d_out, AxisType in, AxisType d_
           by_experts(takes(Arg::kOffsets, {kReplicated})), by_experts(leaves(Arg::kDX, d_in))};
 }
 
-// An operand in the order of experts: with several expert ranks, what this rank has for its experts.
+// An operand whose rows are in the order of experts. With several expert ranks, the rank uses `of_rank` instead, which
+// holds only the rows for its own experts.
 struct ByExperts {
   PartOperand here, apart;
   ByExperts(PartOperand operand, Value of_rank)
@@ -68,7 +69,8 @@ PartDeclaration expert_up() {
 }
 
 PartDeclaration expert_activation() {
-  // Without expert ranks and a capacity, there is a row for each slot.
+  // With neither expert ranks nor a capacity there is a row for each slot, so the number of rows is known without
+  // offsets.
   const PartOperand x = reads(Arg::kX, Value::kExpertUp),
                     offsets_here = only(When::kDropsHere, reads(Arg::kOffsets, Value::kOffsets));
   return {
@@ -107,8 +109,8 @@ PartDeclaration expert_down() {
   };
 }
 
-// The shared experts read the rows of the router, to whose gradient they add. Their other parts are those of the MLP
-// (activation.cpp, projection.cpp).
+// The shared experts read the rows that the router normalised, and add to the gradient of these rows. The other parts
+// of the shared experts are like those of the MLP (activation.cpp, projection.cpp).
 PartDeclaration shared_up() {
   const PartOperand x = reads(Arg::kX, Value::kRouted);
   return {

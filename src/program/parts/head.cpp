@@ -1,4 +1,4 @@
-// The head of a chunk of C tokens, with the loss: in one op, or in two where tensor ranks share the vocabulary. The
+// The head of a chunk of C tokens, with the loss. It is one op, or two ops if tensor ranks share the vocabulary. The
 // backward of the whole head is one op with its forward.
 #include <algorithm>
 
@@ -27,7 +27,7 @@ i64 head_loss_moved(const Sizes& s, Pass pass) {
 }
 
 i64 logits_backward_aten(const Sizes& s) {
-  constexpr i64 kLongProduct = 8192;  // of math/gemm_narrow.h
+  constexpr i64 kLongProduct = 8192;  // the limit of math/gemm_narrow.h
   const AtenScratch aten{s};
   const i64 input =
       s.bf16 && s.V >= kLongProduct ? aligned(aten.own_product(s.d, s.V) + (s.C * s.d + 15) / 16 * 64) : 0;
@@ -39,7 +39,7 @@ i64 head_aten(const Sizes& s, Pass pass) {
   const i64 gradient = is_backward(pass) ? logits_backward_aten(s) : 0;
   const i64 rows = s.bf16 ? s.threads : arch::widened_rows(s.C, s.V);
   if (s.rounds) return aten.narrow(s.C * s.V) + std::max(aten.wide(rows * s.V), gradient);
-  // In fp64 the losses use ATen's operators: a bound.
+  // In fp64 the losses use ATen's own operators, for which this is a bound.
   return aten.wide(s.C * s.V) + (s.a == 8 ? aten.wide(s.C * s.V) + 8 * aten.wide(s.C) : 0);
 }
 
@@ -51,7 +51,7 @@ i64 head_loss_aten(const Sizes& s, Pass pass) {
   return is_backward(pass) ? rounded_logits(s) + logits_backward_aten(s) : 0;
 }
 
-// The log of the sum and the scale of each row, and labels as rows of the rank's table.
+// The log of the sum and the scale of each row, and the labels, counted as rows of the rank's own table.
 i64 head_loss_shared(const Sizes& s, Pass pass) {
   return is_backward(pass) ? 2 * aligned(s.a * s.C) + aligned(4 * s.C) : 0;
 }

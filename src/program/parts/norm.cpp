@@ -1,4 +1,4 @@
-// A norm alone: the final norm.
+// The final norm, which is the only norm that is a part without a product.
 #include "program/parts/part.h"
 
 namespace molen::program::parts {
@@ -27,7 +27,7 @@ std::vector<PartDeclaration> norms() {
       .roles = {arch::Role::kFinalNorm, arch::Role::kFinalNormBias},
       .forward = {reads_rows(Arg::kX, Value::kResidual), only(When::kNormWeights, parameters()),
                   writes(Arg::kY, Value::kNormed), writes(Arg::kStats, Value::kStatsFinal)},
-      // It follows its forward at once and uses the rows that the forward gathered.
+      // This backward runs immediately after the forward and uses the rows that the forward gathered.
       .backward = {reads(Arg::kDY, Value::kDNormed), reads_rows(Arg::kX, Value::kResidual, 0, Exchange::kGathered),
                    reads(Arg::kStats, Value::kStatsFinal), only(When::kNormWeights, parameters()),
                    sums(Arg::kDX, Value::kDResidual), only(When::kNormWeights, gradient())},

@@ -1,4 +1,4 @@
-// A norm and the product behind it: q|k|v from a layer's input, gate|up from its middle.
+// A norm and the product that follows it: q|k|v from a layer's input, gate|up from its middle.
 #include <algorithm>
 
 #include "program/parts/part.h"
@@ -6,8 +6,9 @@
 namespace molen::program::parts {
 namespace {
 
-// The product adds to what a linear layer d -> out moves: statistics and weights if there is a norm, the residual to
-// which d_in is added, the norm's gradients, and the norm's input if the product does not read it.
+// Returns the bytes that the part moves. To the bytes of a linear layer d -> out it adds the statistics and weights (if
+// there is a norm), the residual to which d_in is added, the norm's gradients, and the norm's input if the product does
+// not read it.
 i64 norm_product_moved(const Sizes& s, i64 out, Pass pass) {
   const i64 x = residual_bytes(s), read = s.a * s.stats * s.N + s.e * s.norm_vectors * s.d;
   const bool input = pass == Pass::kBackward || pass == Pass::kBackwardInput;
@@ -33,7 +34,7 @@ i64 norm_product_aten(const Sizes& s, i64 out, Pass pass) {
   return rows + std::max(input, weights);
 }
 
-// Assembled weights and gradients of q|k|v; for one half of backward, only the one that it uses.
+// The scratch of the assembled weights and gradients of q|k|v. One half of a backward has only those that it uses.
 i64 qkv_shared(const Sizes& s, Pass pass) {
   if (!s.kv_copied) return 0;
   return (pass == Pass::kBackwardWeights ? 0 : aligned(s.e * s.Q * s.d) + s.biases * aligned(s.e * s.Q)) +
@@ -41,9 +42,9 @@ i64 qkv_shared(const Sizes& s, Pass pass) {
                                                             : 0);
 }
 
-// Traffic of these: weights are read and written. Gradients are read, and written or added to. Those of keys and values
-// are always added to zeros, and so are those of queries if the op adds to its gradient; the zeros of other ranks'
-// heads are not counted.
+// The bytes that are moved to assemble the weights and gradients of q|k|v. Weights are read and written. Gradients are
+// read, and written or added to. Gradients of keys and values are always added to zeros; gradients of queries are added
+// if the op adds to its gradient. The zeros of other ranks' heads are not counted.
 i64 qkv_assembled(const Sizes& s, Pass pass, bool adds) {
   if (!s.kv_copied) return 0;
   const auto elements = [&](i64 rows) { return rows * (s.d + s.biases); };
@@ -53,7 +54,7 @@ i64 qkv_assembled(const Sizes& s, Pass pass, bool adds) {
 }
 
 // The gradient of the norm's input is a sum over the ranks that share the product's outputs. The residual gradient that
-// joins it is whole; each rank adds its own rows.
+// is added to it is whole; each rank adds its own rows.
 std::vector<OperandRule> norm_product_types(AxisType outputs) {
   return {takes(Arg::kDY, {outputs}), takes(Arg::kX, {kReplicated}), takes(Arg::kStats, {kReplicated}),
           takes(Arg::kDResidual, {kInvariant}), retypes(Arg::kDX, kInvariant, kPartial)};

@@ -1,4 +1,4 @@
-// The operands of a part as its declaration states them: before it is known which layer the part is of, and how ranks
+// The operands of a part as its declaration states them, which depend neither on the part's layer nor on how ranks
 // share the model.
 #pragma once
 
@@ -17,35 +17,35 @@ struct PartDeclaration;
 struct Program;
 struct Traits;
 
-// How ranks that share a part exchange an operand. Each kind is an operation of the layout, which the builder inserts
-// (build/passes_tensor.cpp); a rank that shares nothing has the whole value.
+// How ranks that share a part exchange an operand. The builder inserts the op for each kind (build/passes_tensor.cpp).
+// A rank that shares nothing with other ranks has the whole value.
 enum class Exchange {
   kNone,
-  kGathers,     // where tensor ranks keep parts of the rows, the part reads all of them, gathered for it
-  kGathered,    // the same, and an earlier part has gathered them
-  kSums,        // each tensor rank leaves a term of a sum
-  kSideBySide,  // each tensor rank leaves its own, and all of them are gathered side by side
+  kGathers,     // if tensor ranks keep parts of the rows, all rows are gathered for the part
+  kGathered,    // the part reads the rows that were gathered for an earlier part
+  kSums,        // each tensor rank writes a term of a sum
+  kSideBySide,  // each tensor rank writes a value of its own, and these are gathered side by side
 };
 
-// When a part has an operand.
+// The condition under which a part has an operand.
 enum class When {
   kAlways,
   kNormWeights,   // the model's norms have weights
   kDocuments,     // attention stays within documents
-  kRotates,       // positions are RoPE's
-  kStands,        // positions are not RoPE's
+  kRotates,       // positions are encoded by RoPE
+  kStands,        // positions are not encoded by RoPE
   kNormsQk,       // queries and keys are normalised
-  kLeavesQk,      // they are not
-  kTurnsQkv,      // a norm or RoPE stands between the projection to q|k|v and attention
-  kHandsQkv,      // none does: attention reads what the projection leaves
-  kAlibi,         // positions are ALiBi's
-  kKeysGathered,  // context ranks gather the keys of all
-  kKeysHere,      // there is one context rank, or keys go around in a ring
-  kShares,        // experts are shared by all tokens
-  kOnlyRouted,    // none is
-  kExpertsApart,  // expert ranks each hold some of a layer's experts
-  kExpertsHere,   // the rank holds all of them
-  kDropsHere,     // it does, and a capacity decides how many rows they have
+  kLeavesQk,      // queries and keys are not normalised
+  kTurnsQkv,      // a norm or RoPE changes q|k|v between the projection and attention
+  kHandsQkv,      // attention reads the result of the projection to q|k|v as it is
+  kAlibi,         // positions are encoded by ALiBi
+  kKeysGathered,  // context ranks gather the keys of all these ranks
+  kKeysHere,      // there is one context rank, or keys are passed around a ring
+  kShares,        // the model has experts that all tokens share
+  kOnlyRouted,    // the model has no shared experts
+  kExpertsApart,  // each expert rank holds some of a layer's experts
+  kExpertsHere,   // the rank holds all experts of a layer
+  kDropsHere,     // the rank holds all experts, and a capacity limits their rows
 };
 
 bool holds(const Program& program, const Traits& traits, When when);
@@ -54,16 +54,17 @@ struct PartOperand {
   Arg arg{};
   Access access{};
   Value value{};
-  // A value of a layer belongs to the layer this many layers after the part's own. Parts before the layers count as
-  // layer -1, those after them as the number of layers.
+  // The value belongs to the layer that is this many layers after the part's own. A part before the layers counts as
+  // layer -1; a part after the layers counts as layer L, the number of layers.
   std::int64_t after = 0;
   Exchange exchange = Exchange::kNone;
   When when = When::kAlways;
   bool may_add = false;  // the step may add to it instead of overwriting it
   // The value, of the same layer, that an update turns into this one.
   std::optional<Value> turned = {};
-  // The gradient of the residual stream so far, which the operand adds to: in place; or from another buffer when halves
-  // of backwards still have to read it. When tensor ranks keep parts of the rows, the reduction of the sum adds it.
+  // The gradient of the residual stream so far, to which the operand adds. The op adds in place, or into another buffer
+  // if halves of backwards still have to read the old gradient. When tensor ranks keep parts of the rows, the reduction
+  // of the sum does the addition.
   struct SoFar {
     Value value{};
     std::int64_t after = 0;
@@ -71,8 +72,8 @@ struct PartOperand {
   std::optional<SoFar> so_far = {};
 };
 
-// The three states of a value of the residual stream that tensor ranks exchange: as it is kept, whole or by rows; as
-// terms of a sum; and with the rows of all ranks.
+// The three forms of a value of the residual stream that tensor ranks exchange: the kept value (whole, or the rank's
+// rows), a term of a sum, and the rows of all ranks.
 struct Exchanged {
   Moves moves{};
   Value kept{}, sum{}, rows{};
@@ -82,13 +83,14 @@ inline constexpr std::array kExchanged{
     Exchanged{Moves::kMid, Value::kMid, Value::kMidSum, Value::kMidRows},
     Exchanged{Moves::kDResidual, Value::kDResidual, Value::kDResidualSum, Value::kDResidualRows},
     Exchanged{Moves::kDMid, Value::kDMid, Value::kDMidSum, Value::kDMidRows}};
-// Throw Error for what tensor ranks do not exchange so.
+// Return the forms of such a value. Throw Error for a value that tensor ranks do not exchange in this way.
 const Exchanged& exchanged(Moves moves);
 const Exchanged& exchanged(Value kept);
 
 // Returns the declared operands of a pass. Throws Error when the part has no such pass.
 const std::vector<PartOperand>& operands_declared(const PartDeclaration& part, ComputePass pass);
-// Returns the layer that an operand of a step of a part belongs to: as in Operand, but for values of a unit.
+// Returns the layer that an operand of a part's step belongs to, as in Operand. The operand must not be a value of a
+// unit.
 std::int64_t layer_of(const Program& program, const Compute& step, const PartOperand& operand);
 // Returns the operands of a step of a part in a program of this architecture and these traits; `unit` holds its
 // parameters.
@@ -99,7 +101,7 @@ namespace parts {
 inline PartOperand reads(Arg arg, Value value, std::int64_t after = 0) {
   return {arg, Access::kRead, value, after};
 }
-// Reads all rows of a value of the residual stream.
+// Declares an operand that reads all rows of a value of the residual stream.
 inline PartOperand reads_rows(Arg arg, Value value, std::int64_t after = 0, Exchange exchange = Exchange::kGathers) {
   return {arg, Access::kRead, value, after, exchange};
 }
@@ -109,11 +111,11 @@ inline PartOperand consumes(Arg arg, Value value) {
 inline PartOperand writes(Arg arg, Value value) {
   return {arg, Access::kWrite, value};
 }
-// Leaves a value of the residual stream.
+// Declares an operand that writes a value of the residual stream.
 inline PartOperand sums(Arg arg, Value value, std::int64_t after = 0) {
   return {arg, Access::kWrite, value, after, Exchange::kSums};
 }
-// Adds to the gradient of the residual stream so far.
+// Declares an operand that adds to the gradient of the residual stream so far.
 inline PartOperand sums_onto(Arg arg, Value value, PartOperand::SoFar so_far) {
   PartOperand o = sums(arg, value);
   o.so_far = so_far;

@@ -1,6 +1,6 @@
-// The declaration of a part: everything that building, checking and costing a program needs to know about it. Each
-// family of parts has a file beside this one; what a part does with tensors is bound in exec/parts/.
-// docs/how-to-add-a-part.md goes through them.
+// The declaration of a part, which is all that building, checking and costing a program need to know about the part.
+// Each family of parts has a file beside this one. The code that computes a part's tensors is bound in exec/parts/.
+// docs/how-to-add-a-part.md explains how to write a declaration.
 #pragma once
 
 #include <array>
@@ -19,32 +19,32 @@
 
 namespace molen::program {
 
-// Where a part stands in a model: before the layers, in one of the two residual blocks of a layer, between the layers
+// The place of a part in a model: before the layers, in one of the two residual blocks of a layer, between the layers
 // and the head, or in the head, which runs once for each chunk of the tokens.
 enum class Standing { kBefore, kAttentionBlock, kMlpBlock, kAfter, kHead };
 
 // Bytes or scratch as a function of the sizes of one op. A pass is kForward or kBackward for a part without halves.
 using BytesOf = std::int64_t (*)(const parts::Sizes& sizes, arch::Pass pass);
 
-// A request to the implementations of a part; each says whether it can compute it.
+// What the implementations of a part are asked to compute. Each implementation accepts or refuses the request.
 struct KernelRequest {
   DType compute = DType::kF32;
   std::int64_t head_dim = 0;
   bool documents = false;  // attention stays within documents
-  int context_ranks = 1;   // share each sequence
+  int context_ranks = 1;   // how many context ranks share each sequence
   bool cuda = false;       // on a GPU
 };
-// Returns why it cannot be computed; nothing when it can.
+// Returns why the request cannot be computed; nothing when it can.
 using Refusal = std::optional<std::string> (*)(const KernelRequest& request);
 
 // One implementation of a part.
 struct Implementation {
   arch::Kernels name;
   BytesOf scratch = nullptr;      // null: none
-  Refusal in_any_part = nullptr;  // what implementations of this name compute in no part
+  Refusal in_any_part = nullptr;  // refuses requests that no part's implementation of this name can compute
   Refusal in_this_part = nullptr;
-  bool flash = false;  // attention that computes softmax over tiles of keys, without the matrix of scores
-  bool aten = false;   // calls operators of ATen, which allocate: from the op's scratch
+  bool flash = false;  // is attention that computes softmax over tiles of keys, without the matrix of scores
+  bool aten = false;   // calls operators of ATen, whose allocations come from the op's scratch
   std::optional<std::string> refuses(const KernelRequest& request) const;
 };
 
@@ -55,8 +55,8 @@ Implementation aten(BytesOf scratch = nullptr, Refusal in_this_part = nullptr); 
 Implementation reference(BytesOf scratch = nullptr, Refusal in_this_part = nullptr);  // math/reference.h
 }  // namespace parts
 
-// An op of one context rank, of `ranks` that share sequences of `sequence` tokens: with the keys of all ranks gathered,
-// or, in a ring, one step of it (-1: all steps).
+// An op of one of `ranks` context ranks, which share sequences of `sequence` tokens. The keys of all ranks are
+// gathered, or the op is one step of a ring (-1: all steps).
 struct ContextShare {
   std::int64_t sequence = 0;
   int ranks = 1;
@@ -67,14 +67,16 @@ struct ContextShare {
 struct PartDeclaration {
   arch::Part part{};
   Standing standing{};
-  // Whether zero-bubble schedules split its backward: the gradient of its input, then those of its matrices.
+  // Whether zero-bubble schedules split the part's backward into the gradient of the input and, later, the gradients of
+  // the matrices.
   bool halves = false;
-  // Its parameters, whose gradients it makes; when the embedding and the head are one table, also those of `tied`.
+  // The part's parameters, whose gradients its backward makes. The part also has those in `tied` when the embedding and
+  // the head share one table.
   std::vector<arch::Role> roles = {}, tied = {};
-  std::vector<Scalar> sums = {};  // of the step, to which its ops add
+  std::vector<Scalar> sums = {};  // sums of the step to which the part's ops add
   bool again = true;              // whether a forward may run a second time for a backward (parallel.recompute)
-  // Operands of each pass, in the order of the text form. `input` and `weights` are the halves of a backward. What a
-  // backward reads of what a forward has left is saved for it.
+  // Operands of each pass, in the order of the text form. `input` and `weights` are the halves of a backward. A value
+  // that a forward writes and a backward reads is saved in between.
   std::vector<PartOperand> forward = {}, backward = {}, input = {}, weights = {};
   // The operands of one step where context ranks pass keys around a ring. Null: the part has no such steps.
   std::vector<Operand> (*ring_step)(const Program& program, const Traits& traits, const Compute& step) = nullptr;
@@ -82,39 +84,42 @@ struct PartDeclaration {
   // The types over the mesh of its activations. Parameters, their gradients and the step's sums have rules of their
   // own.
   std::vector<OperandRule> forward_types = {}, backward_types = {};
-  // Instead of these, for a part that mixes positions. `keys`: the op reads keys of other context ranks.
+  // The types of a part that mixes positions, which replace the two lists above. `keys`: the op reads keys of other
+  // context ranks.
   std::vector<OperandRule> (*context_types)(const Compute& step, int context_ranks, bool keys) = nullptr;
-  // Whether each tensor rank needs its parameters whole.
+  // Whether each tensor rank needs the part's parameters whole.
   bool whole_parameters = false;
 
   Flops (*flops)(const parts::Sizes& sizes, arch::Pass pass) = nullptr;  // null: no matrix product
   BytesOf moved = nullptr;  // bytes read and written if every operand crosses memory once
-  // Its implementations, in the order in which they are preferred.
+  // The part's implementations, in the order in which they are preferred.
   std::vector<Implementation> kernels = {parts::fused(), parts::aten(), parts::reference()};
-  BytesOf shared_scratch = nullptr;  // in addition, where several tensor ranks share the part
+  BytesOf shared_scratch = nullptr;  // additional scratch if several tensor ranks share the part
   // Bytes that the epilogue `assemble` moves; 0 or null: the part has no such epilogue. `adds`: the op adds to its
   // gradient.
   std::int64_t (*assembled)(const parts::Sizes& sizes, arch::Pass pass, bool adds) = nullptr;
-  // The cost where context ranks share each sequence. Null: each row of the part is computed from the same row of what
-  // it reads, so its cost is that of the rank's rows.
+  // The cost if context ranks share each sequence. Null: each row of the result depends on the same row of the inputs
+  // alone, so the cost is that of the rank's rows.
   arch::PartCost (*context_cost)(const arch::Architecture& arch, arch::Pass pass, const arch::PartShape& shape,
                                  const ContextShare& share) = nullptr;
 
   bool has_backward() const { return !backward.empty(); }
   const Implementation* find_kernels(arch::Kernels name) const;  // null if the part has none of this name
-  // Whether it has parameters in a model of this architecture: norms may have none.
+  // Returns whether the part has parameters in a model of this architecture: norms may have none.
   bool has_parameters(const arch::Architecture& arch) const;
   bool reads_role(arch::Role role, bool is_tied) const;
-  // Whether the halves of its backward share the gradients: those of a norm are made with the input's.
+  // Returns whether both halves of the part's backward make gradients of parameters. The first half makes those of a
+  // norm, together with the gradient of the input.
   bool halves_share() const;
-  // Whether a row of its result depends on other positions, so that context ranks exchange for it.
+  // Returns whether a row of the result depends on other positions, so that context ranks must exchange data for it.
   bool mixes_positions() const { return context_cost != nullptr; }
   bool makes_losses() const;
-  bool makes_values() const;  // its forward does more than turn a value in place
-  // Whether it can run a second time before its backward: what it leaves for the next layer is always kept. A part that
-  // only turns a value in place runs again with the part that makes the value.
+  bool makes_values() const;  // returns whether the forward does more than change a value in place
+  // Returns whether the forward can run a second time before the backward. It cannot if its result is the input of the
+  // next layer, which is always kept. A part that only changes a value in place runs again together with the part that
+  // makes the value.
   bool computed_again() const;
-  // Whether it does nothing but add a router's loss to the step's sums, which evaluations do not report.
+  // Returns whether the part only adds a router's loss to the step's sums, which evaluations do not report.
   bool only_trains() const;
   bool in_layer() const { return standing == Standing::kAttentionBlock || standing == Standing::kMlpBlock; }
 };
@@ -125,7 +130,8 @@ const PartDeclaration& declaration_of(arch::Part part);
 bool has_halves(arch::Part part);
 bool of_head(arch::Part part);  // runs once for each chunk of the tokens
 
-// For a part without halves, kBackwardInput equals kBackward and kBackwardWeights costs nothing.
+// Returns the cost of a pass of a part. For a part without halves, kBackwardInput equals kBackward and kBackwardWeights
+// costs nothing.
 arch::PartCost part_cost(const arch::Architecture& arch, arch::Part part, arch::Pass pass,
                          const arch::PartShape& shape);
 
@@ -133,13 +139,14 @@ arch::PartCost part_cost(const arch::Architecture& arch, arch::Part part, arch::
 std::optional<std::string> kernels_refused(arch::Kernels kernels, arch::Part part, const KernelRequest& request);
 // Returns whether the kernels of an op of a part call operators of ATen.
 bool calls_aten(const Step& step);
-// Returns, for parts that `kernels` compute in tiles, the first kernels that do not and can compute the request. The
-// reference stands in for none of them: it is slow, and math.kernels asks for it. On failure, the reason.
+// Returns, for each part that `kernels` compute in tiles, the first other kernels that work without tiles and can
+// compute the request; on failure, the reason. The reference kernels are never chosen, because they are slow: they run
+// only if math.kernels asks for them.
 Result<std::map<arch::Part, arch::Kernels>> without_flash(arch::Kernels kernels, const KernelRequest& request);
-// Returns the implementations that any part has, each name once.
+// Returns the names of the implementations of all parts, each name once.
 const std::vector<arch::Kernels>& all_kernels();
 
-// The families.
+// The families of parts.
 namespace parts {
 std::vector<PartDeclaration> embedding();
 std::vector<PartDeclaration> norm_products();
@@ -152,7 +159,7 @@ std::vector<PartDeclaration> routing();
 std::vector<PartDeclaration> experts();
 std::vector<PartDeclaration> norms();
 std::vector<PartDeclaration> heads();
-// The implementations of parts of a sparse layer.
+// Returns the implementations of a part of a sparse layer.
 std::vector<Implementation> kernels_of_experts(BytesOf fused_scratch = nullptr, BytesOf aten_scratch = nullptr,
                                                BytesOf reference_scratch = nullptr);
 }  // namespace parts

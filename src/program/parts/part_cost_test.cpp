@@ -45,7 +45,7 @@ TEST(PartCost, PartsAddUpToTheModel) {
     double sum = 0;
     for (const Part part : arch::parts_in_order(a))
       for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
-        if (part == Part::kHead && pass == Pass::kForward) continue;  // the backward op holds it
+        if (part == Part::kHead && pass == Pass::kForward) continue;  // the backward op includes it
         shape.chunk = part == Part::kHead ? shape.tokens() : 0;
         const bool in_layer = part != Part::kEmbed && part != Part::kFinalNorm && part != Part::kHead;
         sum += part_cost(a, part, pass, shape).flops.value * (in_layer ? static_cast<double>(a.layers) : 1.0);
@@ -121,13 +121,14 @@ TEST(PartCost, ScratchOfHalves) {
   const auto scratch = [&](Part part, Pass pass) { return part_cost(a, part, pass, shape).scratch.value; };
   EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardInput), 4 * n * d + 2 * 4 * d);
   EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardWeights), 4 * n * d);
-  // q|k|v rows that tensor ranks assemble: the weights for the input half, their gradients for the weight half.
+  // Tensor ranks assemble rows of q|k|v: the input half assembles the weights, the weight half their gradients.
   shape.tensor_ranks = 8, shape.kv_copied = true;
   EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackward), 4 * n * d + 2 * 4 * d + 2 * 4 * q * d);
   EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardInput), 4 * n * d + 2 * 4 * d + 4 * q * d);
   EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardWeights), 4 * n * d + 4 * q * d);
-  // 16 bits: gradients of a matrix in 16 bits (in bf16 at least the packed operands of our own product), which fp16
-  // adds by widening a block; the norm's gradient by thread, for which fp16 widens all of its rows three times.
+  // In 16 bits, gradients of a matrix are made in 16 bits, which fp16 adds by widening a block. In bf16 the scratch is
+  // at least the packed operands of our own product. The norm's gradient has a sum for each thread, for which fp16
+  // widens all of its rows three times.
   shape = {4, 512, 0, DType::kBF16, 2, Kernels::kAten};
   EXPECT_EQ(scratch(Part::kDown, Pass::kBackwardInput), kAtenScalars);
   EXPECT_EQ(scratch(Part::kDown, Pass::kBackwardWeights), kAtenScalars + 2 * 512 * 2048 + 2 * 4 * (128 * 112 + 384));
@@ -138,7 +139,8 @@ TEST(PartCost, ScratchOfHalves) {
   EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardInput), kAtenScalars + 2 * n * d + 3 * 4 * n * d + 4 * n);
 }
 
-// Attention of rows in bf16 takes, per thread, the sums of one key head's queries; within documents it widens all rows.
+// In bf16, attention of rows takes for each thread the sums of the queries of one key head. Attention within documents
+// widens all rows.
 TEST(PartCost, ScratchOfAttentionInBf16) {
   const auto a = bench_llama();
   PartShape shape{4, 512, 0, DType::kBF16, 2, Kernels::kAten};
@@ -147,14 +149,14 @@ TEST(PartCost, ScratchOfAttentionInBf16) {
   EXPECT_EQ(few, kAtenScalars + 2 * 4 * (448 * 48 + 512 * 80 + 23424 + 2 * 512 * 80));
   shape.sequence = 4096;
   EXPECT_EQ(scratch() - few, 2 * 4 * 2 * (4096 - 512) * 80);
-  shape.batch = 1, shape.threads = 16;  // too few heads for the threads: split by tiles, without the sums
+  shape.batch = 1, shape.threads = 16;  // too few heads for the threads: the work is split by tiles, without the sums
   EXPECT_EQ(scratch(), kAtenScalars + 16 * 4 * (448 * 48 + 512 * 80 + 23424));
   shape = {4, 512, 0, DType::kBF16, 2, Kernels::kAten};
   shape.documents = true;
   EXPECT_GT(scratch(), 2 * 4 * 2048 * (1024 + 512));
 }
 
-// The own kernels take heads up to their limit, in scratch that grows by whole vectors of 16 elements.
+// Our own kernels take heads up to their limit. Their scratch grows by whole vectors of 16 elements.
 TEST(PartCost, ScratchOfAttentionUpToTheLargestHead) {
   auto a = bench_llama();
   const auto scratch = [&](std::int64_t head, Pass pass) {
@@ -170,7 +172,7 @@ TEST(PartCost, ScratchOfAttentionUpToTheLargestHead) {
   }
 }
 
-// By hand: 6 tokens in 2 sequences, 4 experts of 24, 3 for each token, so 18 rows.
+// Computed by hand for 6 tokens in 2 sequences and 4 experts of width 24, of which each token chooses 3: 18 rows.
 TEST(PartCost, OfASparseLayer) {
   auto a = bench_llama();
   a.hidden = 16, a.experts = arch::Experts{.count = 4, .per_token = 3, .ffn = 24};
@@ -180,7 +182,8 @@ TEST(PartCost, OfASparseLayer) {
   EXPECT_EQ(forward(Part::kExpertUp).flops.value, 2.0 * 18 * 48 * 16);
   EXPECT_EQ(forward(Part::kExpertDown).flops.value, 2.0 * 18 * 16 * 24);
   EXPECT_EQ(forward(Part::kCombine).flops.value, 0.0);
-  // Rows in and out, router and norm; root mean square, scores, lse and weights; load; labels and choice.
+  // The terms are: rows in and out, router and norm; root mean square, scores, lse and weights; load; labels and
+  // choice.
   EXPECT_EQ(forward(Part::kRoute).moved.value,
             2 * (2 * 6 * 16 + 5 * 16) + 4 * (6 * (1 + 4 + 1 + 3) + 2 * 2 * 4) + 4 * (6 + 18));
   EXPECT_EQ(forward(Part::kBalance).moved.value, 4 * (2 * 2 * 4));

@@ -1,5 +1,5 @@
-// Tests that the declarations of parts agree with each other, with the list of parameters, and with the lists of which
-// models consist.
+// Tests that the declarations of parts agree with each other, with the list of parameters, and with the models' lists
+// of parts.
 #include "program/parts/part.h"
 
 #include <gtest/gtest.h>
@@ -63,7 +63,7 @@ TEST(Parts, APassHasNoArgumentTwice) {
   }
 }
 
-// A half leaves out operands of the other half; together they have those of the whole.
+// Each half of a backward may lack operands of the other half; together the halves have all operands of the whole.
 TEST(Parts, HalvesHaveTheOperandsOfTheWhole) {
   for (const Part part : arch::kAllParts) {
     const PartDeclaration& d = declaration_of(part);
@@ -80,7 +80,7 @@ TEST(Parts, HalvesHaveTheOperandsOfTheWhole) {
   }
 }
 
-// Walks the forward of a model through its lists.
+// Goes through the lists of a model's parts in forward order, and expects that every value is made before it is read.
 void expect_forward_reads_what_is_made(const arch::Architecture& a) {
   for (const bool shared : {false, true}) {
     std::set<std::pair<Value, std::int64_t>> made{
@@ -155,8 +155,8 @@ TEST(Parts, AreComputedAgainUnlessTheyLeaveTheNextLayersInput) {
             "expert_activation ");
 }
 
-// RoPE turns q|k|v in place, so it runs again where the part before it does: norm_qkv, or the norms of queries and
-// keys.
+// RoPE rotates q|k|v in place, so it runs again when the part before it runs again: norm_qkv, or the norms of queries
+// and keys.
 TEST(Parts, ValuesHaveTheirMakers) {
   const auto makers = [](const char* preset) {
     Program p;

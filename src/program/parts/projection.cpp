@@ -1,5 +1,5 @@
-// A product that joins the residual stream: the middle of a layer is its input plus o Wo^T, and the next layer's input
-// is the middle plus a Wd^T.
+// A product whose result is added to the residual stream: the middle of a layer is its input plus o Wo^T, and the next
+// layer's input is the middle plus a Wd^T.
 #include "program/parts/part.h"
 
 namespace molen::program::parts {
@@ -14,7 +14,8 @@ i64 projection_aten(const Sizes& s, i64 in, Pass pass) {
   return weights ? AtenScratch{s}.linear_gradient(in, s.d) : 0;
 }
 
-// A product cut by rows of its matrix leaves a term of a sum. Each rank adds the residual and the bias in its own rows.
+// If tensor ranks cut the matrix of a product by rows, each rank's result is a term of a sum. Each rank adds the
+// residual and the bias in its own rows.
 std::vector<OperandRule> projection_types(AxisType inputs) {
   return {takes(Arg::kX, {inputs}), takes(Arg::kResidual, {kReplicated, kOfRows}), leaves(Arg::kY, kPartial)};
 }
@@ -59,7 +60,8 @@ PartDeclaration down() {
   };
 }
 
-// The same product of the shared experts, which joins the middle of the layer before the routed experts do.
+// The down projection of the shared experts. Its result is added to the middle of the layer before that of the routed
+// experts.
 PartDeclaration shared_down() {
   PartDeclaration d = down();
   const PartOperand d_y = reads_rows(Arg::kDY, Value::kDResidual, 1), x = reads(Arg::kX, Value::kSharedActivation);

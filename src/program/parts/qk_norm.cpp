@@ -1,6 +1,6 @@
-// RMSNorm of the queries and keys of q|k|v, over each head or over all heads together. Values pass as they are. The
-// backward takes the statistics again from q|k|v before the norms, which is saved for it: they are cheaper to compute
-// than to keep.
+// RMSNorm of the queries and keys of q|k|v, over each head or over all heads together. Values of q|k|v are not changed.
+// The backward computes the statistics again from the saved q|k|v before the norms: the statistics are cheaper to
+// compute than to keep.
 #include <algorithm>
 
 #include "program/parts/part.h"
@@ -12,24 +12,24 @@ i64 weights_of(const Sizes& s) {
   return s.query_norm + s.key_norm;
 }
 
-// Forward reads and writes all columns. Backward reads queries and keys, and turns their gradients in place.
+// Forward reads and writes all columns. Backward reads queries and keys, and changes their gradients in place.
 i64 qk_norm_moved(const Sizes& s, Pass pass) {
   const i64 weights = weights_of(s);
   if (!is_backward(pass)) return s.e * (2 * s.N * s.Q + weights);
   return s.e * (3 * s.N * qk_columns(s) + weights) + 2 * s.g * weights;
 }
 
-// Sums of the weights' gradients by thread (math/vector_kernels.h).
+// The sums of the weights' gradients, one for each thread (math/vector_kernels.h).
 i64 qk_norm_partials(const Sizes& s, Pass pass) {
   return is_backward(pass) ? aligned(4 * s.threads * weights_of(s)) : 0;
 }
 
-// The root mean square of each group of queries, of which there are at least as many as of keys.
+// The root mean square of each group of queries. Groups of keys need no more, since there are at most as many.
 i64 qk_norm_reference(const Sizes& s, Pass pass) {
   return is_backward(pass) ? aligned(8 * s.N * s.q / s.query_norm) : 0;
 }
 
-// The temporaries of the queries, which are at least as many as those of the keys.
+// The temporaries of the queries. The keys need no more, since they are at most as many.
 i64 qk_norm_aten(const Sizes& s, Pass pass) {
   if (s.bf16) return qk_norm_partials(s, pass);
   const AtenScratch aten{s};

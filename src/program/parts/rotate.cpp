@@ -1,4 +1,4 @@
-// RoPE: turns the queries and keys of q|k|v by the angles of their positions, in place; the backward turns their
+// RoPE: rotates the queries and keys of q|k|v in place by the angles of their positions. The backward rotates their
 // gradients back.
 #include "program/parts/part.h"
 
@@ -15,7 +15,7 @@ std::vector<PartDeclaration> rotations() {
       .forward_types = {retypes(Arg::kQkv, kOfHeads, kOfHeads)},
       .backward_types = {retypes(Arg::kDQkv, kOfHeads, kOfHeads)},
       .moved = [](const Sizes& s, Pass) { return 2 * s.e * s.N * qk_columns(s) + s.a * s.S * s.D; },
-      // The halves of the heads, and one turned half.
+      // Scratch holds both halves of the heads and one rotated half.
       .kernels = {fused(),
                   aten([](const Sizes& s, Pass) { return s.bf16 ? 0 : 3 * aligned(s.a * (s.N * qk_columns(s) / 2)); }),
                   reference()},

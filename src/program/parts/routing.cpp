@@ -1,7 +1,7 @@
-// The router of a sparse layer, and the rows on their way between token order and expert order: `route` chooses the
+// The router of a sparse layer, and the copies of rows between token order and expert order. `route` chooses the
 // experts of each token, `balance` adds the balance loss of each sequence to the step's sums, `dispatch` copies rows to
-// them, and `combine` adds what they leave to the residual stream. M = N t slots, of which R at most have a row in
-// expert order (math/expert_order.h): `route` drops what is beyond the capacity of an expert.
+// the experts, and `combine` adds the results of the experts to the residual stream. There are M = N t slots, of which
+// at most R have a row in expert order (math/expert_order.h): `route` drops choices beyond the capacity of an expert.
 #include <algorithm>
 
 #include "program/parts/part.h"
@@ -9,7 +9,7 @@
 namespace molen::program::parts {
 namespace {
 
-// Integers of 4 bytes: labels, the choice, places and offsets.
+// Labels, the choice, places and offsets are integers of 4 bytes.
 i64 route_moved(const Sizes& s, Pass pass) {
   const i64 weights = (s.E + s.norm_vectors) * s.d + s.router_bias,
             kept = s.a * (s.N * (s.stats + s.E + 1 + s.t) + 2 * s.B * s.E) + 4 * (s.N + s.M);
@@ -17,18 +17,19 @@ i64 route_moved(const Sizes& s, Pass pass) {
   return s.e * (4 * s.N * s.d + weights) + kept + 2 * s.g * weights;
 }
 
-// Logits; the sums of scores and the choice of a token by thread; what each expert has taken.
+// Scratch holds the logits, for each thread the sums of scores and the choice of a token, and the number of tokens that
+// each expert has taken.
 i64 route_forward_scratch(const Sizes& s) {
   return aligned(s.a * s.N * s.E) + aligned(8 * s.threads * s.E) + aligned(4 * s.threads * s.t) +
          (s.drops ? aligned(4 * s.E) : 0);
 }
 
-// A loss of each sequence.
+// Scratch holds one loss for each sequence.
 i64 balance_scratch(const Sizes& s, Pass) {
   return aligned(s.a * s.B);
 }
 
-// Backward: gradients of the logits, and the rows of the norm again.
+// In backward, scratch holds the gradients of the logits and the recomputed rows of the norm.
 i64 route_reference(const Sizes& s, Pass pass) {
   if (!is_backward(pass)) return route_forward_scratch(s);
   return aligned(s.a * s.N * s.E) + aligned(s.e * s.N * s.d);
@@ -38,7 +39,7 @@ i64 route_fused(const Sizes& s, Pass pass) {
   return route_reference(s, pass) + norm_partials(s, pass);
 }
 
-// In bf16, the logits and their gradients are rounded beside the products.
+// In bf16, the logits and their gradients are rounded into buffers beside those of the products.
 i64 route_aten(const Sizes& s, Pass pass) {
   const AtenScratch aten{s};
   const i64 rounded = aten.narrow(s.N * s.E);
@@ -51,7 +52,7 @@ i64 dispatch_moved(const Sizes& s, Pass pass) {
   return s.e * (s.N + s.R) * s.d + 4 * (is_backward(pass) ? s.M : 2 * s.M + s.E + 1);
 }
 
-// The tokens of each expert.
+// Scratch holds the number of tokens of each expert.
 i64 dispatch_scratch(const Sizes& s, Pass pass) {
   return is_backward(pass) ? 0 : aligned(4 * s.E);
 }
@@ -61,7 +62,7 @@ i64 combine_moved(const Sizes& s, Pass pass) {
   return s.e * (2 * s.R + s.N) * s.d + (2 * s.a + 4) * s.M;
 }
 
-// Context ranks make terms of the load, and read its sum.
+// Each context rank makes a term of the load, and reads the sum of these terms.
 OperandRule whole_load() {
   return over_context(takes(Arg::kLoad, {kReplicated}), kReplicated, kReplicated);
 }
@@ -75,8 +76,8 @@ PartDeclaration route() {
                                       takes(Arg::kChoice, {kReplicated}),
                                       whole_load(),
                                       takes(Arg::kLabels, {kInvariant})};
-  // The gradients that the experts return are terms of a sum over tensor ranks, and the backward is linear in them. The
-  // first rank alone adds the gradients of the losses.
+  // The gradients that the experts return are terms of a sum over tensor ranks, and the router's backward is linear in
+  // them. Only the first rank adds the gradients of the losses, so that they are counted once.
   std::vector<OperandRule> backward{takes(Arg::kX, {kReplicated}), takes(Arg::kDY, {kPartial}),
                                     takes(Arg::kDWeights, {kPartial}), takes(Arg::kDResidual, {kInvariant}),
                                     retypes(Arg::kDX, kInvariant, kPartial)};

@@ -1,5 +1,5 @@
-// The sizes of one op of a part, of which its costs are functions, and what several parts have in common. FLOPs are
-// those of matrix products (and of attention's two), so that the parts of a step add up to `arch::model_flops`.
+// The sizes of one op of a part, from which its costs follow, and helpers that several parts use. FLOPs count only
+// matrix products (including the two of attention), so that the parts of a step add up to `arch::model_flops`.
 // Element-wise work is counted in the bytes moved.
 #pragma once
 
@@ -15,17 +15,17 @@ using arch::Pass;
 
 // Letters as in arch/parts.h: Q the columns of q|k|v, q those of the queries, U those of gate|up. Bytes of an element:
 // e of activations and weights, a of statistics, losses and accumulators of the device-generic path, g of main
-// gradients. For a rank that shares the part with others these are its local sizes.
+// gradients. If a rank shares the part with others, these are the local sizes of the rank.
 struct Sizes {
   Sizes(const arch::Architecture& arch, const arch::PartShape& shape);
   i64 B, S, N, C, d, Q, q, U, f, V, h, k, D, e, a, g;
   i64 query_norm, key_norm;  // values that a norm of queries, or of keys, is taken over
-  i64 E, t, W, w, M;         // of a sparse layer (values/value.h), and its slots N t; 0 in models without
-  i64 R;                     // the most rows of these slots that experts take: M without a capacity
-  i64 L, G;                  // experts of a rank, and the most rows that they may have: E and R on one expert rank
+  i64 E, t, W, w, M;         // sizes of a sparse layer (values/value.h); M = N t slots; 0 in models without one
+  i64 R;                     // the most slots that the experts take: M without a capacity
+  i64 L, G;                  // experts of a rank, and the most rows that they may get: E and R with one expert rank
   bool drops;                // experts have a capacity
-  i64 router_bias;           // its elements
-  i64 X, x;                  // of its shared experts: columns of gate|up, and their summed width
+  i64 router_bias;           // elements of the router's bias
+  i64 X, x;                  // of the shared experts: columns of gate|up, and their summed width
   i64 norm_vectors;          // weight and bias of a norm: 0, 1 or 2
   i64 stats;                 // numbers that a norm keeps for each row
   i64 biases;                // 1 when products have them
@@ -38,10 +38,10 @@ struct Sizes {
   arch::Position position;
 };
 
-// FLOPs of a product [m, k] x [k, n].
+// Returns the FLOPs of a product [m, k] x [k, n].
 double product(i64 m, i64 n, i64 k);
-// How many products the size of the forward's a pass takes: a whole backward has one for the input and one for the
-// weight.
+// Returns how many products of the forward's size a pass takes. A whole backward takes two: one for the gradient of the
+// input and one for the gradient of the weight.
 inline double products_of(Pass pass) {
   return pass == Pass::kBackward ? 2.0 : 1.0;
 }
@@ -49,20 +49,21 @@ inline bool is_backward(Pass pass) {
   return pass != Pass::kForward;
 }
 
-// Bytes of a matrix product in -> out over N tokens. Forward reads input and weight and writes the output. Backward
-// reads d_out, input and weight, writes d_in, and reads and writes the weight gradient. Each of the two halves of
-// backward reads d_out.
+// Returns the bytes that a matrix product in -> out over N tokens moves. Forward reads input and weight and writes the
+// output. Backward reads d_out, input and weight, writes d_in, and reads and writes the weight gradient. Each of the
+// two halves of backward reads d_out.
 i64 linear_moved(const Sizes& s, i64 in, i64 out, Pass pass);
-// Columns of the queries and keys of q|k|v.
+// Returns the number of columns of queries and keys in q|k|v.
 inline i64 qk_columns(const Sizes& s) {
   return s.Q - (s.Q - s.q) / 2;
 }
-// Bytes of x, which has N x d elements.
+// Returns the bytes of x, which has N x d elements.
 inline i64 residual_bytes(const Sizes& s) {
   return s.e * s.N * s.d;
 }
 
-// Scratch of the fused kernels for the sums of a norm's gradients by thread (math/vector_kernels.h).
+// Returns the scratch of the fused kernels for the sums of a norm's gradients, one for each thread
+// (math/vector_kernels.h).
 i64 norm_partials(const Sizes& s, Pass pass);
 
 // Scratch of model/parts_aten.cpp on the host: the largest sum of temporaries that exist at the same time. The
@@ -73,9 +74,9 @@ struct AtenScratch {
   i64 narrow(i64 elements) const { return aligned(s.e * elements); }
   i64 widened(i64 elements) const { return s.rounds ? wide(elements) : 0; }
   bool rms() const { return s.stats == 1; }
-  // Scratch of math/gemm_narrow.h for a product with n columns and k terms.
+  // Returns the scratch of math/gemm_narrow.h for a product with n columns and k terms.
   i64 own_product(i64 n, i64 k) const;
-  // Our own product into fp32, or a rounded gradient.
+  // Returns the scratch of a weight's gradient: that of our own product into fp32, or a rounded gradient.
   i64 weight_gradient(i64 in, i64 out, i64 terms) const;
   i64 linear_gradient(i64 in, i64 out) const;
   // LayerNorm uses ATen's own operator, which returns the rows and both statistics.

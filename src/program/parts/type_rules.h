@@ -1,7 +1,8 @@
-// The types over the mesh in which a part finds its operands, and those in which it leaves them. They follow from the
-// product that the part computes (arch/parts.h) and from how tensor ranks split its parameters
-// (arch/tensor_parallel.h), and from no layout. A part's declaration states them beside its operands, and the checker
-// (types/) takes nothing else from it, so that an error in the operands is not an error in the rules.
+// The types over the mesh that a part's operands must have before it runs, and those that they have afterwards. The
+// types follow from the product that the part computes (arch/parts.h) and from how tensor ranks split the part's
+// parameters (arch/tensor_parallel.h); they do not depend on the layout. A part's declaration states the types beside
+// its operands. The checker (types/) reads only the types from the declaration, so that a mistake in the operands does
+// not repeat itself in the rules.
 #pragma once
 
 #include <optional>
@@ -13,16 +14,16 @@
 
 namespace molen::program {
 
-// One operand of a part over tensor ranks, context ranks and expert ranks. Over data-parallel ranks and stages every
-// activation has one type (own_rows in type_checker.cpp).
+// The types of one operand of a part over tensor ranks, context ranks and expert ranks. Over data-parallel ranks and
+// stages every activation has one type (own_rows in type_checker.cpp).
 struct OperandRule {
   Arg arg{};
-  std::vector<AxisType> found;                          // over tp, where the part reads it: one of these
-  std::optional<AxisType> left;                         // over tp, where the part writes it
-  std::optional<Arg> follows = {};                      // left as this operand is found: the part is linear in it
-  AxisType context = sharded(Dimension::kTokens);       // over cp, where the part reads it
-  AxisType left_context = sharded(Dimension::kTokens);  // over cp, where the part writes it
-  AxisType experts = sharded(Dimension::kBatch);        // over ep, in both cases
+  std::vector<AxisType> found;      // over tp, if the part reads the operand: one of these
+  std::optional<AxisType> left;     // over tp, if the part writes the operand
+  std::optional<Arg> follows = {};  // the written type is the type of this operand, in which the part is linear
+  AxisType context = sharded(Dimension::kTokens);       // over cp, if the part reads the operand
+  AxisType left_context = sharded(Dimension::kTokens);  // over cp, if the part writes the operand
+  AxisType experts = sharded(Dimension::kBatch);        // over ep, whether read or written
 };
 
 namespace parts {
@@ -45,7 +46,7 @@ inline OperandRule over_context(OperandRule rule, AxisType found, AxisType left)
   rule.left_context = left;
   return rule;
 }
-// The rule of rows that are on the rank of their experts.
+// Returns the rule for rows that are on the rank of their experts.
 inline OperandRule by_experts(OperandRule rule) {
   rule.experts = kOfExperts;
   return rule;

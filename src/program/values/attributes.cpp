@@ -20,7 +20,8 @@ Attributes of_part(const Traits& t, const Compute& c, const KernelChoice& choice
   return a;
 }
 
-// Rows of tensor ranks, of pipeline stages or of context ranks. Units are flat and have no rows.
+// Returns the attributes of an exchange between tensor ranks, pipeline stages or context ranks. Units are flat and have
+// no rows.
 Attributes of_move(const Traits& t, Moves moves) {
   Attributes a;
   if (moves != Moves::kUnit && moves != Moves::kHead) a.rows = t.rows;

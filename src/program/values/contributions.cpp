@@ -13,7 +13,7 @@ std::vector<int> halves_of(const Program& p, const Compute& c) {
     case ComputePass::kBackward:
       return {0, 1};
     case ComputePass::kInput:
-      if (!declaration_of(c.part).halves) return {0, 1};  // it runs whole
+      if (!declaration_of(c.part).halves) return {0, 1};  // the backward is not split
       return own ? std::vector{0} : std::vector<int>{};
     case ComputePass::kWeights:
       return own ? std::vector{1} : std::vector{0, 1};

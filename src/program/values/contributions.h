@@ -1,5 +1,5 @@
-// Counts the contributions to the gradient of each unit in a step: the backwards of its parts, in halves (input,
-// weights), for each micro-batch and chunk of the head.
+// Counts the contributions to the gradient of each unit in a step. A contribution is one half (input or weights) of the
+// backward of a part, for one micro-batch and one chunk of the head.
 #pragma once
 
 #include <cstddef>

@@ -15,13 +15,13 @@
 namespace molen::program {
 namespace {
 
-// A part as its kernel sees it on the largest rank.
+// A part with the sizes that its kernel gets on the largest rank.
 struct PartOfRank {
   arch::Part part{};
   arch::Pass pass{};
   arch::PartShape shape;
   bool ring = false;       // one step of a ring, or all of them
-  std::int64_t step = -1;  // in a ring; -1: all steps
+  std::int64_t step = -1;  // the step in the ring; -1: all steps
   int context_ranks = 1;
   arch::PartCost cost(const arch::Architecture& local) const {
     const auto context_cost = declaration_of(part).context_cost;
@@ -89,7 +89,7 @@ void cost_part(const Program& p, const Compute& c, Step& step) {
   step.model_flops = c.pass == ComputePass::kRecompute ? Flops(0) : cost.flops;
 }
 
-// A cast that adds widens the sum one block at a time, and reads its target too.
+// A cast that adds to its target also reads the target, and widens the sum one block at a time.
 void cost_cast(const Program& p, Bytes touched, Step& step) {
   const Use* to = step.updates(Arg::kTo) ? step.find(Arg::kTo) : nullptr;
   const std::int64_t wide = to ? used_elements(p, *to, {}) * size_of(DType::kF32) : 0;
@@ -97,9 +97,9 @@ void cost_cast(const Program& p, Bytes touched, Step& step) {
   step.scratch = Bytes(std::min(wide, arch::kWidenBlock * size_of(DType::kF32)));
 }
 
-// The gradient is read, once or several times, all else read and written: a store to a parameter reads its cache line.
-// Matrices that are updated whole take products: the FLOPs of the rank at 0, and scratch for the largest matrix of any
-// rank.
+// The gradient is read once or several times. All other operands are read and written, since even a plain store to a
+// parameter reads its cache line. Matrices that are updated whole take matrix products: their FLOPs are those of the
+// rank at 0, and their scratch holds the largest matrix of any rank.
 void cost_optimizer(const Program& p, const OptimizerStep& o, std::int64_t read, std::int64_t written, Step& step) {
   const Optimizer& optimizer = optimizer_named(o.kind);
   step.moved = Bytes((o.stage == UpdateStage::kDirection ? 1 : optimizer.gradient_reads) * read + 2 * written);
@@ -118,7 +118,7 @@ void cost_optimizer(const Program& p, const OptimizerStep& o, std::int64_t read,
   }
 }
 
-// The scratch holds the rows in the order in which ranks send them: those of a rank side by side.
+// The scratch holds the rows in the order in which ranks send them: the rows of one rank are side by side.
 void cost_exchange(const Program& p, const AllToAll& o, Step& step) {
   step.moved = payload_of(p, step, {});
   if (const Use* there = step.find(o.home() ? Arg::kFrom : Arg::kTo))
@@ -128,7 +128,7 @@ void cost_exchange(const Program& p, const AllToAll& o, Step& step) {
 }  // namespace
 
 void set_costs(const Program& p, Step& step) {
-  std::int64_t read = 0, written = 0;  // an update counts as written here
+  std::int64_t read = 0, written = 0;  // an updated operand counts as written
   for (const Use& use : step.operands) (use.writes() ? written : read) += used_bytes(p, use, {});
   const Bytes touched(read + written);
   step.scratch = step.moved = Bytes();

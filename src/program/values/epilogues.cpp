@@ -8,7 +8,8 @@
 namespace molen::program {
 namespace {
 
-// A copy reads its source and writes its target; a sum also reads its target.
+// Returns the cost for `bytes` of result: a copy reads its source and writes its target, and a sum also reads its
+// target.
 EpilogueCost copies(Epilogue kind, std::int64_t bytes) {
   return {kind, Bytes(2 * bytes)};
 }
@@ -23,14 +24,14 @@ class EpiloguesOf {
   std::vector<EpilogueCost> operator()(const Compute& c) const {
     // The backward of a norm adds to the residual gradient. If the old value is still to be read, it is copied first.
     if (step_.find(Arg::kDResidual)) return {copies(Epilogue::kCopy, bytes_of(Arg::kDResidual))};
-    // Attention over keys of several context ranks sums its result, or the gradient of the queries, in fp32 and rounds
-    // it at the end.
+    // Attention over the keys of several context ranks sums its result, or the gradient of the queries, in fp32, and
+    // rounds the sum at the end.
     const Use* result = step_.find(Arg::kY);
     if (c.part != arch::Part::kAttention || context_ranks() == 1 || !result || width_of(*result) >= 4) return {};
-    if (c.chunk >= 0 && !step_.find(Arg::kYSoFar)) return {};  // a step of a ring that is not the last one
+    if (c.chunk >= 0 && !step_.find(Arg::kYSoFar)) return {};  // any step of a ring but the last
     return {{Epilogue::kCopy, Bytes(used_elements(p_, *result, {}) * (size_of(DType::kF32) + width_of(*result)))}};
   }
-  // A context rank loads whole sequences and keeps its positions of them.
+  // A context rank loads whole sequences and keeps its own positions of these.
   std::vector<EpilogueCost> operator()(const LoadBatch&) const {
     if (p_.grid.sizes[mesh::Axis::kCp] == 1) return {};
     return {copies(Epilogue::kUnpack, bytes_of(Arg::kIds) + bytes_of(Arg::kLabels) + bytes_of(Arg::kDocuments))};
@@ -46,8 +47,9 @@ class EpiloguesOf {
     if (o.moves != Moves::kKeys) return {};
     return {copies(Epilogue::kPack, bytes_of(Arg::kTo) / context_ranks())};
   }
-  // Keys leave q|k|v at the first step of a ring. Their gradients are summed on the way and end beside those of the
-  // queries, which come along from the buffer where they were summed in a wider type.
+  // Keys leave q|k|v at the first step of a ring. Gradients of keys are summed on the way around the ring and end
+  // beside the gradients of the queries. If the gradients of the queries were summed in a wider type, they are copied
+  // from the buffer of these sums.
   std::vector<EpilogueCost> operator()(const Shift& o) const {
     const std::int64_t keys = bytes_of(Arg::kTo);
     std::vector<EpilogueCost> all;
@@ -64,7 +66,8 @@ class EpiloguesOf {
     all.push_back(unpacks_keys(Arg::kTo, 1, Arg::kDQkv));
     return all;
   }
-  // Rows are exchanged side by side for each rank, and computed on side by side for each expert.
+  // For the exchange, the rows for one rank are side by side; for the products, the rows for one expert are side by
+  // side.
   std::vector<EpilogueCost> operator()(const AllToAll& o) const {
     return {copies(o.home() ? Epilogue::kPack : Epilogue::kUnpack, payload_of(p_, step_, {}).value)};
   }
@@ -74,8 +77,8 @@ class EpiloguesOf {
   }
 
  private:
-  // 0 if there is no such operand: an op from a text may lack it, or name a piece of rows that does not exist, which
-  // the verifier reports.
+  // Returns 0 if there is no such operand. An op from a text may lack the operand or name a piece of rows that does not
+  // exist; the verifier reports both.
   std::int64_t bytes_of(Arg arg) const {
     const Use* use = step_.find(arg);
     return use ? used_bytes(p_, *use, {}) : 0;
@@ -83,7 +86,8 @@ class EpiloguesOf {
   std::int64_t width_of(const Use& use) const {
     return size_of(p_.buffers.at(static_cast<std::size_t>(use.buffer)).dtype);
   }
-  // Gradients of keys may be summed in a wider type than they are kept in beside those of the queries.
+  // Returns the cost of moving summed gradients of keys to their place beside those of the queries. The sums may have a
+  // wider type.
   EpilogueCost unpacks_keys(Arg sums, std::int64_t ranks, Arg kept) const {
     const Use *from = step_.find(sums), *to = step_.find(kept);
     if (!from || !to) return {Epilogue::kUnpack, Bytes()};

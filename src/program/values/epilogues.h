@@ -1,6 +1,6 @@
-// The epilogues of ops: work on memory that an op does besides what its kind names. They follow from the op, its
-// operands and their accesses, as its costs do: a text that turns `writes=to:x` of a reduce-scatter into `updates=to:x`
-// makes it add.
+// The epilogues of ops: work on memory that an op does besides the work that its kind names. Epilogues follow from the
+// op, its operands and their accesses, as costs do. For example, a reduce-scatter adds to its target if a text says
+// `updates=to:x` instead of `writes=to:x`.
 #pragma once
 
 #include <vector>
@@ -9,8 +9,8 @@
 
 namespace molen::program {
 
-// Returns the epilogues of a step on the rank at 0, in the order of Epilogue. What a part declares
-// (PartDeclaration::assembled) is not among them; set_costs adds it.
+// Returns the epilogues of a step on the rank at 0, in the order of Epilogue. The epilogue that a part declares
+// (PartDeclaration::assembled) is not included; set_costs adds it.
 std::vector<EpilogueCost> epilogues_of(const Program& program, const Step& step);
 
 // Returns "add:4096,pack:512" or, if there are none, "none".

@@ -1,5 +1,6 @@
-// Tests the epilogues that ops declare: bytes by hand, and what a text can do with them. That kernels do exactly these
-// is checked by the executor in every run of an op (exec/executor.cpp), so every layout of prove/ tests it.
+// Tests the epilogues that ops declare: their bytes, computed by hand, and how a text can change them. The executor
+// checks in every run of an op that the kernel does exactly these epilogues (exec/executor.cpp), so every layout of
+// prove/ tests this.
 #include "program/values/epilogues.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +15,7 @@
 namespace molen::program {
 namespace {
 
-// The distinct epilogues of all ops of one kind: "none", "add:26880", ...
+// Returns the distinct epilogues of all ops of one kind: "none", "add:26880", ...
 std::set<std::string> epilogues_of(const Program& p, const std::string& kind,
                                    const std::function<bool(const Step&)>& wanted = nullptr) {
   std::set<std::string> found;
@@ -25,9 +26,9 @@ std::set<std::string> epilogues_of(const Program& p, const std::string& kind,
 }
 using Texts = std::set<std::string>;
 
-// Two ranks with two micro-batches: the second sum adds to that of the first. A layer has
-// 24 + 24 (24 + 8 + 8 + 24) + 24 + 3 * 24 * 40 = 4,464 parameters, which are padded to 4,480, in fp32. A
-// rank keeps half of their gradients, reads them and what it adds, and writes the sum.
+// There are two ranks and two micro-batches: the sum of the second micro-batch is added to that of the first. A layer
+// has 24 + 24 (24 + 8 + 8 + 24) + 24 + 3 * 24 * 40 = 4,464 parameters, which are padded to 4,480, in fp32. A rank keeps
+// half of their gradients. It reads these gradients and the values to add, and writes the sum.
 TEST(Epilogues, ASumThatAddsToAnEarlierOne) {
   const Program p = build(tiny(), setting_of(2, 2, false, 8));
   const auto of_layer = [](const Step& step) { return step.moved.value == 4480 * 4; };
@@ -35,7 +36,8 @@ TEST(Epilogues, ASumThatAddsToAnEarlierOne) {
   EXPECT_EQ(epilogues_of(build(tiny(), setting_of(2, 2, false, 4)), "reduce_scatter"), Texts{"none"});
 }
 
-// A rank of two has 12 of 24 positions, with keys and values of 2 * 2 * 4 columns in fp32, and loads ids and labels.
+// Each of two ranks has 12 of 24 positions, with keys and values of 2 * 2 * 4 columns in fp32, and loads ids and
+// labels.
 TEST(Epilogues, ContextRanksPackKeysAndUnpackGradients) {
   Setting s;
   s.mesh[mesh::Axis::kCp] = 2;
@@ -56,7 +58,7 @@ TEST(Epilogues, ContextRanksPackKeysAndUnpackGradients) {
   EXPECT_EQ(epilogues_of(p, "forward attention"), Texts{"none"});
 }
 
-// 8 of 24 positions: 512 bytes of keys and values go around; queries have 8 x 24 elements.
+// Each rank has 8 of 24 positions: 512 bytes of keys and values are passed around; queries have 8 x 24 elements.
 TEST(Epilogues, ARingPacksAddsAndUnpacks) {
   Setting s;
   s.mesh[mesh::Axis::kCp] = 3;
@@ -69,7 +71,8 @@ TEST(Epilogues, ARingPacksAddsAndUnpacks) {
       << ::testing::PrintToString(epilogues_of(build(tiny(), s), "shift"));
 }
 
-// Three ranks share two key and value heads of six query heads: each has copies of those that its two queries need.
+// Three ranks share six query heads with two key and value heads. Each rank has copies of the key and value heads that
+// its two query heads need.
 TEST(Epilogues, TensorRanksAssembleCopiedHeads) {
   arch::Architecture even = tiny();
   even.ffn = 42, even.vocabulary = 54;
@@ -79,8 +82,8 @@ TEST(Epilogues, TensorRanksAssembleCopiedHeads) {
   const std::int64_t row = 4 * 24, all = p.local.qkv_size() * row, queries = p.local.query_size() * row;
   const auto assembled = [](std::int64_t bytes) { return Texts{"assemble:" + std::to_string(bytes)}; };
   EXPECT_EQ(epilogues_of(p, "forward norm_qkv"), assembled(2 * all));
-  // The first micro-batch overwrites the gradient of the queries, but two of their heads may share one key head, whose
-  // gradients are always added. The second micro-batch adds all.
+  // The first micro-batch overwrites the gradient of the queries. Gradients of keys are always added, since two query
+  // heads may share one key head. The second micro-batch adds all gradients.
   EXPECT_EQ(epilogues_of(p, "backward norm_qkv"),
             (Texts{"assemble:" + std::to_string(2 * all + 2 * queries + 4 * (all - queries)),
                    "assemble:" + std::to_string(2 * all + 4 * all)}));
@@ -88,7 +91,7 @@ TEST(Epilogues, TensorRanksAssembleCopiedHeads) {
   EXPECT_EQ(epilogues_of(build(even, s), "forward norm_qkv"), Texts{"none"});
 }
 
-// Tensor ranks that share the rows sum residual gradients: a rank of two keeps 150 of 300 rows of 24 in fp32.
+// Tensor ranks that share the rows sum residual gradients: each of two ranks keeps 150 of 300 rows of 24 in fp32.
 TEST(Epilogues, SharedRowsAddToTheResidualGradient) {
   Setting s = setting_of(1, 0, false, 4);
   s.mesh[mesh::Axis::kTp] = 2;
@@ -97,7 +100,8 @@ TEST(Epilogues, SharedRowsAddToTheResidualGradient) {
   EXPECT_TRUE(sums.count("add:43200")) << *sums.begin();
 }
 
-// In halves, the old residual gradient is still to be read by the weights' half: 2 x 150 rows of 24 are copied.
+// If backwards are split into halves, the weights' half still has to read the old residual gradient: 2 x 150 rows of 24
+// are copied.
 TEST(Epilogues, HalvesCopyTheResidualGradient) {
   Setting s = setting_of(1, 0, false, 8);
   s.mesh[mesh::Axis::kPp] = 2;
@@ -109,14 +113,16 @@ TEST(Epilogues, HalvesCopyTheResidualGradient) {
     EXPECT_EQ(epilogues_of(p, "backward_input norm_qkv"), Texts{"copy:57600"});
 }
 
-// Each of 5 ranks sends 300 tokens twice: 600 rows of 24 in fp32 are put in the order of experts, or of ranks.
+// Each of 5 ranks sends 300 tokens twice: 600 rows of 24 in fp32 are put into the order of experts, or into that of
+// ranks.
 TEST(Epilogues, ExpertRanksReorderRows) {
   Setting s = setting_of(1, 0, false, 10);
   s.mesh[mesh::Axis::kEp] = 5;
   EXPECT_EQ(epilogues_of(build(tiny_sparse(), s), "all_to_all"), (Texts{"pack:115200", "unpack:115200"}));
 }
 
-// What a text says is what runs: `updates` makes the collective add. A line without costs gets those of its operands.
+// A program from a text runs as the text says: `updates` makes the collective add. A line without costs gets the costs
+// that follow from its operands.
 TEST(Epilogues, FollowTheOperandsOfAText) {
   const Program p = build(tiny(), setting_of(2, 2, false, 8));
   const std::string text = print(p);

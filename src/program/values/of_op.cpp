@@ -10,7 +10,7 @@
 namespace molen::program {
 namespace {
 
-// `experts`: the unit of the layer's experts, where they have one.
+// `experts`: return the unit of the layer's experts if they have a unit of their own.
 int unit_with(const Program& program, std::int64_t layer, Blocks block, bool experts = false) {
   experts = experts && program.grid.sizes[mesh::Axis::kEp] > 1;
   for (std::size_t u = 0; u < program.units.size(); ++u)
@@ -56,7 +56,7 @@ RowsOfExperts rows_of_experts(Moves moves) {
 bool shares_whole_matrices(const Program& program, int unit) {
   const Unit& of = program.units.at(static_cast<std::size_t>(unit));
   return program.grid.sizes[mesh::Axis::kTp] > 1 && std::ranges::any_of(of.entries, [](const UnitEntry& entry) {
-           return entry.rows > 0;  // a router's bias is whole, and no matrix
+           return entry.rows > 0;  // a router's bias is a whole vector, not a matrix
          });
 }
 
@@ -76,12 +76,13 @@ Value kept_value(Moves moves) {
 }
 
 Stream stream_of(const Offload& offload, const Op& op) {
-  // The casts of messages run beside the reductions: backward waits for neither.
+  // Casts of messages run on the stream of their reductions, so that backward waits for neither.
   if (const auto axis = axis_of(op)) return stream_of(*axis);
   if (const auto* cast = std::get_if<Cast>(&op)) return stream_of(cast->over);
   if (std::holds_alternative<CopyToHost>(op)) return Stream::kToHost;
   if (std::holds_alternative<CopyToDevice>(op)) return Stream::kToDevice;
-  // These two run where their gradients are. The step's sums, a few bytes, stay where they are.
+  // An optimizer step and a sum of squares run where their gradients are. The step's sums, which are a few bytes, do
+  // not move.
   const bool host = (std::holds_alternative<OptimizerStep>(op) && offload.optimizer) ||
                     (std::holds_alternative<SumSquares>(op) && offload.gradients);
   return host ? Stream::kHost : Stream::kCompute;

@@ -10,16 +10,17 @@ namespace molen::program {
 // Returns the unit whose parameters a part reads, or -1 when it reads none.
 int unit_of_part(const Program& program, arch::Part part, std::int64_t layer);
 
-// Whether an op of this part runs once for each piece of its rows: true for the products around which tensor ranks
-// exchange rows.
+// Returns whether an op of this part runs once for each piece of its rows: true for the products before and after which
+// tensor ranks exchange rows.
 bool by_chunks(const Rows& rows, arch::Part part);
-// Whether tensor ranks share matrices of a unit that the optimizer updates whole (UpdateStage).
+// Returns whether tensor ranks share matrices of a unit that the optimizer updates whole (UpdateStage).
 bool shares_whole_matrices(const Program& program, int unit);
-// The stream that an op runs on.
+// Returns the stream that an op runs on.
 Stream stream_of(const Offload& offload, const Op& op);
 
-// The values between which an exchange of expert ranks moves rows: in the order of experts on the rank of their tokens,
-// and on the rank of their experts. Throws Error for what these ranks do not send each other.
+// The two values between which an exchange of expert ranks moves rows: the rows on the rank of their tokens, in the
+// order of experts, and the rows on the rank of their experts. The function throws Error for a value that these ranks
+// do not exchange.
 struct RowsOfExperts {
   Value here{}, there{};
 };

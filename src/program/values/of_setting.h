@@ -1,6 +1,6 @@
-// Operands, sizes and attributes in a program that is made for a setting: the functions of signature.h, value_memory.h,
-// attributes.h and the others, with the traits that the program's setting asks for. The builder uses them. The verifier
-// does not: it finds the traits in the program (verify/inferred.h).
+// Operands, sizes and attributes in a program that is made for a setting. These are the functions of signature.h,
+// value_memory.h, attributes.h and the others, called with the traits that the program's setting asks for. The builder
+// uses them. The verifier does not: it infers the traits from the program (verify/inferred.h).
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace molen::program {
 
-// The traits of a program that does all that the setting says.
+// Returns the traits of a program that does all that the setting says.
 Traits traits_of(const Setting& setting);
 
 inline Signature signature(const Program& program, const Op& op, int unit) {

@@ -1,5 +1,5 @@
 // The operands of an op, as a rule states them: their arguments, their accesses, and the values of the model's
-// computation that they hold.
+// computation that the operands hold.
 #pragma once
 
 #include <cstdint>
@@ -17,36 +17,35 @@ struct Operand {
   Value value{};
   std::int64_t layer = -1;
   Range range = Range::kAll;
-  std::int64_t step = 0;  // in a ring, or of a message
+  std::int64_t step = 0;  // the step of a ring, or of a message
   bool host = false;      // the copy of a kept value that is offloaded to the host
-  // The piece of its rows that an op uses (Rows::pieces); -1: all rows.
+  // The piece of the value's rows that an op uses (Rows::pieces); -1: all rows.
   std::int64_t chunk = -1;
   Arg arg{};
   Access access{};
-  // Whether a step may add to the operand (kUpdate) instead of overwriting it, which is its access here (kWrite).
+  // Whether a step may add to the operand (kUpdate) although the rule says that it overwrites the operand (kWrite).
   bool may_add = false;
-  // The value that an update finds, when it leaves another one in the buffer.
+  // The value that is in the buffer before an update, if the update turns it into another value.
   struct Before {
     Value value{};
     std::int64_t layer = -1, step = 0;
     bool operator==(const Before&) const = default;
   };
   std::optional<Before> before = {};
-  // The operand in whose buffer this one lies. Operands that do not say so have buffers of their own, except for those
-  // that are only read.
+  // The operand in whose buffer this one lies. Without it, an operand has a buffer of its own, unless it is only read.
   std::optional<Arg> within = {};
-  // The operand as the op finds it: with the value before.
+  // Returns the operand as it is before the op runs: with the value `before`.
   Operand as_found() const;
   bool operator==(const Operand&) const = default;
 };
 
-// Operands by access, for messages: "reads x, param; writes y", or "nothing".
+// Returns the operands by access, for messages: "reads x, param; writes y", or "nothing".
 std::string text_of(const std::vector<Operand>& operands);
 std::string text_of(const std::vector<Use>& operands);
 
 }  // namespace molen::program
 
-// Make operands, by their access.
+// Functions that make an operand with the access that their name says.
 namespace molen::program::operand {
 
 inline Operand with(Arg arg, Access access, Operand o) {
@@ -66,12 +65,12 @@ inline Operand writes(Arg arg, Operand o) {
 inline Operand updates(Arg arg, Operand o) {
   return with(arg, Access::kUpdate, std::move(o));
 }
-// Overwrites it, or adds to it, as the step says.
+// The op overwrites the operand or adds to it, as the step says.
 inline Operand adds(Arg arg, Operand o) {
   o.may_add = true;
   return writes(arg, std::move(o));
 }
-// Makes `after` of `before`, in place.
+// The op turns `before` into `after` in place.
 inline Operand turns(Arg arg, const Operand& before, Operand after) {
   after.before = {before.value, before.layer, before.step};
   return updates(arg, std::move(after));

@@ -10,8 +10,8 @@ namespace molen::program {
 
 namespace {
 
-// Five iterations on a matrix of s x l, s <= l (optim/muon.cpp): x x', its polynomial, and the product with x. Scratch
-// holds x twice and the two squares.
+// Returns the cost of five iterations on a matrix x of s x l elements, s <= l (optim/muon.cpp). Each iteration computes
+// x x', a polynomial of it, and the product with x. Scratch holds x twice and two matrices of s x s.
 MatrixCost newton_schulz_cost(std::int64_t rows, std::int64_t columns) {
   const std::int64_t s = std::min(rows, columns), l = std::max(rows, columns);
   const double flops = 5.0 * (4.0 * static_cast<double>(s) * static_cast<double>(s) * static_cast<double>(l) +
@@ -35,7 +35,7 @@ const std::vector<Optimizer>& optimizers() {
         {Value::kMoment2, Arg::kMoment2, StateOf::kVectors}},
        nullptr,
        true,
-       4},  // for the means of rows and of columns, for the size of the update, and to apply it
+       4},  // reads for the means of rows and of columns, for the size of the update, and to apply it
   };
   return all;
 }

@@ -1,4 +1,4 @@
-// Tests that what a program keeps of an optimizer follows from its declaration.
+// Tests that the states that a program keeps for an optimizer follow from the optimizer's declaration.
 #include "program/values/optimizer.h"
 
 #include <gtest/gtest.h>
@@ -54,7 +54,7 @@ TEST(Optimizer, BuffersAndOperandsFollowFromTheDeclaration) {
   }
 }
 
-// Numbers that the ranks at these coordinates keep of a state of a unit.
+// Returns how many numbers of a unit's state the ranks at these coordinates keep.
 std::int64_t kept(const Program& p, const Unit& unit, Value state, int shard, int tensor) {
   mesh::PerAxis at{};
   at[mesh::Axis::kDpShard] = shard;
@@ -63,7 +63,7 @@ std::int64_t kept(const Program& p, const Unit& unit, Value state, int shard, in
   return elements_before(p, state, unit, last) - elements_before(p, state, unit, first);
 }
 
-// Each rank of a ZeRO group has the states of its parameters, and tensor ranks have them whole.
+// Each rank of a ZeRO group has the states of its own parameters. Tensor ranks have the states of whole parameters.
 TEST(Optimizer, AdafactorKeepsRowsColumnsAndVectors) {
   for (const int tensor : {1, 2})
     for (const int zero : {0, 1, 3})
@@ -121,7 +121,7 @@ TEST(Optimizer, AnUnknownOneIsRefusedWithTheNearest) {
   EXPECT_NE(setting.find("setting optimizer: there is no optimizer 'adamv'"), std::string::npos) << setting;
 }
 
-// One op that follows another rule than the rest would train another model.
+// A program in which one op follows another rule than the rest would train another model.
 TEST(Optimizer, EveryUnitFollowsTheSettingsRule) {
   const std::string text = print(updated_by("lion"));
   const std::string edited = rewrite(text, {"optimizer_step", "param.embed"}, " kind=lion", " kind=adamw");

@@ -11,7 +11,7 @@ std::int64_t width_of(const Program& p, const Use& use) {
   return size_of(p.buffers[static_cast<std::size_t>(use.buffer)].dtype);
 }
 
-// Returns the bytes of `whole`, or of the piece `chunk` of its rows.
+// Returns the bytes of `whole` or, if `chunk` is set, of this piece of the rows of `whole`.
 std::int64_t exchanged_bytes(const Program& p, const Rows& rows, std::int64_t chunk, const Use& whole,
                              const mesh::PerAxis& at) {
   if (chunk < 0) return used_bytes(p, whole, at);
@@ -19,14 +19,15 @@ std::int64_t exchanged_bytes(const Program& p, const Rows& rows, std::int64_t ch
   return (last - first) * p.arch.hidden * width_of(p, whole);
 }
 
-// Bytes of a message between stages. When tensor ranks share the rows, it holds the rows that the rank keeps.
+// Returns the bytes of a message between stages. When tensor ranks share the rows, the message holds the rows that the
+// rank keeps.
 std::int64_t message_bytes(const Program& p, const Rows& rows, const Use& value, const mesh::PerAxis& at) {
   if (!rows.sharded || at == mesh::PerAxis{}) return used_bytes(p, value, at);
   return kept_rows(rows, p.grid, at) * p.arch.hidden * width_of(p, value);
 }
 
-// Bytes of the rows that a rank sends to experts for a micro-batch, and gets back: one for each slot. With a capacity,
-// there are at most as many as all experts take.
+// Returns the bytes of the rows that a rank sends to experts for a micro-batch, and gets back. There is one row for
+// each slot; with a capacity, there are at most as many rows as all experts take.
 std::int64_t bytes_of_rows(const Program& p, const Step& step) {
   const Use* rows = step.find(Arg::kFrom);
   if (!rows || !p.arch.sparse()) return 0;
@@ -41,8 +42,8 @@ std::int64_t used_elements(const Program& p, const Use& use, const mesh::PerAxis
   const int unit = p.unit_of_buffer(use.buffer);
   if (unit < 0) return buffer.elements;
   const Unit& of = p.units[static_cast<std::size_t>(unit)];
-  // The buffer has the size that the rank at 0 needs; a text may give it another size than the layout's. A unit with
-  // entries that must not be divided may have its largest part on another rank.
+  // The buffer has the size that the rank at 0 needs, or another size if a text says so. If a unit has entries that
+  // must not be divided, its largest part may be on another rank.
   if (use.range == Range::kAll && at == mesh::PerAxis{} && !of.has_whole()) return buffer.elements;
   const Range range = use.range == Range::kAll ? buffer.extent : use.range;
   const auto [first, last] = unit_range(p.grid, at, of, range);
@@ -57,9 +58,10 @@ Bytes payload_of(const Program& p, const Step& step, const mesh::PerAxis& at) {
   return Bytes(std::visit(
       [&](const auto& o) -> std::int64_t {
         using O = std::decay_t<decltype(o)>;
-        // The operand whose size counts. An op from a text may lack it; the verifier reports that afterwards.
+        // The payload is the size of this operand. An op from a text may lack the operand; the verifier reports that
+        // later.
         constexpr bool sends = std::is_same_v<O, ReduceScatter> || std::is_same_v<O, Send>;
-        // Routers decide how many rows come and go. Over all ranks, as many go as there are slots.
+        // Routers decide how many rows a rank sends and receives. Over all ranks, one row is sent for each slot.
         if constexpr (std::is_same_v<O, AllToAll>) return bytes_of_rows(p, step);
         const Use* use = step.find(sends ? Arg::kFrom : Arg::kTo);
         if constexpr (!std::is_same_v<O, ReduceScalars>)

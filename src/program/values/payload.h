@@ -1,5 +1,5 @@
-// The calls and bytes that a step's communication asks of a rank's communicators, to compare with the communicators'
-// own counts.
+// The calls that a step's communication makes to a rank's communicators, and their bytes. They are compared with the
+// communicators' own counts.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@
 
 namespace molen::program {
 
-// Size of the elements that operands name, on the rank at `at`.
+// Returns the number of elements that an operand names, on the rank at `at`.
 std::int64_t used_elements(const Program& program, const Use& use, const mesh::PerAxis& at);
 std::int64_t used_bytes(const Program& program, const Use& use, const mesh::PerAxis& at);
 
 // Returns the bytes that the rank at `at` gives to the communicator calls of an op: all elements that are reduced or
-// gathered, sent or received. Step::moved is that of the rank whose coordinates are all 0, so this is less on other
-// ranks when shards or rows are uneven.
+// gathered, sent or received. Step::moved is for the rank whose coordinates are all 0; other ranks give fewer bytes
+// when shards or rows are uneven.
 Bytes payload_of(const Program& program, const Step& step, const mesh::PerAxis& at);
 
 struct Payload {

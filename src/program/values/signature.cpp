@@ -20,9 +20,10 @@ using enum Arg;
 
 using namespace operand;
 
-// The first step of keys also leaves the rank's own keys side by side. A step of gradients adds the received gradients
-// to this rank's own for the same keys, which are used up, and passes the sum on. The last step brings the sum home,
-// into q|k|v beside the gradients of the queries.
+// The first step that passes keys on also writes the rank's own keys side by side. A step that passes gradients on
+// consumes this rank's own gradients, adds them to the received ones for the same keys, and sends the sum. The last
+// step returns the sum to the rank of the keys, where it is stored in the gradient of q|k|v beside the gradients of the
+// queries.
 Signature shift(const Traits& t, const Shift& o) {
   const std::int64_t l = o.layer, i = o.step;
   const auto part = [l](Value v, std::int64_t step) { return Operand{v, l, Range::kAll, step}; };
@@ -53,7 +54,8 @@ Operand owned(const Traits& t, bool gradient, int unit) {
 }
 
 // Returns the message of a unit for the reduction over an axis or, when `summed`, this rank's part of the sums after
-// it. Steps 0 and 1 are message and sums over the ranks that share a unit, 2 and 3 over the replicas.
+// the reduction. Step 0 is the message over the ranks that share a unit, and step 1 its sums; steps 2 and 3 are the
+// message and the sums over the replicas.
 Operand message(const Traits& t, Axis over, bool summed, int unit) {
   const Axis of = without_experts(over);
   const bool replicas = of == Axis::kReplicate;
@@ -67,7 +69,8 @@ Signature moved(const Operand& from, const Operand& to) {
   return {{reads(kFrom, from), writes(kTo, to)}};
 }
 
-// A reduce-scatter or an all-gather of a unit: of one value, the part lies in the buffer of the whole.
+// The signatures of a reduce-scatter and of an all-gather of a unit. If both operands are the same value, the part lies
+// in the buffer of the whole.
 Signature scattered(const Operand& from, const Operand& to) {
   Signature s{{consumes(kFrom, from), writes(kTo, to)}};
   if (from.value == to.value)
@@ -86,7 +89,7 @@ Signature cast(const Traits& t, const Cast& o, int unit) {
   const bool replicas = o.over == Axis::kReplicate;
   if (!o.back) {
     const Operand sum{replicas ? Value::kGradShard : Value::kGrad, unit};
-    const bool leaves = t.sharded_gradients() && !replicas;  // the whole gradient of a micro-batch
+    const bool leaves = t.sharded_gradients() && !replicas;  // the whole gradient of a micro-batch is consumed
     return {{leaves ? consumes(kFrom, sum) : reads(kFrom, sum), writes(kTo, message(t, o.over, false, unit))}};
   }
   const bool shard = replicas || without_experts(o.over) == Axis::kShard,
@@ -102,8 +105,9 @@ Signature piece_of(Signature s, std::int64_t chunk) {
   return s;
 }
 
-// The sums of the rows that this rank keeps. They join the residual gradient so far: that of the layer above joins the
-// middle's, and the middle's joins the input's. The first of them, behind the final norm, joins none.
+// Sums the rows that this rank keeps. A gradient is added to the residual gradient so far: the middle's to that of the
+// next layer's input, and the input's to that of the middle. The first gradient, after the final norm's backward, is
+// added to none.
 Signature scatter_rows(const Program& p, const Traits& t, const ReduceScatter& o) {
   const Exchanged e = exchanged(o.moves);
   Signature s{{consumes(kFrom, {e.sum, o.layer})}};
@@ -120,7 +124,7 @@ Signature scatter_rows(const Program& p, const Traits& t, const ReduceScatter& o
   return piece_of(std::move(s), o.chunk);
 }
 
-// A reduce-scatter makes its sums in what it consumes.
+// A reduce-scatter makes its sums in the operand that it consumes.
 Signature reduce_scatter(const Program& p, const Traits& t, const ReduceScatter& o, int unit) {
   if (o.moves == Moves::kDKeys)
     return {
@@ -163,8 +167,8 @@ Signature all_gather(const Traits& t, const AllGather& o, int unit) {
   return gathered({Value::kParam, unit, t.owns_part_of_shard() ? Range::kShard : Range::kOwn}, {Value::kParam, unit});
 }
 
-// The rows that a rank has for its experts lie in the order of these experts, and the first exchange leaves where each
-// expert begins.
+// The rows that a rank has for its experts are in the order of these experts. The first exchange also writes the row at
+// which each expert begins.
 Signature all_to_all(const AllToAll& o) {
   const auto [here, there] = rows_of_experts(o.moves);
   const Operand offsets{Value::kOffsetsAll, o.layer};
@@ -174,14 +178,14 @@ Signature all_to_all(const AllToAll& o) {
   return s;
 }
 
-// The parameters that an update leaves in the compute type.
+// Returns the parameters in the compute type that an update writes.
 Operand updated(const Traits& t, int unit) {
   if (!t.offload.optimizer) return owned(t, false, unit);
   if (t.offload.parameters) return {Value::kParamHost, unit};
   return {t.master == t.compute ? Value::kMaster : Value::kParamHost, unit};
 }
 
-// A master weight is updated in the place of the parameter, which is a rounded copy of it.
+// If there are master weights, they are updated, and the parameter is written as a rounded copy of them.
 Signature optimizer(const Traits& t, const OptimizerStep& o, int unit) {
   const Optimizer& rule = optimizer_named(o.kind);
   const Operand grad = t.offload.optimizer ? Operand{Value::kGradHost, unit} : owned(t, true, unit);
@@ -212,7 +216,7 @@ Signature copy_to_host(const Traits& t, const CopyToHost& o, int unit) {
   return {{leaves ? consumes(kFrom, grad) : reads(kFrom, grad), adds(kTo, {Value::kGradHost, unit})}};
 }
 
-// Copies a kept value, parameters for their use, or updated parameters.
+// Copies a kept value, parameters that ops are about to use, or updated parameters.
 Signature copy_to_device(const Traits& t, const CopyToDevice& o, int unit) {
   if (o.moves != Moves::kUnit)
     return moved({kept_value(o.moves), o.layer, Range::kAll, 0, true}, {kept_value(o.moves), o.layer});

@@ -23,7 +23,7 @@ Program ring_of_3() {
   return build(tiny(), s);
 }
 
-// Each operand as "reads qkv.1/0" or, where an update makes another value, "updates attn_part.1/0>attn_part.1/1".
+// Returns each operand as "reads qkv.1/0" or, if an update makes another value, "updates attn_part.1/0>attn_part.1/1".
 std::string text_of(const Signature& s) {
   std::vector<std::string> all;
   for (const Operand& o : s.operands) {
@@ -42,7 +42,7 @@ TEST(Signature, TheStepsOfARing) {
     return text_of(signature(p, Shift{Axis::kCp, moves, 1, step}, -1));
   };
   const auto forward = ComputePass::kForward, backward = ComputePass::kBackward;
-  // Forward: each step reads the received keys, and goes on with the output over the keys before them.
+  // Forward: each step reads the received keys, and adds to the output over the earlier keys.
   EXPECT_EQ(attention(forward, 0), "reads qkv.1/0, writes attn_part.1/0, writes lse_part.1/0");
   EXPECT_EQ(attention(forward, 1),
             "reads qkv.1/0, reads keys.1/1, updates attn_part.1/0>attn_part.1/1, updates lse_part.1/0>lse_part.1/1");
@@ -50,7 +50,8 @@ TEST(Signature, TheStepsOfARing) {
             "reads qkv.1/0, reads keys.1/2, updates attn_part.1/1>attn.1/0, updates lse_part.1/1>lse.1/0");
   EXPECT_EQ(shift(Moves::kKeys, 1), "reads qkv.1/0, writes keys.1/0, writes keys.1/1");
   EXPECT_EQ(shift(Moves::kKeys, 2), "reads keys.1/1, writes keys.1/2");
-  // Backward: gradients of keys go around until they are home, where the gradients of queries wait for them.
+  // Backward: gradients of keys are passed around until they are on the rank of the keys, which holds the gradients of
+  // its queries until then.
   const std::string kept = "reads d_attn.1/0, reads qkv.1/0, reads attn.1/0, reads lse.1/0, ";
   EXPECT_EQ(attention(backward, 0), kept + "writes d_query.1/0, writes d_keys.1/0");
   EXPECT_EQ(attention(backward, 1), kept + "reads keys.1/1, updates d_query.1/0>d_query.1/1, writes d_keys.1/1");
@@ -61,7 +62,7 @@ TEST(Signature, TheStepsOfARing) {
             "consumes d_keys.1/2, updates d_keys_in.1/2>d_keys_in.1/3, updates d_query.1/2>d_qkv.1/0");
 }
 
-// In bf16 the sums of a ring are fp32: the result is rounded into a buffer of its own.
+// In bf16 the sums of a ring are in fp32: the result is rounded into another buffer.
 TEST(Signature, TheLastStepOfANarrowRingRounds) {
   Setting s = ring_of_3().setting;
   s.compute = DType::kBF16;
@@ -72,7 +73,7 @@ TEST(Signature, TheLastStepOfANarrowRingRounds) {
             "consumes d_keys.1/2, updates d_keys_in.1/2>d_keys_in.1/3, reads d_query.1/2, writes d_qkv.1/0");
 }
 
-// The access that a step must have to each operand, for ops whose operands lie in the place of others.
+// Checks the access to each operand, for ops that have operands in the buffers of others.
 TEST(Signature, SumsAreUpdatedOrConsumed) {
   Setting s;
   s.mesh[mesh::Axis::kDpShard] = 2;

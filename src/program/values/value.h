@@ -23,33 +23,34 @@ enum class Value {
   kStats2,
   kUp,
   kActivation,
-  // Only sparse layers have the values up to kExpertOut, and kSharedOut only those with shared experts. From
-  // kExpertRows on, a value has a row for each slot (a token with one of its experts), in the order of experts.
+  // Only sparse layers have the values from here to kExpertOut, and only layers with shared experts have kSharedUp to
+  // kSharedOut. From kExpertRows on, a value has a row for each slot (a token with one of its experts), in the order of
+  // experts.
   kRouted,         // normalised middle of the layer
-  kRouterScores,   // of each token for each expert
+  kRouterScores,   // the score of each token for each expert
   kRouterLse,      // log sum exp of a token's logits
   kChoice,         // the experts of each token
-  kRouterWeights,  // and their weights
-  kLoad,           // of each sequence: tokens of each expert, then the sums of their scores
-  kSharedUp,       // of the shared experts
+  kRouterWeights,  // the weights of the chosen experts
+  kLoad,           // for each sequence: the tokens of each expert, then the sums of the experts' scores
+  kSharedUp,       // gate|up of the shared experts
   kSharedActivation,
-  kSharedOut,  // the middle of the layer, and what the shared experts add to it
-  kPlaces,     // the row that each slot has in expert order
+  kSharedOut,  // the middle of the layer plus the result of the shared experts
+  kPlaces,     // the row of each slot in expert order
   kOffsets,    // the first row of each expert, and the end
   kExpertRows,
   kExpertUp,
   kExpertActivation,
   kExpertOut,
-  // With several expert ranks, the experts of a rank have rows of all of these ranks' tokens, those of one rank after
-  // those of another.
-  kOffsetsAll,     // kOffsets of each of these ranks
+  // With several expert ranks, the experts of a rank get rows from the tokens of all these ranks, one rank after the
+  // other.
+  kOffsetsAll,     // kOffsets of each expert rank
   kExpertOffsets,  // the first row of each expert of this rank, and the end
   kRankRows,       // kExpertRows of these experts
-  kRankOut,        // likewise kExpertOut
+  kRankOut,        // kExpertOut of these experts
   kStatsFinal,
   kNormed,
-  kDNormed,    // complete once every chunk of the head has written its part; with tensor ranks, a partial sum
-  kLosses,     // one per token
+  kDNormed,    // complete when every chunk of the head has written its part; with tensor ranks, a partial sum
+  kLosses,     // one for each token
   kDResidual,  // gradient of kResidual of layer l
   kDMid,
   kDActivation,
@@ -61,7 +62,7 @@ enum class Value {
   kDExpertRows,
   kDRankOut,
   kDRankRows,
-  kDDispatched,  // gradient of kRouted by way of the chosen experts
+  kDDispatched,  // the part of kRouted's gradient that comes from the chosen experts
   kDRouted,
   kDSharedActivation,
   kDSharedUp,
@@ -69,8 +70,8 @@ enum class Value {
   kDQkv,
   kDNormedQkv,
   kDProjected,  // gradient of kProjected
-  // Between tensor ranks: partial sums, to which each rank has added its share (kResidualSum, ...), and under sequence
-  // parallelism the gathered rows of a value whose rows are sharded (kResidualRows, ...).
+  // Values between tensor ranks: partial sums, of which each rank has its own term (kResidualSum, ...), and under
+  // sequence parallelism the gathered rows of a value whose rows are sharded (kResidualRows, ...).
   kResidualSum,
   kMidSum,
   kDResidualSum,
@@ -79,84 +80,86 @@ enum class Value {
   kMidRows,
   kDResidualRows,
   kDMidRows,
-  // A chunk of the head (`layer` is the chunk) when tensor ranks share the vocabulary: logits [C, V of the rank]; for
-  // each token (log of the sum of exp(logits), logit of the label or 0), of this rank and of all [ranks, C, 2].
+  // A chunk of the head (`layer` is the chunk) when tensor ranks share the vocabulary: the logits [C, V of the rank];
+  // then, for each token, the log of the sum of exp(logits) and the logit of the label (or 0), of this rank [C, 2] and
+  // of all ranks [ranks, C, 2].
   kLogits,
   kHeadSums,
   kHeadSumsAll,
-  // Between context ranks: keys and values of a layer of all ranks [ranks, N, 2*k*D], their gradients, and a gradient
-  // of qkv that holds only the queries' part yet. In a ring (`step` of it): the received keys, and the partial outputs,
-  // which are in fp32 when compute is narrower.
+  // Values between context ranks: a layer's keys and values of all ranks [ranks, N, 2*k*D], their gradients, and a
+  // gradient of qkv of which only the queries' part is complete. In a ring (`step` is its step): the received keys and
+  // the partial outputs, which are in fp32 when compute is narrower.
   kKeysAll,
   kDKeysAll,
   kKeys,
   kDKeys,
-  kDKeysIn,  // as received, without this rank's share
+  kDKeysIn,  // as received, without this rank's term
   kAttentionPart,
   kLsePart,
   kDQuery,
   kParam,       // whole parameters of a unit; gathered when parameters are sharded
   kGrad,        // whole
-  kParamShard,  // the rank's part of sharded parameters; likewise kGradShard
+  kParamShard,  // the rank's part of sharded parameters; kGradShard is the same for the gradient
   kGradShard,
   kGradHost,      // on the host: the part of the gradient that this rank updates
-  kParamHost,     // offloaded parameters; or, in the compute type, updated on the host and copied to the device
-  kGradMessage,   // in transit between data-parallel ranks, when narrower; `step`: see signature.cpp: message
-  kDirection,     // where an optimizer moves matrices that tensor ranks share: this rank's parts
-  kDirectionAll,  // those of all tensor ranks, one after another
+  kParamHost,     // offloaded parameters; or, in the compute type, updated on the host and then copied to the device
+  kGradMessage,   // a gradient in a narrower message between data-parallel ranks; `step`: see
+                  // `message` in signature.cpp
+  kDirection,     // the direction of the update of matrices that tensor ranks share: this rank's parts
+  kDirectionAll,  // the directions of all tensor ranks, one after another
   kMoment1,
   kMoment2,
-  kRowMoment2,  // means of the second moment over each row of a matrix, and over each column
+  kRowMoment2,  // means of the second moment over each row of a matrix; kColumnMoment2: over each column
   kColumnMoment2,
   kMaster,
   kScalars,
-  kRope,    // cosines, then sines, of the positions that the rank has of a sequence
+  kRope,    // cosines, then sines, for the rank's positions of a sequence
   kSlopes,  // ALiBi's slope of each head
 };
 
 // The class of a value. Each value has exactly one.
 enum class ValueClass {
-  kBatch,     // of the micro-batch and of no layer: tokens, labels, losses, what stands between layers and head
+  kBatch,     // of the micro-batch but of no layer: tokens, labels, losses, values between layers and head
   kLayer,     // an activation or its gradient, whole on the rank or the rank's own rows
   kSum,       // a residual value before the sum over tensor ranks
   kRows,      // a residual value with the rows of all tensor ranks
   kHead,      // a chunk of the head that tensor ranks share
   kKeys,      // keys, values and partial outputs between context ranks
   kUnit,      // parameters and gradients of a unit
-  kState,     // what an optimizer keeps of a unit from step to step (optimizer.h)
+  kState,     // a state that an optimizer keeps for a unit from step to step (optimizer.h)
   kScalars,   // the step's sums
   kConstant,  // tables that follow from the architecture and the rank's place
 };
 
-// The type of its elements.
+// The type of a value's elements.
 enum class ValueType {
-  kCompute,   // of activations and weights
-  kAccurate,  // fp32; fp64 when compute is
+  kCompute,   // the type of activations and weights
+  kAccurate,  // fp32; fp64 if compute is fp64
   kInteger,   // i32
-  kMessage,   // of gradients in messages
-  kMaster,    // of master weights
+  kMessage,   // the type of gradients in messages
+  kMaster,    // the type of master weights
   kDouble,    // fp64
 };
 
-// The buffers that hold a value of the layers.
+// Which buffers hold a value of the layers.
 enum class Keeping {
-  kOfPass,         // one of each layer; parts that run a second time share one of their own
-  kOfLayer,        // one of each layer, whichever pass makes it
-  kInTurn,         // one for all layers in turn: nothing later than the layer reads it
-  kInTurnOfWhole,  // the same where backwards run whole; halves of backwards read it later, so each layer has one
+  kOfPass,         // one buffer for each layer; parts that run a second time share one more buffer
+  kOfLayer,        // one buffer for each layer, whichever pass makes the value
+  kInTurn,         // one buffer for all layers in turn: no op after the layer's own reads the value
+  kInTurnOfWhole,  // as kInTurn; if backwards are split, one for each layer, since the second half reads it later
 };
 
 // Letters of a shape, as in arch/parts.h: N tokens of a micro-batch on this rank, S of a sequence on it, d, D, f, h, V;
 // Q columns of q|k|v, q of queries, K of keys and values, U of gate|up, s the numbers that a norm keeps for a row, C
-// tokens of a chunk of the head. R: the rows of the residual stream that this rank keeps; P: the rows of one piece; T
-// tensor ranks; c context ranks. Of a sparse layer: E experts, O one more, t of a token, W columns of an expert's
-// gate|up, w its width, X and x the same of the shared experts, B sequences of a micro-batch; p expert ranks, o one
-// more than the experts of such a rank, G the most rows that these experts may have, M the most that this rank's tokens
-// have in the order of experts. Digits stand for themselves. A
-// value of a unit has the sizes of its parameters, and no letters.
+// tokens of a chunk of the head. R: the rows of the residual stream that this rank keeps; P: the rows of one piece; T:
+// tensor ranks; c: context ranks. Letters of a sparse layer: E experts; O = E + 1; t experts of a token; W columns of
+// an expert's gate|up; w the width of an expert; X and x the same sizes of the shared experts; B sequences of a
+// micro-batch; p expert ranks; o one more than the experts of one expert rank; G the most rows that these experts may
+// get; M the most rows that this rank's tokens have in the order of experts. A digit means itself. A value of a unit
+// has the size of the unit's parameters, and no letters.
 struct ValueInfo {
   Value value;
-  std::string_view name;  // in the text form and in messages
+  std::string_view name;  // the name in the text form and in messages
   ValueClass of;
   std::string_view shape;
   ValueType type = ValueType::kCompute;

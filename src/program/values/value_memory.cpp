@@ -46,8 +46,8 @@ std::int64_t elements_before(const Program& program, Value value, const Unit& un
     return elements_before(program, Value::kDirection, unit, at) * program.grid.sizes[mesh::Axis::kTp];
   const OptimizerState* state = program.optimizer->find(value);
   if (state && state->of == StateOf::kRest) return elements_outside_whole(unit, at);
-  // Numbers that do not follow the elements of a parameter have their place at its end, since no rank owns a part of
-  // it.
+  // Numbers that do not correspond to elements of a parameter are placed at its end, which is safe since no rank owns
+  // only a part of the parameter.
   const bool beside = value == Value::kDirection && program.optimizer->whole_parameters;
   const bool shaped = state && state->has_shape();
   if (!beside && !shaped) return at;
@@ -63,7 +63,7 @@ std::int64_t elements_before(const Program& program, Value value, const Unit& un
 
 namespace {
 
-// Returns the size that a letter of a shape stands for (value.h). `rows`: of the piece.
+// Returns the size that a letter of a shape means (value.h). `rows`: the rows of the piece.
 std::int64_t size_of_letter(const Program& program, const Traits& t, char letter, std::int64_t rows) {
   const arch::Architecture& a = program.local;
   switch (letter) {
@@ -145,7 +145,8 @@ std::int64_t elements_of(const Program& program, const Traits& traits, const Ope
     return most;
   }
   std::string_view shape = info_of(operand.value).shape;
-  // It becomes q|k|v in place, unless it is wider.
+  // The gradient of the queries becomes that of q|k|v in place, so its buffer has room for both. If it is in a wider
+  // type, it has a buffer for the queries alone.
   if (operand.value == Value::kDQuery && wide_partial(traits, operand.value)) shape = "Nq";
   const auto [first_row, end_row] = chunk_rows(traits.rows, chunk_apart(program, operand) ? operand.chunk : -1);
   std::int64_t elements = 1;

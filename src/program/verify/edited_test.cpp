@@ -18,13 +18,14 @@
 namespace molen::program {
 namespace {
 
-// Edits that delete, retarget or reorder an op. Every single deletion, in every layout, is refused.
+// A layout whose programs are edited: an op is deleted, retargeted or moved. The verifier refuses every single
+// deletion.
 struct EditedLayout {
   int shards, zero;
   bool recompute, tied;
   int replicas = 1;
   bool own_over_dp = false;
-  const char* recomputed = "";  // in the place of `recompute`
+  const char* recomputed = "";  // if set, replaces `recompute`
   int context = 1;
   ContextForm form = ContextForm::kGather;
   Offload offload{};
@@ -89,21 +90,22 @@ TEST_P(Edited, EveryDuplicateOfAnUpdateOrCollectiveIsRefused) {
                         std::holds_alternative<ClipScale>(step.op) || adds_to_sums(step.op);
       if (!once) continue;
       Program q = p;
-      q.bodies[b].steps.push_back(step);  // at the end: nothing refers past it
+      q.bodies[b].steps.push_back(step);  // appended, so that all references stay valid
       EXPECT_FALSE(verify(q).empty()) << kind_of(step.op);
     }
 }
 
-// Moving a value that no op reads, or reading the same value from another buffer that holds it, changes nothing and is
-// accepted.
+// Returns whether an edit changes nothing and is therefore accepted: it moves a value that no op reads, or reads the
+// same value from another buffer that holds it.
 bool keeps_the_meaning(const Program& p, std::size_t body, std::size_t op, bool write, int from, int to) {
   const Buffer &was = p.buffers[static_cast<std::size_t>(from)], &is = p.buffers[static_cast<std::size_t>(to)];
   const bool copies = was.role == is.role && was.unit == is.unit && was.layer == is.layer && was.slot == is.slot &&
                       was.chunk == is.chunk && was.place == is.place;
-  // A slot of dropped values may still hold those of forward's last layer.
+  // A slot whose values were dropped may still hold the values of forward's last layer.
   const bool slots = was.role == is.role && !was.slot.empty() && !is.slot.empty();
   if (!write) return copies || slots;
-  // A value that is overwritten before any op has read it: a ring's own keys, and gradients that are home.
+  // Some values are overwritten before any op has read them: a ring's own keys, and gradients that have returned to
+  // their rank.
   const auto uses = [&](const Step& step, bool (Use::*how)() const) {
     return std::any_of(step.operands.begin(), step.operands.end(),
                        [&](const Use& use) { return use.buffer == from && (use.*how)(); });
@@ -145,7 +147,8 @@ TEST_P(Edited, SwappingNeighboursIsRefusedOrKeepsTheMeaning) {
       Program q = p;
       std::swap(q.bodies[b].steps[k], q.bodies[b].steps[k + 1]);
       if (!verify(q).empty()) continue;
-      // Accepted only when neither op reads or writes what the other writes, or when both add to the step's sums.
+      // The verifier may accept the swap only when neither op reads or writes what the other writes, or when both add
+      // to the step's sums.
       const auto touches = [&](const Step& one, const Step& other) {
         for (const Use& x : one.operands)
           for (const Use& y : other.operands)
@@ -170,7 +173,7 @@ TEST_P(Edited, EveryDroppedEdgeIsRefused) {
       if (!p.bodies[b].steps[k].after.empty()) {
         Program q = p;
         q.bodies[b].steps[k].after.clear();
-        // An edge that only bounds the prefetch prevents no hazard: without it the plan needs more memory, or as much.
+        // An edge that only limits prefetching prevents no hazard: without it the plan needs as much memory or more.
         const Op& op = p.bodies[b].steps[k].op;
         const bool brings = (std::holds_alternative<AllGather>(op) && p.setting.sharded_parameters()) ||
                             (std::holds_alternative<CopyToDevice>(op) && p.setting.offload.parameters);
@@ -178,7 +181,7 @@ TEST_P(Edited, EveryDroppedEdgeIsRefused) {
         const auto* c = std::get_if<Compute>(&op);
         const bool bound = p.setting.offload.activations && (std::holds_alternative<CopyToDevice>(op) ||
                                                              (c && c->layer >= 0 && c->pass == ComputePass::kForward));
-        // So does communication that waits for communication of another axis (pass::order_streams).
+        // The same holds for communication that waits for communication over another axis (pass::order_streams).
         const std::vector<OpRef>& after = p.bodies[b].steps[k].after;
         const bool waits =
             communicates(p.bodies[b].steps[k].stream) && std::any_of(after.begin(), after.end(), [&](const OpRef& ref) {
@@ -228,7 +231,7 @@ std::vector<EditedLayout> layouts() {
       EditedLayout{2, 1, false, false, 1, false, "", 1, ContextForm::kGather, {true, true, false}}.in(DType::kBF16),
       EditedLayout{2, 3, false, true, 2, false, "", 1, ContextForm::kGather, {true, true, true}}.in(DType::kF16)};
   if (!kSanitized) return all;
-  std::vector<EditedLayout> some;  // each edit is judged in the release build; here each fourth layout will do
+  std::vector<EditedLayout> some;  // the release build checks each layout; every fourth is enough here
   for (std::size_t i = 0; i < all.size(); i += 4) some.push_back(all[i]);
   return some;
 }

@@ -1,4 +1,4 @@
-// Programs with experts as a wrong pass would have made them. The verifier refuses each, and names the op.
+// Tests programs with experts as a wrong pass would have made them. The verifier refuses each program and names the op.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +15,8 @@
 namespace molen::program {
 namespace {
 
-// Context ranks, which sum loads; tensor ranks, whose axis is the wrong one for that; and two micro-batches.
+// Returns a program over context ranks, which sum loads, and tensor ranks, whose axis is wrong for that sum. It has two
+// micro-batches.
 Program over_ranks() {
   Setting s = setting_of(1, 0, false, 4);
   s.sequence = 24;
@@ -26,8 +27,8 @@ Program over_ranks() {
 using Steps = std::vector<Step>;
 using StepEdit = std::function<void(Steps&, Steps::iterator)>;
 
-// Edits the first step whose text begins with `text`, in the last body that has one. All edges and costs are made
-// anew, so nothing else gives the edit away.
+// Edits the first step whose text begins with `text`, in the last body that has one. All edges and costs are computed
+// again, so that nothing else reveals the edit.
 Program mutant_of(Program p, const std::string& text, const StepEdit& edit) {
   for (auto body = p.bodies.rbegin(); body != p.bodies.rend(); ++body)
     for (auto step = body->steps.begin(); step != body->steps.end(); ++step) {
@@ -88,7 +89,7 @@ TEST(ExpertsMutants, AreRefusedEveryOne) {
   struct Mutant {
     std::string step;
     StepEdit edit;
-    std::string says;  // with the op
+    std::string says;  // the message, with the op
   };
   const std::vector<Mutant> mutants{
       {load, removed_op, "balance"},

@@ -22,7 +22,8 @@ class Votes {
       }
     votes_.emplace_back(value, 1);
   }
-  // The value that most have, or `otherwise` when there is none. Of as many, the first.
+  // Returns the value that was added most often, or `otherwise` when none was added. Among equally frequent values,
+  // returns the first one.
   T most(T otherwise) const {
     const auto first = std::max_element(votes_.begin(), votes_.end(),
                                         [](const auto& a, const auto& b) { return a.second < b.second; });
@@ -39,7 +40,7 @@ void for_each_step(const Program& p, const F& f) {
     for (const Step& step : body.steps) f(step);
 }
 
-// From the attributes of ops, and from attention, which is made in steps of a ring or at once.
+// Infers traits from the attributes of ops, and from whether attention is computed in steps of a ring or at once.
 void infer_from_ops(const Program& p, Traits& t) {
   Votes<Rows> rows;
   Votes<std::int64_t> tiles, positions;
@@ -57,15 +58,15 @@ void infer_from_ops(const Program& p, Traits& t) {
     if (declaration_of(c->part).ring_step) rings.add(c->chunk >= 0);
   });
   t.rows = rows.most({});
-  t.tile = tiles.most(t.rows.count());  // where no op says so, the head is one chunk
+  t.tile = tiles.most(t.rows.count());  // if no op gives a tile, the head is one chunk
   t.positions = positions.most(0);
   t.compute = computes.most(DType::kF32);
   t.in_a_ring = rings.most(false);
   t.scaled = scaled.most(false);
 }
 
-// A step goes over all positions of the global batch. Ranks with fewer micro-batches than others run empty ones. A
-// program that does not say how many positions there are has the micro-batches of its schedule.
+// A step goes over all positions of the global batch. Ranks with fewer micro-batches than others run empty ones. If a
+// program does not give the number of positions, its micro-batches are those of its schedule.
 std::int64_t micro_batches_of(const Program& p, const Traits& t) {
   const std::int64_t sequence = t.rows.length * t.context_ranks(), ranks = t.grid.along(mesh::kDataParallel);
   const std::int64_t round = t.rows.sequences * ranks;
@@ -76,7 +77,7 @@ std::int64_t micro_batches_of(const Program& p, const Traits& t) {
   return static_cast<std::int64_t>(scheduled.size());
 }
 
-// Whether most buffers that hold a value, but for copies of others, have what `has` asks for.
+// Returns whether `has` is true of most buffers that hold a value; copies of other buffers are not counted.
 template <class Has>
 bool most_hold(const Program& p, Value role, const Has& has) {
   Votes<bool> votes;
@@ -98,9 +99,9 @@ void infer_offload(const Program& p, Traits& t) {
   t.offload.parameters = most_hold(p, t.sharded_parameters() ? Value::kParamShard : Value::kParam, leaves);
 }
 
-// From the roles, types, places and lifetimes of buffers.
+// Infers traits from the roles, types, places and lifetimes of buffers.
 void infer_from_buffers(const Program& p, Traits& t) {
-  Votes<bool> external;  // parameters that stay
+  Votes<bool> external;  // votes of parameters that stay after an instance
   Votes<DType> masters, messages;
   for (const Buffer& b : p.buffers) {
     const bool parameters = b.role == Value::kParam || b.role == Value::kParamShard || b.role == Value::kParamHost;
@@ -114,12 +115,12 @@ void infer_from_buffers(const Program& p, Traits& t) {
   t.purpose = external.most(false) ? Purpose::kEvaluate : Purpose::kTrain;
   t.master = masters.most(t.compute);
   t.message = messages.most(DType::kF32);
-  // Where the second half of a backward still reads the residual gradient, each layer has one.
+  // If the second halves of backwards still read the residual gradients, each layer has a buffer for its own.
   t.halves = most_hold(p, Value::kDResidual, [](const Buffer& b) { return b.layer >= 0; });
   infer_offload(p, t);
 }
 
-// The placements that fit the chunks of a stage differ in the peers of its messages; where both fit, most messages
+// Returns the placement that fits the chunks of the stage. If both placements fit, the peers of most of its messages
 // decide.
 Placement placement_of(const Program& p, const Traits& t) {
   const int stages = t.stages(), stage = stage_shown(p);

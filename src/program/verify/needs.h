@@ -1,5 +1,5 @@
-// The needs of each step of a program: which operands it must have, and what each must hold. They are the same in each
-// instance of a body, so they are found once.
+// The needs of each step of a program: which operands the step must have, and what each operand must hold. The needs
+// are the same in each instance of a body, so they are computed once.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace molen::program {
 
 struct Need {
   Operand operand;
-  // The buffer that holds the operand must have these.
+  // The buffer that holds the operand must have this type and these properties.
   DType dtype{};
   std::int64_t elements = 0;
   Lifetime lifetime{};
@@ -21,9 +21,9 @@ struct Need {
 };
 
 struct NeedsOfStep {
-  std::vector<Need> operands;           // in the order of the step's own
-  std::vector<EpilogueCost> epilogues;  // that follow from the operands
-  std::string refused;                  // why the step's operands are not those; `operands` is then empty
+  std::vector<Need> operands;           // in the order of the step's operands
+  std::vector<EpilogueCost> epilogues;  // the epilogues that follow from the operands
+  std::string refused;                  // why the step's operands are not the needed ones; `operands` is then empty
 };
 
 class Needs {

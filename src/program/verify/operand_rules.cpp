@@ -16,12 +16,12 @@ using enum Arg;
 using Operands = std::vector<Operand>;
 using namespace operand;
 
-// A share of a unit: all of it; the part of sharded gradients and parameters; or the part whose optimizer state a rank
-// keeps.
+// A share of a unit: the whole unit, a rank's part of sharded gradients and parameters, or the part whose optimizer
+// state a rank keeps.
 enum class Share { kWhole, kShard, kOwn };
 
 // The buffers and ranges that hold the shares of a unit. A share without a buffer of its own is a range of the buffer
-// of the larger one, and has no range where it is all of that buffer.
+// of the next larger share. If the share is all of that buffer, the range is kAll.
 class SharesOfUnit {
  public:
   SharesOfUnit(const Traits& t, int unit) : t_(t), unit_(unit) {}
@@ -32,10 +32,10 @@ class SharesOfUnit {
   }
   Operand parameters(Share share) const {
     if (t_.sharded_parameters() && share != Share::kWhole) return in_shard(Value::kParamShard, share);
-    const bool part = share == Share::kShard && t_.owns_part_of_shard();  // larger than what the rank owns
+    const bool part = share == Share::kShard && t_.owns_part_of_shard();  // larger than the share that the rank owns
     return {Value::kParam, unit_, share == Share::kWhole ? Range::kAll : part ? Range::kShard : own()};
   }
-  // `step` tells apart the messages to the ranks of a shard and to the replicas, and terms from sums.
+  // `step` distinguishes messages between sharding ranks from messages between replicas, and terms from sums.
   Operand message(Share share, std::int64_t step) const {
     const bool part = t_.sharded_gradients() && !(share == Share::kOwn && t_.owns_part_of_shard());
     return {Value::kGradMessage, unit_, share == Share::kWhole ? Range::kAll : part ? Range::kShard : own(), step};
@@ -51,7 +51,8 @@ class SharesOfUnit {
   int unit_;
 };
 
-// The shares between which a reduction of gradients goes, and back again a gathering of parameters.
+// The two shares of a reduction of gradients over an axis, from the larger to the smaller. Gathering parameters goes
+// from the smaller share to the larger.
 struct Way {
   Share larger{}, smaller{};
 };
@@ -66,7 +67,7 @@ Way way_over(Axis axis) {
   }
 }
 
-// The value of the residual stream that follows another one's place. Its gradient is a term of the other's gradient.
+// Returns the gradient of the next value in the residual stream. That gradient is a term of the given one.
 Operand place_after(Value gradient, std::int64_t layer) {
   return gradient == Value::kDMid ? Operand{Value::kDResidual, layer + 1} : Operand{Value::kDMid, layer};
 }
@@ -77,7 +78,8 @@ Operands on_piece(Operands operands, std::int64_t chunk) {
   return operands;
 }
 
-// A part of a buffer is made or spread within it; from another buffer, sums may be added to earlier ones.
+// If both operands are in one buffer, the op makes or gathers a part within that buffer. If they are in two buffers,
+// the op may add its sums to earlier ones.
 Operands between(Operand from, Operand to, bool sums) {
   if (from.value == to.value)
     to.within = kFrom;
@@ -103,7 +105,7 @@ class OperandRules {
   Operands operator()(const ZeroFill&) const {
     return {writes(kTo, unit_ < 0 ? Operand{Value::kScalars} : shares_.gradient(Share::kWhole))};
   }
-  // Squares are summed where all micro-batches are.
+  // Squares are summed over the gradient of all micro-batches, in the place where that gradient is.
   Operands operator()(const SumSquares&) const {
     return {reads(kGrad, t_.offload.gradients ? host(Value::kGradHost) : shares_.gradient(Share::kOwn)),
             updates(kScalars, {Value::kScalars})};
@@ -117,7 +119,7 @@ class OperandRules {
     if (o.moves != Moves::kUnit)
       return {turns(kTo, {exchanged(o.moves).sum, o.layer}, {exchanged(o.moves).kept, o.layer})};
     if (o.axis == Axis::kTp) return {updates(kTo, {Value::kGrad, unit_, Range::kReplicated})};
-    // The sum is made in place: of the whole gradient, or of the shard where gradients are sharded.
+    // The sum is made in place: in the whole gradient, or in the shard if gradients are sharded.
     const bool replicas = o.axis == Axis::kReplicate;
     if (t_.narrow_over(o.axis)) {
       const Share share = replicas ? Share::kShard : Share::kWhole;
@@ -146,8 +148,8 @@ class OperandRules {
     const Way way = way_over(o.axis);
     return between(shares_.parameters(way.smaller), shares_.parameters(way.larger), false);
   }
-  // The rows that a rank has for its experts lie in the order of these experts. The first exchange leaves where each
-  // expert begins.
+  // The rows that a rank has for its experts are in the order of these experts. The first exchange also writes the row
+  // at which each expert begins.
   Operands operator()(const AllToAll& o) const {
     auto [from, to] = rows_of_experts(o.moves);
     if (o.home()) std::swap(from, to);
@@ -165,14 +167,15 @@ class OperandRules {
     const std::int64_t step = o.over == Axis::kReplicate ? 2 : 0;
     if (o.back)
       return {consumes(kFrom, shares_.message(way.smaller, step + 1)), adds(kTo, shares_.gradient(way.smaller))};
-    // A whole gradient leaves for its sharded sums, and is used up.
+    // The cast consumes a whole gradient that goes into sharded sums.
     const bool leaves = t_.sharded_gradients() && way.larger == Share::kWhole;
     const Operand from = shares_.gradient(way.larger), to = shares_.message(way.larger, step);
     return {leaves ? consumes(kFrom, from) : reads(kFrom, from), writes(kTo, to)};
   }
   Operands operator()(const CopyToHost& o) const {
     if (o.moves != Moves::kUnit) return copied({kept_value(o.moves), o.layer}, on_host(o.moves, o.layer));
-    // Without other ranks, the gradient of a micro-batch leaves from where it was made.
+    // If gradients are offloaded and not sharded, the copy consumes the gradient of a micro-batch in the buffer in
+    // which it was made.
     const Operand from = shares_.gradient(Share::kOwn);
     const bool leaves = t_.offload.gradients && !t_.sharded_gradients();
     return {leaves ? consumes(kFrom, from) : reads(kFrom, from), adds(kTo, host(Value::kGradHost))};
@@ -210,15 +213,15 @@ class OperandRules {
   static Operand on_host(Moves kept, std::int64_t layer) { return {kept_value(kept), layer, Range::kAll, 0, true}; }
   Operand host(Value value) const { return {value, unit_}; }
 
-  // An update on the host leaves the parameters there: in the copy that the device reads, or, where there is none, in
-  // the master weights if these have the same type.
+  // An update on the host writes the parameters there. They are in the copy that the device reads or, if there is no
+  // copy, in the master weights, which then have the same type.
   Operand updated_parameters() const {
     if (!t_.offload.optimizer) return shares_.parameters(Share::kOwn);
     return host(t_.offload.parameters || t_.master != t_.compute ? Value::kParamHost : Value::kMaster);
   }
 
-  // The sums of the rows that the rank keeps. A gradient joins that of the place after it in the residual stream, in
-  // its buffer, or beside it where the second half of a backward still reads it.
+  // Sums the rows that the rank keeps. A gradient is added to the gradient of the next value in the residual stream, in
+  // the same buffer. If the second half of a backward still reads the other gradient, the sum goes to another buffer.
   Operands sums_of_rows(const ReduceScatter& o) const {
     const Exchanged& e = exchanged(o.moves);
     const Operand from{e.sum, o.layer}, to{e.kept, o.layer};
@@ -232,14 +235,15 @@ class OperandRules {
 
   static Operand hop(Value value, std::int64_t layer, std::int64_t step) { return {value, layer, Range::kAll, step}; }
 
-  // The rank's own keys, side by side, are step 0 of the way.
+  // The rank's own keys, side by side, are step 0 of the ring.
   static Operands keys_on(const Shift& o) {
     const Operand to = hop(Value::kKeys, o.layer, o.step);
     if (o.step > 1) return copied(hop(Value::kKeys, o.layer, o.step - 1), to);
     return {reads(kFrom, {Value::kQkv, o.layer}), writes(kOwn, hop(Value::kKeys, o.layer, 0)), writes(kTo, to)};
   }
-  // Gradients of keys go on with the share of this rank, which is used up. After as many hops as there are ranks they
-  // are home, where they join the gradient of the queries.
+  // A step consumes this rank's term of the gradients of the keys, adds it and passes the sum on. After as many hops as
+  // there are ranks, the sum has returned to the rank of the keys, where it is stored beside the gradient of the
+  // queries.
   Operands gradients_on(const Shift& o) const {
     const Operand came = hop(Value::kDKeysIn, o.layer, o.step), before = hop(Value::kDKeysIn, o.layer, o.step - 1);
     Operands operands{consumes(kFrom, hop(Value::kDKeys, o.layer, o.step - 1)),

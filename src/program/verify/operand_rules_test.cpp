@@ -1,5 +1,5 @@
-// Tests that the verifier's operand rules and the builder's table of operands, which share no code, say the same, and
-// that a mistake in the builder's is refused.
+// Tests that the verifier's operand rules and the builder's table of operands, which share no code, agree, and that the
+// verifier refuses a mistake in the builder's table.
 #include "program/verify/operand_rules.h"
 
 #include <fmt/format.h>
@@ -32,8 +32,8 @@ TEST(OperandRules, SayWhatTheBuilderSays) {
   EXPECT_GT(kinds.size(), 60u);
 }
 
-// A wrong line of the builder's table makes every op of a kind wrong in the same way, and no op beside it gives it
-// away.
+// A wrong line of the builder's table makes every op of a kind wrong in the same way, so that no other op shows the
+// difference.
 TEST(OperandRules, RefuseAMistakeThatEveryOpOfAKindHas) {
   std::set<std::tuple<std::string, Arg>> seen;
   int tried = 0;
@@ -52,7 +52,7 @@ TEST(OperandRules, RefuseAMistakeThatEveryOpOfAKindHas) {
           for (Body& body : q.bodies)
             for (Step& step : body.steps) {
               Use* use = kind_of(step.op) == kind && step.find(arg) ? &step.operand(arg) : nullptr;
-              // Adding to a gradient and overwriting it are both right, in their places.
+              // Adding to a gradient and overwriting it can both be right, depending on the op's place in the program.
               const bool either =
                   use && (arg == Arg::kGrad || arg == Arg::kTo) && writes(use->access) && writes(access);
               if (!use || either || (use->access == access && use->range == range)) continue;

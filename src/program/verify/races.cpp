@@ -8,7 +8,7 @@
 namespace molen::program {
 namespace {
 
-// Returns, for each op, what is known to have ended once the op has ended.
+// Returns, for each op, the latest op of each stream that must have ended when the op has ended.
 std::vector<OpPerStream> known_by(const std::vector<Expanded>& ops) {
   const auto stream_of_op = [&](int op) {
     return static_cast<std::size_t>(ops[static_cast<std::size_t>(op)].step->stream);
@@ -29,12 +29,13 @@ std::vector<OpPerStream> known_by(const std::vector<Expanded>& ops) {
   return known;
 }
 
-// The latest op of each stream that did something so far.
+// Keeps, for each stream, the later op of the two lists.
 void keep_latest(OpPerStream& ops, const OpPerStream& others) {
   for (std::size_t s = 0; s < kNumStreams; ++s) ops[s] = std::max(ops[s], others[s]);
 }
 
-// Whether the op works in the space that instances use in turn: the plan may give the bytes of one instance to another.
+// Returns whether the op works in the space that instances use in turn: the plan may give the bytes of one instance to
+// another.
 bool in_shared_space(const Program& p, const Step& step) {
   const auto transient = [&](const Use& use) {
     const Buffer& b = p.buffers[static_cast<std::size_t>(use.buffer)];
@@ -43,8 +44,8 @@ bool in_shared_space(const Program& p, const Step& step) {
   return step.scratch.value > 0 || std::any_of(step.operands.begin(), step.operands.end(), transient);
 }
 
-// The ops so far, in list order: for each stream, the latest op that read or changed each place, that communicated over
-// each axis, that decided a flag, and that worked in the shared space for an earlier instance.
+// The history of the ops so far, in list order. For each stream it has the latest op that read or changed each place,
+// that communicated over each axis, that decided a flag, and that worked in the shared space for an earlier instance.
 class History {
  public:
   explicit History(const Program& p)
@@ -60,7 +61,7 @@ class History {
     }
     OpPerStream needed = e.step->unless ? flag_ : kNoOps;
     if (in_shared_space(p_, *e.step)) keep_latest(needed, earlier_instances_);
-    // The ranks of a group meet in the same order, whatever streams their ops run on.
+    // The ranks of a group must communicate in the same order, on whatever streams their ops run.
     if (const auto axis = axis_of(e.step->op)) keep_latest(needed, communicated_[static_cast<std::size_t>(*axis)]);
     for (const Use& use : e.step->operands) {
       keep_latest(needed, changers_[place(e, use)]);

@@ -12,8 +12,8 @@ namespace molen::program {
 // An op happens before another when it is earlier on the same stream, or when a chain of edges and streams leads from
 // one to the other. Two ops must be so ordered when they use one buffer and one of them changes it, when one decides a
 // flag that the other depends on, when both communicate over one axis, and when both work in the space that instances
-// use in turn, for different instances.
-// Returns each op that misses such an order, with the op that it should wait for. `ops` is the expanded program.
+// use in turn, for different instances. Returns each op that lacks such an order, with the op for which it should wait.
+// `ops` is the expanded program.
 std::vector<std::pair<int, int>> unordered(const Program& program, const std::vector<Expanded>& ops);
 
 }  // namespace molen::program

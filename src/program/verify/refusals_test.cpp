@@ -1,6 +1,5 @@
-// Tests the refusals of settings, texts and edited programs, whole message by whole message
-// (tests/golden/messages/Refusals.*.txt), and the whole texts of the programs that are edited
-// (tests/golden/program/texts.txt).
+// Tests the whole messages of refused settings, texts and edited programs (tests/golden/messages/Refusals.*.txt), and
+// the whole texts of the edited programs (tests/golden/program/texts.txt).
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -123,7 +122,7 @@ TEST(Refusals, OfSettings) {
   EXPECT_NOTED(build(one, s), UsageError);
   one.layers = 1, s = plain(), s.offload.activations = true;
   EXPECT_NOTED(build(one, s), UsageError);
-  // Numbers of tokens move biases, and 16 bits would round them.
+  // Biases of routers move by numbers of tokens, which 16 bits would round.
   for (const DType reduce : {DType::kBF16, DType::kF16}) {
     arch::Architecture sparse = tiny_sparse();
     s = plain(), s.reduce = reduce;
@@ -141,7 +140,7 @@ TEST(Refusals, OfSettings) {
   EXPECT_NOTED(build(two_layers(), s, &other), UsageError);
 }
 
-// Programs that together have each kind of op.
+// Returns programs that together have each kind of op.
 std::vector<Program> programs() {
   std::vector<Program> all;
   Setting s = plain(2, 3);
@@ -182,7 +181,7 @@ std::string findings_of(const Program& p) {
   return text;
 }
 
-// Messages that differ only in numbers are noted once.
+// Removes numbers, so that messages that differ only in numbers are noted once.
 std::string without_numbers(std::string text) {
   std::erase_if(text, [](char c) { return c >= '0' && c <= '9'; });
   return text;
@@ -226,7 +225,7 @@ std::vector<std::string> damages_of(const std::string& word) {
   return damages;
 }
 
-// Damages each word of the first line of each kind (its keys).
+// Damages each word of the first line of each kind; lines are of one kind if they have the same keys.
 TEST(Refusals, OfTexts) {
   const GoldenMessages golden;
   std::set<std::string> seen, said;
@@ -248,7 +247,7 @@ TEST(Refusals, OfTexts) {
           if (damage.empty()) damaged.erase(damaged.begin() + static_cast<std::ptrdiff_t>(w));
           all[i] = joined(damaged, ' ');
           const std::string text = joined(all, '\n'), why = parsed(text);
-          if (why.empty()) {  // the verifier says what it likes of it, and reads nothing that is not there
+          if (why.empty()) {  // the verifier may accept or refuse, but must not read out of bounds
             EXPECT_NO_THROW(verify(without_setting(parse(text, "p")))) << words[w] << " -> " << damage;
           }
           if (!why.empty() && said.insert(without_numbers(why)).second)
@@ -259,7 +258,7 @@ TEST(Refusals, OfTexts) {
   }
 }
 
-// Each line twice, and each line missing.
+// Tests each text with one line repeated and with one line missing.
 TEST(Refusals, OfTextsWithOtherLines) {
   const GoldenMessages golden;
   const std::vector<std::string> lines = split(print(programs().front()), '\n');
@@ -308,7 +307,7 @@ TEST(Refusals, OfStagesThatDoNotMeet) {
       }
 }
 
-// Each op missing, and each op swapped with the op before it.
+// Tests each program with one op missing, and with one op swapped with the op before it.
 TEST(Refusals, OfEditedPrograms) {
   const GoldenMessages golden;
   std::set<std::string> seen;
@@ -325,9 +324,9 @@ TEST(Refusals, OfEditedPrograms) {
       }
 }
 
-// Whether one of the findings holds all of these words.
+// Returns whether one of the findings contains all of these words.
 bool finds(const Program& p, const std::vector<std::string>& words) {
-  const auto findings = verify(pass::costs(p));  // stale costs alone would give an edit away
+  const auto findings = verify(pass::costs(p));  // stale costs alone would reveal an edit
   return std::any_of(findings.begin(), findings.end(), [&](const Finding& f) {
     return std::all_of(words.begin(), words.end(),
                        [&](const std::string& word) { return f.text.find(word) != std::string::npos; });

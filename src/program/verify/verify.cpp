@@ -37,7 +37,7 @@ struct Held {
   Value value{};
   std::int64_t layer = -1;
   std::int64_t micro_batch = -1;
-  std::int64_t step = 0;    // in a ring
+  std::int64_t step = 0;    // step of a ring
   std::int64_t chunk = -1;  // piece of rows, when each piece has a buffer of its own
   std::string text() const {
     if (!defined) return "nothing";
@@ -101,7 +101,7 @@ class Verifier {
     units_.begin_instance();
   }
 
-  // State is found by its role and unit, so no two buffers of state may have the same role and unit.
+  // Checks that no two buffers of state have the same role and unit, since state is found by role and unit.
   void one_buffer_a_state() {
     std::map<std::pair<Value, int>, const Buffer*> seen;
     for (const Buffer& b : p_.buffers) {
@@ -126,7 +126,7 @@ class Verifier {
             report_all("body {}, op %{}: waits for %{}, which does not run before it", p_.bodies[b].name, k, ref.op);
         }
     attributes();
-    if (!findings_.empty()) return;  // costs follow from attributes
+    if (!findings_.empty()) return;  // costs follow from attributes, so wrong attributes are reported alone
     std::vector<std::vector<std::string>> wrong;
     for (const Body& body : p_.bodies) {
       wrong.emplace_back();
@@ -139,7 +139,7 @@ class Verifier {
     }
   }
 
-  // Returns what is wrong with them, or nothing.
+  // Returns what is wrong with the step's costs or stream; empty when both are right.
   std::string costs_and_stream(const Step& step) const {
     Step want = step;
     set_costs(p_, want);
@@ -150,7 +150,7 @@ class Verifier {
     return detail::stream_refused(t_, step).value_or("");
   }
 
-  // Checks that ops say how large micro-batches and the batch are.
+  // Checks that ops give the sizes of micro-batches and of the batch.
   void batch() {
     if (t_.rows.count() < 1)
       report_all("no op says how many rows a micro-batch has: a part does by rows=SEQUENCESxLENGTH");
@@ -245,7 +245,8 @@ class Verifier {
     return true;
   }
 
-  // Operands that an op changes have buffers of their own, unless the rule of the op says in whose buffer they lie.
+  // Checks that operands that an op changes have buffers of their own, unless the rule of the op puts them into the
+  // buffer of another operand.
   void aliases(const Expanded& e, const std::vector<Need>& want) {
     const std::vector<Use>& has = e.step->operands;
     const auto name = [&](const Use& use) { return p_.buffers[static_cast<std::size_t>(use.buffer)].name; };
@@ -262,7 +263,7 @@ class Verifier {
       }
   }
 
-  // Values of a micro-batch may outlive an instance in a pipeline.
+  // Returns whether a lifetime is long enough. Values of a micro-batch may outlive an instance in a pipeline.
   bool lives(Lifetime has, Lifetime wanted) const {
     return has == wanted || (t_.pipelined() && has == Lifetime::kMicroBatch && wanted == Lifetime::kTransient);
   }
@@ -293,7 +294,7 @@ class Verifier {
       return false;
     }
     if (of_unit(want.value)) {
-      // Gathered parameters may be in several copies, which one_buffer_a_state refuses of anything that stays.
+      // Gathered parameters may have several copies. one_buffer_a_state refuses copies of anything that stays.
       if (b.role != want.value || b.unit != want.layer) {
         report(e, "names {} where it needs {} of {}", b.name, name_of(want.value),
                want.layer >= 0 ? "unit " + p_.units[static_cast<std::size_t>(want.layer)].name : "a unit");
@@ -326,7 +327,8 @@ class Verifier {
     const Operand& want = need.operand;
     if (need.lifetime != Lifetime::kTransient) return;
     const std::span<Held> now = held(use.buffer, e.micro_batch, want);
-    // Each chunk of the head writes its part of one buffer; another value in between starts the count anew.
+    // Each chunk of the head writes its part of one buffer. If another value is written in between, the count starts
+    // again.
     if (want.value == Value::kDNormed)
       chunks_in_[use.buffer] =
           now.front().defined && now.front().value == Value::kDNormed ? chunks_in_[use.buffer] + 1 : 1;
@@ -337,8 +339,8 @@ class Verifier {
       report(e, "brings again what no op has read");
   }
 
-  // Values from other ranks, which an op must read at least once. A ring begins with the rank's own keys, which also
-  // stay where they are, and ends with gradients that are home: these need no reader.
+  // Returns whether an operand is a value from other ranks, which an op must read at least once. Two values of a ring
+  // need no reader: the rank's own keys, which are also in q|k|v, and the gradients that have returned.
   bool brought(const Operand& o) const {
     return o.value == Value::kParam || o.value == Value::kParamShard || o.value == Value::kKeysAll ||
            (o.value == Value::kKeys && o.step > 0) || o.value == Value::kRankRows || o.value == Value::kDRankOut ||
@@ -433,7 +435,7 @@ class Verifier {
     units_.add(e, c);
   }
 
-  // operands() has checked that the message crosses a boundary of this stage.
+  // Checks a message; operands() has checked before that it crosses a boundary of this stage.
   void message(const Expanded& e, int receives, Moves moves, std::int64_t layer) {
     if (!messages_.emplace(receives, static_cast<int>(moves), layer, e.micro_batch).second)
       report(e, "moves it a second time");
@@ -475,7 +477,7 @@ class Verifier {
     if (axis != Axis::kCp) report(e, "keys and values are exchanged over the axis cp");
   }
 
-  // operands() has followed the value to the host and back.
+  // Checks copies of activations; operands() has followed the value to the host and back.
   void copy_activations(const Expanded& e) {
     if (!t_.offload.activations) report(e, "activations stay on the device");
   }
@@ -552,17 +554,17 @@ class Verifier {
   const Traits t_;
   std::vector<Expanded> ops_;
   Slots slots_;
-  std::size_t pieces_;      // of rows; 1 when rows are whole
-  std::vector<Held> held_;  // by place, and piece
+  std::size_t pieces_;      // pieces of rows; 1 when rows are whole
+  std::vector<Held> held_;  // by place and piece
   Needs needs_;
   UnitLedger units_;
   std::set<std::tuple<int, int, std::int64_t, std::int64_t>> messages_;
   std::set<std::tuple<int, std::int64_t, std::int64_t, std::int64_t>>
-      inputs_;  // halves of backwards that have run: part, layer, chunk, micro-batch
+      inputs_;  // first halves of backwards that have run: part, layer, chunk, micro-batch
   std::set<std::int64_t> chunks_, loaded_;
   detail::LossesOfLayers losses_;
-  std::map<int, std::string> unread_;      // buffers brought from other ranks and not read yet, and by which op
-  std::map<int, std::int64_t> chunks_in_;  // chunks of the head's gradient that a buffer holds
+  std::map<int, std::string> unread_;      // unread buffers from other ranks, and their ops
+  std::map<int, std::int64_t> chunks_in_;  // how many chunks of the head's gradient a buffer holds
   std::array<std::vector<Axis>, kNumScalars> summed_over_;
   bool scalars_zeroed_ = false, clipped_ = false, agreed_ = false;
   std::vector<Finding> findings_;

@@ -1,7 +1,7 @@
-// The verifier: follows the values through a program and refuses a program that would not compute one optimizer step of
+// The verifier follows the values through a program and refuses a program that would not compute one optimizer step of
 // its model. It runs before every training, on programs from any source. Its rules follow from the program alone: from
 // ops and their attributes, buffers, the grid of ranks, the stage's chunks and units, and the declarations of parts.
-// Whether the program is the one that was asked for is another check (provenance/provenance.h).
+// Another check compares the program with the setting that was asked for (provenance/provenance.h).
 #pragma once
 
 #include <optional>
@@ -27,9 +27,9 @@ struct Finding {
 //   - FLOPs, scratch and bytes are those of the op (values/costs.h); planned memory fits `device_memory`
 std::vector<Finding> verify(const Program& program, std::optional<Bytes> device_memory = std::nullopt);
 
-// Checks the programs of all stages of a pipeline together, each of which `verify` accepts: their messages and the
-// collectives between them must match in value, micro-batch, bytes and order, when each op waits for its partner.
-// O(ops).
+// Checks the programs of all stages of a pipeline together; `verify` must have accepted each of them. The messages and
+// collectives between stages must match in value, micro-batch, bytes and order if each op waits for its partner. Takes
+// O(ops) time.
 std::vector<Finding> verify_world(const std::vector<Program>& stages);
 
 }  // namespace molen::program

@@ -209,8 +209,8 @@ void UnitLedger::arrive(const Expanded& e, Axis axis, State& state, bool adds) {
   state.delivered += std::exchange(state.in_message, 0);
 }
 
-// Copies the gradient for the host's update: of each micro-batch, as soon as it is summed over the ranks, or of all at
-// once.
+// Records a copy of the gradient to the host for its update: for each micro-batch as soon as it is summed over the
+// ranks, or for all micro-batches at once.
 void UnitLedger::copy_gradient(const Expanded& e, bool adds) {
   State& state = unit(e);
   const int u = unit_of_step(p_, *e.step);
@@ -226,7 +226,7 @@ void UnitLedger::copy_gradient(const Expanded& e, bool adds) {
     return;
   }
   const std::size_t needed = needed_in(e, u);
-  if (t_.holders() == 1) {  // no ranks to reduce with: the gradient leaves from where it was made
+  if (t_.holders() == 1) {  // no reduction: the copy takes the gradient from where it was made
     complete(e, u, state);
     leave(state);
     arrive(e, Axis::kDp, state, false);
@@ -257,7 +257,7 @@ void UnitLedger::leave(State& state) {
   ++state.reductions;
 }
 
-// Copies parameters for their use, or after the host has updated them.
+// Records a copy of parameters that ops are about to use, or that the host has updated.
 void UnitLedger::copy_parameters(const Expanded& e) {
   State& state = unit(e);
   if (t_.offload.parameters) {
@@ -318,13 +318,13 @@ void UnitLedger::update(const Expanded& e) {
 
 void UnitLedger::gather(const Expanded& e, Axis axis) {
   State& state = unit(e);
-  if (axis == Axis::kTp) {  // directions; the values that ops read and write say when
+  if (axis == Axis::kTp) {  // directions; the values that ops read and write determine their order
     if (!e.step->unless) report(e, "unless=non_finite is missing");
     return;
   }
   const int u = unit_of_step(p_, *e.step);
   if (t_.sharded_parameters() &&
-      axis == axis_for(p_.units[static_cast<std::size_t>(u)], Axis::kShard)) {  // for use, not for keeping
+      axis == axis_for(p_.units[static_cast<std::size_t>(u)], Axis::kShard)) {  // gathered for use, not to be kept
     if (state.updated > 0) report(e, "gathers parameters that no op of this step reads any more");
     return;
   }

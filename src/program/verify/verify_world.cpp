@@ -10,10 +10,10 @@
 namespace molen::program {
 namespace {
 
-// A communication op with other stages.
+// An op that communicates with other stages.
 struct Meeting {
   const Expanded* op = nullptr;
-  std::vector<int> stages;  // all that take part
+  std::vector<int> stages;  // all stages that take part
 };
 
 std::vector<int> stages_of(const Program& p, const Op& op) {
@@ -38,7 +38,7 @@ std::vector<int> stages_of(const Program& p, const Op& op) {
       op);
 }
 
-// Whether two ops can run as partners.
+// Returns whether two ops can run as partners.
 bool meet(const Expanded& a, const Expanded& b) {
   if (a.micro_batch != b.micro_batch || a.step->moved != b.step->moved) return false;
   const auto pair = [](const Op& x, const Op& y) {
@@ -62,7 +62,7 @@ class World {
   }
 
   std::vector<Finding> run() {
-    // A meeting that is possible stays possible, so any order will do.
+    // A meeting that is possible stays possible, so meetings may be tried in any order.
     for (bool moved = true; moved;) {
       moved = false;
       for (std::size_t s = 0; s < stages_.size(); ++s)
@@ -119,8 +119,8 @@ std::vector<Finding> verify_world(const std::vector<Program>& stages) {
                                       ranks(stages[s]))});
   const auto layout = [](const Program& p) {
     Traits shared = inferred_traits(p);
-    shared.tile = 0;                     // of the stage with the head alone
-    shared.offload.activations = false;  // the last layer's stay on the device
+    shared.tile = 0;                     // set only on the stage with the head
+    shared.offload.activations = false;  // activations of the last layer stay on the device
     return shared;
   };
   const Traits first = stages.empty() ? Traits{} : layout(stages.front());
