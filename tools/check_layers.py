@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Rejects an include that points up or sideways in the module order, a vendor header outside its folder, ATen outside the
-modules that may use it, and code that reads the setting of a program though its rules follow from the program itself. The table is DESIGN's (section 4)."""
+modules that may use it, and code that reads the setting of a program though its rules follow from the program itself. ARCHITECTURE.md explains the layers."""
 import pathlib
 import re
 import sys

@@ -16,7 +16,7 @@ struct Unbuilt {
   const char* verb;
   const char* would;
 };
-// The commands of DESIGN section 5 that have no code yet; remove a line when its command is built.
+// Commands that are planned and have no code yet. Remove a line when its command is built.
 constexpr Unbuilt kUnbuilt[] = {
     {"molen plan", "search layouts by time, energy, cost or memory; `molen simulate` predicts one layout"},
     {"molen serve", "serve text over HTTP; `molen generate` writes it to the terminal"},

@@ -1,4 +1,4 @@
-// Errors of a command line, reported once with the nearest name: verbs that DESIGN names but that are not built yet,
+// Errors of a command line, reported once with the nearest name: verbs that are planned but not built yet,
 // misspelt verbs and options.
 #pragma once
 
