@@ -408,8 +408,8 @@ TEST(Costs, ACollectiveOfOneRankIsACopy) {
   EXPECT_GT(reduced, 0);
 }
 
-// What a collective does besides its messages is counted apart, by its own measured kind or, without one, at the rate
-// of the optimizer step; and the simulated time of the op has both.
+// The simulated time of a collective includes its epilogues. An epilogue takes the time of its own measured kind. If
+// that kind was not measured, its bytes move at the rate of the optimizer step.
 TEST(Costs, EpiloguesAreCountedBesideTheirOp) {
   const auto p = program_of(2, 2, 8);  // two micro-batches, so the second sum adds to the first
   std::vector<Sample> samples = samples_from({p}, 0.0);

@@ -26,7 +26,7 @@ enum class Standing { kBefore, kAttentionBlock, kMlpBlock, kAfter, kHead };
 // Bytes or scratch as a function of the sizes of one op. A pass is kForward or kBackward for a part without halves.
 using BytesOf = std::int64_t (*)(const parts::Sizes& sizes, arch::Pass pass);
 
-// What the implementations of a part are asked to compute. Each implementation accepts or refuses the request.
+// A request to compute a part, which each implementation of the part accepts or refuses.
 struct KernelRequest {
   DType compute = DType::kF32;
   std::int64_t head_dim = 0;
