@@ -59,7 +59,7 @@ void add_import(CLI::App* verb, Chosen& chosen) {
   auto o = std::make_shared<checkpoint::ImportOptions>();
   CLI::App* in = verb->add_subcommand("import", "makes a checkpoint of a Hugging Face directory");
   in->add_option("HF_DIR", o->source, "Hugging Face directory")->required();
-  in->add_option("DIR", o->destination, "gets step-000000000/")->required();
+  in->add_option("DIR", o->destination, "directory in which step-000000000/ is written")->required();
   runs(*in, chosen, o, checkpoint::import_command);
 }
 

@@ -27,7 +27,8 @@ std::shared_ptr<ConfigOptions> add_config_options(CLI::App& app, bool with_ranks
       ->expected(1)
       ->allow_extra_args(false);
   if (with_ranks)
-    app.add_option("--ranks", o->ranks, "world size where nothing is launched (train: threads of this process)")
+    app.add_option("--ranks", o->ranks,
+                   "number of ranks where no launcher starts them (train: threads of this process)")
         ->check(CLI::PositiveNumber);
   return o;
 }
@@ -58,7 +59,7 @@ bool names_run(const ConfigOptions& o) {
 
 void add_node_option(CLI::App& app, ConfigOptions& o) {
   app.add_option("--ranks-per-node", o.ranks_per_node,
-                 "with --ranks: how many of them share a node, where the job will run; all, if not said")
+                 "with --ranks: how many of them share a node where the job will run (default: all)")
       ->check(CLI::PositiveNumber);
 }
 

@@ -26,7 +26,7 @@ void add_fetch(CLI::App& verb, Chosen& chosen) {
   auto o = std::make_shared<data::FetchOptions>();
   auto folder = std::make_shared<std::string>("data/demo");
   CLI::App* fetch = verb.add_subcommand("fetch", "downloads a set of Debian packages with their licence files");
-  fetch->add_option("SET", o->set, "which (--list shows them)");
+  fetch->add_option("SET", o->set, "name of the set (--list shows all sets)");
   fetch->add_option("--output", *folder, "where to put it")->capture_default_str();
   fetch->add_flag("--list", o->list, "the known sets");
   auto format = add_format_option(*fetch);
@@ -42,19 +42,19 @@ void add_fetch(CLI::App& verb, Chosen& chosen) {
 void add_prepare(CLI::App& verb, Chosen& chosen) {
   auto o = std::make_shared<data::PrepareOptions>();
   auto output = std::make_shared<std::string>(), tokenizer = std::make_shared<std::string>();
-  CLI::App* prepare =
-      verb.add_subcommand("prepare",
-                          "clean text, and with a tokenizer token shards with their manifest; goes on where an "
-                          "earlier run ended");
+  CLI::App* prepare = verb.add_subcommand("prepare",
+                                          "writes clean text and, with a tokenizer, token shards with their manifest; "
+                                          "continues where an earlier run ended");
   prepare
       ->add_option("SOURCE", o->sources,
                    "folders made by `data fetch`; .jsonl, .jsonl.gz, .jsonl.zst or text files, or folders of them")
       ->required();
   prepare->add_option("--output", *output, "folder to write to")->required();
   prepare->add_option("--tokenizer", *tokenizer, "tokenizer.json (without: text only)");
-  prepare->add_option("--language", o->language, "ISO 639-1, of files (default: each line's own, else detected)");
-  prepare->add_option("--licence,--license", o->licence, "SPDX licence expression, compulsory for files");
-  prepare->add_option("--split", o->split, "train or heldout, of files")->capture_default_str();
+  prepare->add_option("--language", o->language,
+                      "language of files, as ISO 639-1 (default: each line's own, else detected)");
+  prepare->add_option("--licence,--license", o->licence, "licence of files, as an SPDX expression; required for files");
+  prepare->add_option("--split", o->split, "split of files: train or heldout")->capture_default_str();
   prepare->add_option("--threads", o->threads, "0: all cores");
   auto format = add_format_option(*prepare);
   prepare->callback([&chosen, o, output, tokenizer, format] {
@@ -87,9 +87,10 @@ void add_inspect_and_verify(CLI::App& verb, Chosen& chosen) {
     };
   });
   auto v = std::make_shared<data::VerifyOptions>();
-  CLI::App* verify = verb.add_subcommand("verify", "every hash, count and token");
+  CLI::App* verify = verb.add_subcommand("verify", "checks every hash, count and token of shards");
   verify->add_option("PATH", v->path, "as for inspect")->required();
-  verify->add_option("--tokenizer", v->tokenizer, "also compare its fingerprint");
+  verify->add_option("--tokenizer", v->tokenizer,
+                     "tokenizer.json that must have made the shards (compares fingerprints)");
   auto verify_format = add_format_option(*verify);
   verify->callback([&chosen, v, verify_format] {
     chosen.action = [=] {

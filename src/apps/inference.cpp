@@ -39,7 +39,7 @@ void add_inference_verbs(CLI::App& app, Chosen& chosen) {
   CLI::App* generate = app.add_subcommand("generate", "continues a text");
   generate->add_option("MODEL", g->model, "run, checkpoint or Hugging Face directory")->required();
   generate->add_option("--prompt", g->prompt, "text to continue (none: the model starts a document)");
-  generate->add_option("--max-tokens", g->options.max_tokens, "at most so many tokens")
+  generate->add_option("--max-tokens", g->options.max_tokens, "largest number of tokens to generate")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   generate->add_option("--temperature", g->options.sampling.temperature, "0: always the most likely token")
@@ -47,7 +47,9 @@ void add_inference_verbs(CLI::App& app, Chosen& chosen) {
       ->check(CLI::NonNegativeNumber);
   generate->add_option("--top-k", g->options.sampling.top_k, "only the k most likely tokens (0: all)")
       ->check(CLI::NonNegativeNumber);
-  generate->add_option("--top-p", g->options.sampling.top_p, "only the likely tokens that hold this share")
+  generate
+      ->add_option("--top-p", g->options.sampling.top_p,
+                   "only the most likely tokens whose probabilities add up to this share (1: all)")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1.0));
   generate->add_option("--seed", g->options.sampling.seed, "same seed, same text")->capture_default_str();

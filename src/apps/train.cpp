@@ -223,8 +223,8 @@ void add_train(CLI::App& app, Chosen& chosen) {
   auto o = std::make_shared<train::TrainOptions>();
   auto program = std::make_shared<std::string>(), cluster = std::make_shared<std::string>();
   verb->add_option("--resume", o->resume,
-                   "auto (continue where a checkpoint is), never, or a step; the last two keep what lies beyond aside, "
-                   "under names that end in .abandoned-N")
+                   "auto (continue from the newest checkpoint, if there is one), never (begin anew), or the step of a "
+                   "checkpoint; never and a step set later checkpoints aside, under names that end in .abandoned-N")
       ->capture_default_str();
   verb->add_option("--allow-change", o->allow_change,
                    "a key that may differ from the checkpoint's run; may be repeated")
@@ -232,10 +232,10 @@ void add_train(CLI::App& app, Chosen& chosen) {
       ->expected(1)
       ->allow_extra_args(false);
   verb->add_option("--program", *program,
-                   "a step program in text form (`molen program`), in the place of the built one; of a pipeline, a "
-                   "folder with program.txt and program-stage-1.txt ..., as a run's");
+                   "a step program in text form (from `molen program`) to run instead of the built one; for a "
+                   "pipeline, a folder with program.txt, program-stage-1.txt ..., such as a run directory");
   verb->add_option("--cluster", *cluster,
-                   "what `molen calibrate` wrote: the run's report then has predicted beside measured");
+                   "file that `molen calibrate` wrote; the run's report then shows predicted beside measured times");
   auto mfu = add_mfu_option(*verb);
   verb->add_flag("--verbose", o->verbose,
                  "on a terminal, where one line is rewritten: a full line every step, as in a log");
@@ -253,27 +253,27 @@ void add_train(CLI::App& app, Chosen& chosen) {
 }
 
 void add_calibrate(CLI::App& app, Chosen& chosen) {
-  CLI::App* verb =
-      app.add_subcommand("calibrate",
-                         "measures this machine, as so many ranks and threads, into a cluster description; "
-                         "other ranks are predicted from it. With a CONFIG: under its conditions (threads, "
-                         "type), and no wider than its model");
+  CLI::App* verb = app.add_subcommand("calibrate",
+                                      "measures this machine with the given ranks and threads and writes a cluster "
+                                      "description, from which other numbers of ranks are predicted. A CONFIG sets the "
+                                      "conditions (threads, type) and limits the width to that of its model");
   auto output = std::make_shared<std::string>("calibration.json"), compute = std::make_shared<std::string>("auto");
   auto options = add_config_options(*verb);
   auto o = std::make_shared<measure::CalibrateOptions>();
   o->threads = 0;
   verb->add_option("--output", *output, "file; other conditions in it are kept")->capture_default_str();
-  verb->add_option("--threads", o->threads, "per rank; 0: the cores over the ranks")->check(CLI::NonNegativeNumber);
+  verb->add_option("--threads", o->threads, "threads of each rank (0: the cores divided by the ranks)")
+      ->check(CLI::NonNegativeNumber);
   verb->add_option("--compute", *compute,
-                   "fp32, bf16, fp16, fp64; auto: what a training's \"auto\" measures as the faster, or both where "
-                   "they are near")
+                   "fp32, bf16, fp16 or fp64; auto: the faster of those that a training's \"auto\" compares, or both "
+                   "where they are nearly equal")
       ->capture_default_str();
   verb->add_option("--rounds", o->rounds, "times that every shape is measured; each takes a minute or two on two cores")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   verb->add_option("--widest", o->widest,
-                   "only models of at most so wide a residual stream, from 128 on (0: all): seconds, and the costs of "
-                   "wider ones are extrapolated")
+                   "largest width of the residual stream to measure, from 128 on (0: all widths); takes seconds, and "
+                   "the costs of wider models are extrapolated")
       ->check(CLI::NonNegativeNumber);
   auto format = add_format_option(*verb);
   verb->callback([&chosen, options, output, compute, o, format] {

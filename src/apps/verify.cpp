@@ -333,7 +333,8 @@ std::pair<program::Setting, std::vector<plan::Layout>> wanted_layouts(const Veri
 
 int run_verify(const VerifyArguments& o) {
   if (o.only_static) return run_static(o);
-  if (o.config.ranks_per_node) throw UsageError("--ranks-per-node: for --static; ranks that run know their node");
+  if (o.config.ranks_per_node)
+    throw UsageError("--ranks-per-node: needs --static; without it, the ranks run and know their nodes");
   config::Config c = load_config(o.config);
   const auto launch = launch::resolve_launch(c, o.config.ranks, true);
   const auto a = plan::resolve_architecture(c);
@@ -399,14 +400,14 @@ void add_verify_verb(CLI::App& app, Chosen& chosen) {
   auto options = add_config_options(*verb);
   auto o = std::make_shared<VerifyArguments>();
   add_node_option(*verb, *options);
-  verb->add_option(
-          "--layouts", o->layouts,
-          "all: every layout that the model and the batch allow on so many ranks, with the configuration's offload, "
-          "unit_layers and tensor_chunks and nothing else of its [parallel]; given: the configuration's own; or a "
-          "list of: " +
-              fmt::format("{}", fmt::join(plan::strategies(), ",")))
+  verb->add_option("--layouts", o->layouts,
+                   "all: every layout that the model and the batch allow on this number of ranks (of the "
+                   "configuration's [parallel], only offload, unit_layers and tensor_chunks are used); given: the "
+                   "configuration's own layout; or a list of: " +
+                       fmt::format("{}", fmt::join(plan::strategies(), ",")))
       ->capture_default_str();
-  verb->add_option("--cover", o->cover, "all of them, or so many that every two choices stand together once")
+  verb->add_option("--cover", o->cover,
+                   "all: every layout; pairs: only so many that every two choices occur together in one")
       ->capture_default_str()
       ->check(CLI::IsMember({"all", "pairs"}));
   verb->add_option("--steps", o->steps, "optimizer steps of the proof in fp64; fp32 runs one")
@@ -416,10 +417,9 @@ void add_verify_verb(CLI::App& app, Chosen& chosen) {
       ->delimiter(',')
       ->capture_default_str()
       ->check(CLI::IsMember({"fp64", "fp32"}));
-  verb->add_flag(
-      "--static", o->only_static,
-      "builds and verifies each program, plans its memory, runs nothing; of a step of many micro-batches as many as "
-      "it takes until further ones only repeat the program's bodies");
+  verb->add_flag("--static", o->only_static,
+                 "builds and verifies each program and plans its memory, but runs nothing; of many micro-batches, "
+                 "checks only as many as it takes until further ones repeat the program's bodies");
   auto format = add_format_option(*verb);
   verb->callback([&chosen, options, o, format] {
     chosen.action = [=] {

@@ -106,7 +106,8 @@ void check_experts(const Architecture& a) {
         "model.z_loss: is {}; it is a loss of logits, which the backward of sigmoid scores (model.router_scores) does "
         "not keep; with them it must be 0",
         e.z_loss);
-  if (a.biases) throw UsageError("model.biases: experts have none here; with model.experts, biases are false");
+  if (a.biases)
+    throw UsageError("model.biases: experts cannot have biases; with model.experts, set model.biases = false");
 }
 
 }  // namespace
@@ -132,7 +133,8 @@ void validate(const Architecture& a) {
   check_positive("norm_eps", a.norm_eps);
   check_positive("init_std", a.init_std);
   if (a.biases && a.gated()) {
-    throw UsageError("model.biases: a gated MLP (SwiGLU) has none here; use the gpt family, or model.biases = false");
+    throw UsageError(
+        "model.biases: a gated MLP (SwiGLU) cannot have biases; use the gpt family, or set model.biases = false");
   }
 }
 

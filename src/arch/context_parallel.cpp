@@ -15,7 +15,8 @@ using i64 = std::int64_t;
 void validate_context_parallel(std::int64_t sequence, int ranks) {
   if (ranks >= 1 && (ranks == 1 || sequence >= 2 * static_cast<i64>(ranks))) return;
   throw UsageError(
-      "parallel.context: {} ranks cannot share a sequence of {} tokens, of which each needs two pieces; 1 to {} can",
+      "parallel.context: {} ranks cannot share a sequence of {} tokens, because each rank needs two pieces of it; 1 to "
+      "{} ranks can",
       ranks, sequence, std::max<i64>(1, sequence / 2));
 }
 

@@ -14,28 +14,30 @@ std::vector<Field> experts_fields() {
   const auto m = &C::model;
   return {
       make("model.experts", m, &T::experts, positive(), e,
-           "small MLPs of which a router chooses some for each token, in the place of the MLP of each layer behind the "
-           "model.dense_layers first ones"),
+           "number of experts: small MLPs of which a router chooses some for each token; they replace the MLP of each "
+           "layer after the first model.dense_layers layers"),
       make("model.shared_experts", m, &T::shared_experts, natural(), e,
            "further experts of the same width that every token meets, as one MLP of their summed width; where not set, "
            "the preset's, or 0"),
       make("model.dense_layers", m, &T::dense_layers, natural(), e,
-           "the first layers, which keep an MLP of width model.ffn; where not set, the preset's, or 0"),
-      make("model.experts_per_token", m, &T::experts_per_token, positive(), e, "how many it chooses"),
+           "number of first layers, which have no experts but an MLP of width model.ffn; where not set, the preset's, "
+           "or 0"),
+      make("model.experts_per_token", m, &T::experts_per_token, positive(), e,
+           "experts that the router chooses for each token"),
       make("model.expert_ffn", m, &T::expert_ffn, positive(), e,
            "width of an expert; where not set, the preset's, or model.ffn"),
       make("model.norm_topk", m, &T::norm_topk, boolean(), e,
            "the weights of a token's experts are divided by their sum; where not set, the preset's, or true"),
       make("model.router_scores", m, &T::router_scores, choice({"softmax", "sigmoid"}), e,
-           "what the router makes of logits; where not set, the preset's, or softmax"),
+           "function that makes the router's scores from its logits; where not set, the preset's, or softmax"),
       make("model.router_scale", m, &T::router_scale, positive_number(), e,
            "factor of the weights of a token's experts; where not set, the preset's, or 1"),
       make("model.router_bias_rate", m, &T::router_bias_rate, natural_number(), e,
-           "each step moves a bias, which only the choice of experts sees, by so much towards equal loads (the balance "
-           "without a loss of DeepSeek-V3); 0: no bias; where not set, the preset's, or 0"),
+           "amount by which each step moves the router's biases, which only the choice of experts uses, towards equal "
+           "loads (DeepSeek-V3's balance without a loss); 0: no biases; where not set, the preset's, or 0"),
       make("model.expert_capacity", m, &T::expert_capacity, natural_number(), e,
-           "capacity factor: in training, an expert takes the first of each sequence's tokens that choose it, up to so "
-           "many times an even share, and the others go without it; 0: no token is dropped; where not set, the "
+           "capacity factor: in training, an expert processes only the first tokens of each sequence that choose it, "
+           "at most this many times an even share, and drops the others; 0: no token is dropped; where not set, the "
            "preset's, or 0"),
       make("model.balance_loss", m, &T::balance_loss, natural_number(), e,
            "factor of the router's balance loss, the mean over layers of DeepSeek-V3's loss of a sequence, which is 1 "
@@ -63,7 +65,8 @@ std::vector<Field> model_fields() {
            "key and value heads, a divisor of heads; heads where not set"),
       make("model.head_dim", m, &T::head_dim, positive(), e, "width of a head; hidden / heads where not set"),
       make("model.vocabulary", m, &T::vocabulary, positive(), e,
-           "token ids; the tokenizer's must fit in, and are the vocabulary where neither this nor a preset says it"),
+           "number of token ids, at least as many as the tokenizer has; where not set, the preset's, or the "
+           "tokenizer's"),
       make("model.max_sequence", m, &T::max_sequence, positive(), e,
            "longest sequence the model is made for; data.sequence_length where neither this nor a preset says it"),
       make("model.rope_theta", m, &T::rope_theta, positive_number(), e, "base of the rotary frequencies"),
@@ -76,7 +79,8 @@ std::vector<Field> model_fields() {
            "RMSNorm, LayerNorm, or LayerNorm without parameters"),
       make("model.qk_norm", m, &T::qk_norm, choice({"none", "head", "all"}), e,
            "RMSNorm of queries and keys before RoPE: over each head (Qwen3), or over all heads together (OLMo 2)"),
-      make("model.position", m, &T::position, choice({"rope", "learned", "alibi"}), e, "how positions enter"),
+      make("model.position", m, &T::position, choice({"rope", "learned", "alibi"}), e,
+           "how the model encodes positions: rotary (RoPE), learned, or ALiBi"),
       make("model.activation", m, &T::activation, choice({"swiglu", "gelu_tanh"}), e, "the MLP's activation"),
   };
   for (Field& f : experts_fields()) list.push_back(std::move(f));
@@ -97,7 +101,8 @@ std::vector<Field> data_fields() {
       make("data.tokenizer", m, &T::tokenizer, path(), e, "tokenizer.json; must be the one that prepared the data"),
       make("data.sequence_length", m, &T::sequence_length, positive(), e, "tokens of a training sequence"),
       make("data.document_mask", m, &T::document_mask, boolean(), e,
-           "attention stays within a document where a sequence holds several; positions count on"),
+           "where a sequence holds several documents, attention stays within each; positions do not start again at a "
+           "document"),
       make("data.seed", m, &T::seed, natural(std::int64_t{1} << 53), e, "seed of the order of samples"),
   };
 }
@@ -108,7 +113,8 @@ std::vector<Field> batch_fields() {
   const auto m = &C::batch;
   return {
       make("batch.global", m, &T::global, positive(), e, "sequences of an optimizer step, over all ranks"),
-      make("batch.micro", m, &T::micro, positive(), e, "sequences a rank computes at once; the rest is accumulated"),
+      make("batch.micro", m, &T::micro, positive(), e,
+           "sequences a rank computes at once; it accumulates gradients until batch.global is complete"),
   };
 }
 
@@ -122,18 +128,20 @@ std::vector<Field> parallel_fields() {
       make("parallel.sequence", m, &T::sequence, boolean(), e,
            "cut norms and residuals along the sequence over the tensor ranks"),
       make("parallel.tensor_chunks", m, &T::tensor_chunks, positive(64), e,
-           "with parallel.sequence: pieces of a micro-batch's rows; those of one travel while another is multiplied"),
+           "with parallel.sequence: number of pieces of a micro-batch's rows; one piece travels while another is "
+           "multiplied"),
       make("parallel.pipeline", m, &T::pipeline, positive(kRanks), e, "pipeline stages"),
       make("parallel.virtual_stages", m, &T::virtual_stages, positive(kRanks), e,
            "model chunks of a stage (interleaved)"),
       make("parallel.stage_layers", m, &T::stage_layers, positives("a list of layer counts such as [4, 3]"), e,
-           "layers of each stage, or of each chunk of all stages, as the model's layers go through them; balanced with "
-           "the head counted where not set"),
+           "number of layers of each stage, or of each chunk of all stages, in the order of the model's layers; where "
+           "not set, balanced, with the head counted"),
       make("parallel.schedule", m, &T::schedule, choice_or_file({"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}), e,
            "order of forward and backward of micro-batches; a file is PyTorch's CSV form"),
       make("parallel.context", m, &T::context, positive(kRanks), e, "ranks that share each sequence"),
       make("parallel.context_form", m, &T::context_form, choice({"gather", "ring"}), e,
-           "keys and values of a layer: all gathered for its attention, or passed on from rank to rank beside it"),
+           "how context ranks share a layer's keys and values: gathered before its attention, or passed from rank to "
+           "rank during it"),
       make("parallel.expert", m, &T::expert, positive(kRanks), e,
            "ranks that share the experts of each sparse layer; they have different samples, and send each other the "
            "rows "
@@ -146,27 +154,24 @@ std::vector<Field> parallel_fields() {
            choice({"NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"}), e,
            "what data-parallel ranks divide, by PyTorch's names; NO_SHARD where zero is not set either"),
       make("parallel.zero", m, &T::zero, natural(3), e,
-           "the same by ZeRO stage: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters; 1 beside a hybrid "
-           "name: the optimizer state over all ranks"),
+           "what data-parallel ranks divide, by ZeRO stage: 0 nothing, 1 optimizer state, 2 also gradients, 3 also "
+           "parameters; 1 with a hybrid parallel.sharding: the optimizer state is divided over all ranks"),
       make("parallel.order", m, &T::order, axis_order(), e,
-           "axes of the rank grid, outermost first; ep, which may be left out, is then right within dp-shard"),
+           "axes of the rank grid, outermost first; ep may be left out and then comes directly after dp-shard"),
       make("parallel.unit_layers", m, &T::unit_layers, half_or_positive(), e,
            "layers whose parameters are gathered, reduced and updated as one unit; half: a layer's attention and MLP "
            "are two"),
-      make(
-          "parallel.prefetch", m, &T::prefetch, natural(1024), e,
-          "units gathered or brought ahead of their use, where parameters are sharded or on the host, and layers whose "
-          "activations are brought ahead"),
-      make(
-          "parallel.offload", m, &T::offload, names({"optimizer", "gradients", "parameters", "activations"}), e,
-          "what stands in host memory: the optimizer's states, updated there; with them gradients, or parameters "
-          "(with zero 0 or 3, not with states over all ranks); gradients not of a tied table that two stages hold; and "
-          "activations, what layers keep for backward"),
+      make("parallel.prefetch", m, &T::prefetch, natural(1024), e,
+           "number of units whose parameters are gathered or fetched ahead of their use (where they are sharded or on "
+           "the host), and of layers whose activations are fetched ahead"),
+      make("parallel.offload", m, &T::offload, names({"optimizer", "gradients", "parameters", "activations"}), e,
+           "what is kept in host memory: the optimizer's states, which are updated there; only with them, gradients "
+           "(not where two stages hold a tied table) and parameters (with zero 0 or 3, not with states over all "
+           "ranks); activations, which layers keep for backward"),
       make("parallel.recompute", m, &T::recompute, recompute(), e,
-           "activations computed again in backward, by part of a layer: norm_qkv, qk_norm, attention, "
-           "out_projection, norm_up, activation, shared_up, shared_act, dispatch, expert_up, expert_activation; a size "
-           "is what the memory "
-           "plan of a rank may come to"),
+           "activations computed again in backward, by part of a layer: norm_qkv, qk_norm, attention, out_projection, "
+           "norm_up, activation, shared_up, shared_act, dispatch, expert_up, expert_activation; a size is the limit of "
+           "the planned memory of a rank"),
   };
 }
 
@@ -185,11 +190,11 @@ std::vector<Field> numeric_fields() {
       make("precision.master", p, &P::master, choice({"auto", "fp64", "fp32"}), Effect::kRun,
            "type of the weights the optimizer updates; auto is fp32, or fp64 with fp64 compute"),
       make("precision.loss_scale", p, &P::loss_scale, loss_scale(), Effect::kRun,
-           "with fp16: multiple of the loss whose gradient is made, of the first step; a resumed run goes on with its "
-           "own"),
+           "with fp16: factor by which the loss is multiplied before backward, in the first step; a resumed run "
+           "continues with its last factor"),
       make("precision.loss_scale_window", p, &P::loss_scale_window, positive(), Effect::kRun,
-           "with fp16: steps in a row with a finite gradient after which loss_scale is doubled; one without is skipped "
-           "and halves it"),
+           "with fp16: steps in a row with a finite gradient after which the loss scale is doubled; a step without a "
+           "finite gradient is skipped and halves it"),
       make("math.kernels", m, &M::kernels, choice({"fused", "reference"}), Effect::kRun,
            "fused: this device's fast kernels; reference: the plain ones they are tested against"),
       make("math.threads", m, &M::threads, natural(4096), Effect::kRun,
@@ -228,13 +233,14 @@ std::vector<Field> optimizer_fields() {
       make("optimizer.update_clip", o, &O::update_clip, at_least_one(), e,
            "adafactor: largest root mean square of a parameter's update, before the step size"),
       make("optimizer.eps", o, &O::eps, positive_number(), e, "added to the root of the second moment"),
-      make("optimizer.weight_decay", o, &O::weight_decay, natural_number(), e, "decoupled, on matrices only"),
+      make("optimizer.weight_decay", o, &O::weight_decay, natural_number(), e,
+           "decoupled weight decay, of matrices only"),
       make("optimizer.clip", o, &O::clip, natural_number(), e, "largest global gradient norm; 0 does not clip"),
       make("schedule.kind", s, &S::kind, choice({"cosine", "linear", "wsd", "constant"}), e,
            "course of the learning rate after warm-up; wsd is warm-up, stable, decay"),
       make("schedule.warmup", s, &S::warmup, horizon_or_zero(), e,
-           "straight rise from 0 to the peak; where not set a tenth of train.until, at most 2000 steps (of epochs: a "
-           "tenth)"),
+           "length of the linear rise from 0 to the peak; where not set, a tenth of train.until, at most 2000 steps "
+           "(no such limit for epochs)"),
       make("schedule.min_lr", s, &S::min_lr, natural_number(), e,
            "learning rate at the end; a tenth of optimizer.lr where not set"),
       make("schedule.decay", s, &S::decay, horizon(), e,
@@ -254,19 +260,18 @@ std::vector<Field> train_fields() {
       make("train.seed", t, &T::seed, natural(std::int64_t{1} << 53), Effect::kNumbers,
            "seed of the initial parameters"),
       make("train.validate_every", t, &T::validate_every, horizon(), Effect::kRun,
-           "between validations, where data.validation is set"),
+           "length of training between validations, where data.validation is set"),
       make("train.validate_batches", t, &T::validate_batches, positive(), Effect::kRun,
-           "most global batches of each language of a validation's sets; all where not set"),
+           "largest number of global batches of each language of a validation's sets; all where not set"),
       make("train.deterministic", t, &T::deterministic, boolean(), Effect::kRun,
            "the same layout on the same machine repeats bit for bit"),
       make("train.trace_steps", t, &T::trace_steps, positives("a list of steps such as [10, 11]"), Effect::kRun,
            "steps written to trace.json, op by op"),
       make("train.hang_timeout", t, &T::hang_timeout, time_or_auto(), Effect::kRun,
-           "no op of any rank advances, or a rank gives no sign of life, for so long: end with a report; auto is max(3 "
-           "x "
-           "median step, 30 s)"),
+           "the run ends with a report when no op of any rank advances, or a rank gives no sign of life, for this "
+           "long; auto is max(3 x median step, 30 s)"),
       make("checkpoint.every", k, &K::every, horizon(), Effect::kRun,
-           "between checkpoints; the last step is always saved"),
+           "length of training between checkpoints; the last step is always saved"),
       make("checkpoint.keep", k, &K::keep, natural(), Effect::kRun, "newest checkpoints kept; 0 keeps all"),
       make("checkpoint.dir", k, &K::dir, path(), Effect::kRun,
            "where checkpoints go; checkpoints/ in the run directory where not set"),
@@ -280,10 +285,10 @@ std::vector<Field> outer_fields() {
   constexpr auto e = Effect::kRun;
   return {
       make("energy.policy", &C::energy, &E::policy, text(), e, "what sets clocks and power limits; none leaves them"),
-      make("energy.slowdown", &C::energy, &E::slowdown, share(), e, "time a policy may cost"),
+      make("energy.slowdown", &C::energy, &E::slowdown, share(), e, "share of time that a policy may cost"),
       make("energy.power_budget", &C::energy, &E::power_budget, power(), e,
            "mean power of the whole job to stay below"),
-      make("energy.sample_every", &C::energy, &E::sample_every, time(), e, "between readings of the meters"),
+      make("energy.sample_every", &C::energy, &E::sample_every, time(), e, "time between readings of the meters"),
       make("energy.meters", &C::energy, &E::meters, names(), e, "meters to read; auto takes those this machine has"),
       make("run.name", &C::run, &R::name, run_name(), e, "name of the run's directory; model and time where not set"),
       make("run.dir", &C::run, &R::dir, path(), e, "directory of all runs"),

@@ -102,8 +102,10 @@ std::string note_of(const std::map<std::string, std::int64_t>& folders, std::int
     bytes += size;
   }
   if (bytes == 0) return "";
-  return fmt::format("{} of shards of more than {} each: sizes and sampled tokens were checked, hashes not; {} does",
-                     human(Bytes(bytes)), human(Bytes(hash_limit)), commands);
+  return fmt::format(
+      "{} of data are in shards of more than {} each, of which only sizes and sampled tokens were checked; to check "
+      "their hashes, run {}",
+      human(Bytes(bytes)), human(Bytes(hash_limit)), commands);
 }
 
 }  // namespace

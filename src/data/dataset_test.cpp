@@ -382,10 +382,10 @@ TEST(Dataset, MessagesInFull) {
         Dataset({{folder.path(), 1.0, {}}, {folder.path(), {}, {}}, {folder.path(), {}, {}}}, 0, {8, 300, "test"});
       }),
       "data.train: 1 of 3 entries have a weight; give one to each or to none");
-  EXPECT_EQ(
-      Dataset({{folder.path(), {}, {}}}, 0, {8, 300, "test", 10}).unhashed_note(),
-      "984 B of shards of more than 10 B each: sizes and sampled tokens were checked, hashes not; `molen data verify " +
-          path + "` does");
+  EXPECT_EQ(Dataset({{folder.path(), {}, {}}}, 0, {8, 300, "test", 10}).unhashed_note(),
+            "984 B of data are in shards of more than 10 B each, of which only sizes and sampled tokens were checked; "
+            "to check their hashes, run `molen data verify " +
+                path + "`");
   // The manifest differs from the shard in one of its three numbers.
   const std::string good = read_file(folder.path() / "manifest.json");
   const auto changed = [&](auto&& change) {

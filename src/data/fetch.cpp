@@ -264,8 +264,8 @@ FetchRecord fetch_packages(const std::string& set, const fs::path& folder, const
     // Always unpack: the licence below must come from the archive, not from files that somebody put into root/.
     unpack_archive(deb, root / package);
     if (entry.checked.empty())
-      progress(fmt::format("note: {} {} is in no signed package index here: that it is Debian's is not shown", package,
-                           entry.version));
+      progress(fmt::format("note: {} {} is in no signed package index here, so nothing shows that it comes from Debian",
+                           package, entry.version));
     record.packages.push_back(std::move(entry));
   }
   // Read the licences last: one package's copyright file may be in another package.

@@ -98,7 +98,7 @@ class Fetch : public ::testing::Test {
 };
 
 using Lines = std::vector<std::string>;
-const std::string kNote = " 1.0 is in no signed package index here: that it is Debian's is not shown";
+const std::string kNote = " 1.0 is in no signed package index here, so nothing shows that it comes from Debian";
 
 TEST_F(Fetch, DownloadsChecksAndRemembers) {
   build_all();
@@ -160,8 +160,9 @@ TEST_F(Fetch, WhatLiesThereIsTaken) {
   for (const auto& entry : fs::directory_iterator(at("debs"))) fs::copy(entry, at("f/archives"));
   build("manpages-nl", "2.0", "f/archives");
   const Lines steps = fetch();
-  EXPECT_EQ(std::count(steps.begin(), steps.end(),
-                       "note: manpages-nl 2.0 is in no signed package index here: that it is Debian's is not shown"),
+  EXPECT_EQ(std::count(
+                steps.begin(), steps.end(),
+                "note: manpages-nl 2.0 is in no signed package index here, so nothing shows that it comes from Debian"),
             1);
   EXPECT_FALSE(fs::exists(at("calls")));
   FetchRecord record = read_fetch_record(at("f"));

@@ -34,8 +34,8 @@ void UnpackedPackages::unpack(const FetchedPackage& p) {
   if (sha256_file(archive) != p.archive_sha256)
     throw UsageError("{}: its SHA-256 is not the one that fetch.json recorded: altered; {}", archive.string(), kAgain);
   if (p.checked.empty() && progress_)
-    progress_(fmt::format("note: {} {} is in no signed package index: that it is Debian's is not shown", p.package,
-                          p.version));
+    progress_(fmt::format("note: {} {} is in no signed package index, so nothing shows that it comes from Debian",
+                          p.package, p.version));
   unpack_archive(archive, scratch_ / "root" / p.package);
 }
 

@@ -69,7 +69,7 @@ void resolve_tensor(const Config& c, const arch::Architecture& arch, const Machi
                      c.where("parallel.sequence"));
   s.mesh[mesh::Axis::kTp] = n;
   if (p.tensor_chunks > 1 && !p.sequence)
-    throw UsageError("{}: rows travel in pieces where tensor ranks keep them by rows; set parallel.sequence = true",
+    throw UsageError("{}: rows can travel in pieces only with sequence parallelism; set parallel.sequence = true",
                      c.where("parallel.tensor_chunks"));
   s.sequence_parallel = p.sequence;
   s.tensor_chunks = p.tensor_chunks;
@@ -85,7 +85,7 @@ void resolve_context(const Config& c, const Machine& machine, program::Setting& 
   const std::int64_t n = c.parallel.context, sequence = c.data.sequence_length;
   const bool ring = c.parallel.context_form == "ring";
   if (n == 1 && ring)
-    throw UsageError("{}: \"ring\" is a way between context ranks; parallel.context is 1",
+    throw UsageError("{}: \"ring\" passes keys and values between context ranks, but parallel.context is 1",
                      c.where("parallel.context_form"));
   if (n == 1) return;
   if (machine.ranks % (n * c.parallel.tensor * c.parallel.pipeline) != 0)
@@ -134,7 +134,7 @@ void resolve_pipeline(const Config& c, const arch::Architecture& arch, const Mac
       throw UsageError("{}: \"{}\" orders pipeline stages; parallel.pipeline is 1", c.where("parallel.schedule"),
                        p.schedule);
     if (!p.stage_layers.empty())
-      throw UsageError("{}: of {} stages; parallel.pipeline is 1", c.where("parallel.stage_layers"),
+      throw UsageError("{}: the list is for {} stages, but parallel.pipeline is 1", c.where("parallel.stage_layers"),
                        p.stage_layers.size());
     return;
   }
@@ -150,14 +150,14 @@ void resolve_pipeline(const Config& c, const arch::Architecture& arch, const Mac
     s.pipeline.chunks = file->chunks;
     s.pipeline.halves = program::has_halves(*file);
     if (file->stages != stages || (p.virtual_stages > 1 && file->chunks != p.virtual_stages))
-      throw UsageError("{}: has {} stages of {} chunks; parallel.pipeline is {} and parallel.virtual_stages {}",
-                       c.where("parallel.schedule"), file->stages, file->chunks, stages, p.virtual_stages);
+      throw UsageError(
+          "{}: the file has {} stages of {} chunks, but parallel.pipeline is {} and parallel.virtual_stages is {}",
+          c.where("parallel.schedule"), file->stages, file->chunks, stages, p.virtual_stages);
   } else {
     const auto chunks = s.pipeline.chunks;
     if (p.schedule == "interleaved" && chunks == 1)
       throw UsageError(
-          "{}: interleaved stages have several chunks each; parallel.virtual_stages is 1, with which it "
-          "is 1f1b",
+          "{}: interleaved stages need several chunks each, but parallel.virtual_stages is 1; raise it, or choose 1f1b",
           c.where("parallel.schedule"));
     s.pipeline = program::pipeline_of(program::parse_schedule_kind(p.schedule), chunks);
     if (chunks != 1 && chunks != s.pipeline.chunks)
@@ -174,8 +174,8 @@ void resolve_pipeline(const Config& c, const arch::Architecture& arch, const Mac
   const auto sum = std::accumulate(p.stage_layers.begin(), p.stage_layers.end(), std::int64_t{0});
   if (static_cast<int>(p.stage_layers.size()) != chunks || sum != arch.layers)
     throw UsageError(
-        "{}: {} counts of {} layers in all; {} stages of {} chunk{} need {} counts, the model has {} layers; balanced "
-        "they are {}",
+        "{}: the list has {} counts and {} layers in all, but {} stages of {} chunk{} need {} counts, and the model "
+        "has {} layers; a balanced list is {}",
         c.where("parallel.stage_layers"), p.stage_layers.size(), sum, stages, s.pipeline.chunks,
         s.pipeline.chunks == 1 ? "" : "s", chunks, arch.layers,
         fmt::join(program::balanced_layers(arch, s, chunks), ", "));
@@ -217,7 +217,7 @@ void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) 
                      machine.ranks,
                      p.data_shard ? "; of shards" + fitting(ranks / replicate, shards_fit).substr(1) : "");
   if (p.sharding && !is_hybrid(c) && *p.sharding != "NO_SHARD" && copies > 1)
-    throw UsageError("{}: {} shards over all data-parallel ranks; with copies (data_replicate {}) it is {}",
+    throw UsageError("{}: {} shards over all data-parallel ranks; with {} copies (parallel.data_replicate) choose {}",
                      c.where("parallel.sharding"), *p.sharding, copies,
                      *p.sharding == "FULL_SHARD" ? "HYBRID_SHARD" : "HYBRID_SHARD_ZERO2");
   if (is_hybrid(c) && ranks > 1 && shard * p.context * p.expert == 1)

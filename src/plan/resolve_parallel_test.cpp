@@ -60,7 +60,7 @@ TEST(ResolveParallel, TensorRanksThatDoNotFit) {
   EXPECT_EQ(refusal({"parallel.sequence=true"}, eight),
             "--set parallel.sequence: sequence parallelism cuts rows over tensor ranks; parallel.tensor is 1");
   EXPECT_EQ(refusal({"parallel.tensor=2", "parallel.tensor_chunks=2"}, eight),
-            "--set parallel.tensor_chunks: rows travel in pieces where tensor ranks keep them by rows; set "
+            "--set parallel.tensor_chunks: rows can travel in pieces only with sequence parallelism; set "
             "parallel.sequence = true");
   const auto s = setting_on({"parallel.tensor=2", "parallel.sequence=true", "parallel.tensor_chunks=2"}, eight);
   EXPECT_EQ(s.tensor_ranks(), 2);
@@ -71,8 +71,9 @@ TEST(ResolveParallel, TensorRanksThatDoNotFit) {
 
 TEST(ResolveParallel, ContextRanksThatDoNotFit) {
   const Machine eight = machine_of(8, 4);
-  EXPECT_EQ(refusal({"parallel.context_form=ring"}, eight),
-            "--set parallel.context_form: \"ring\" is a way between context ranks; parallel.context is 1");
+  EXPECT_EQ(
+      refusal({"parallel.context_form=ring"}, eight),
+      "--set parallel.context_form: \"ring\" passes keys and values between context ranks, but parallel.context is 1");
   EXPECT_EQ(refusal({"parallel.context=3"}, eight),
             "--set parallel.context: 3 ranks for each sequence do not divide the world of 8 ranks; 1, 2, 4 and 8 do");
   EXPECT_EQ(refusal({"parallel.context=8", "parallel.tensor=2", "parallel.pipeline=2"}, eight),
@@ -100,7 +101,7 @@ TEST(ResolveParallel, StagesThatDoNotFit) {
   EXPECT_EQ(refusal({"parallel.schedule=gpipe"}, eight),
             "--set parallel.schedule: \"gpipe\" orders pipeline stages; parallel.pipeline is 1");
   EXPECT_EQ(refusal({"parallel.stage_layers=[6]"}, eight),
-            "--set parallel.stage_layers: of 1 stages; parallel.pipeline is 1");
+            "--set parallel.stage_layers: the list is for 1 stages, but parallel.pipeline is 1");
   EXPECT_EQ(refusal({"parallel.pipeline=3"}, eight),
             "--set parallel.pipeline: 3 stages do not divide the world of 8 ranks; 1, 2 and 4 do");
   EXPECT_EQ(refusal({"parallel.pipeline=3", "parallel.tensor=2"}, eight),
@@ -117,8 +118,8 @@ TEST(ResolveParallel, StagesThatDoNotFit) {
   EXPECT_EQ(refusal({"parallel.pipeline=4", "parallel.virtual_stages=2", "parallel.schedule=interleaved"}, eight),
             "--set parallel.pipeline: 4 stages of 2 chunks need a layer each; the model has 6; 1 and 2 do");
   EXPECT_EQ(refusal({"parallel.pipeline=2", "parallel.schedule=interleaved"}, eight),
-            "--set parallel.schedule: interleaved stages have several chunks each; parallel.virtual_stages is 1, with "
-            "which it is 1f1b");
+            "--set parallel.schedule: interleaved stages need several chunks each, but parallel.virtual_stages is 1; "
+            "raise it, or choose 1f1b");
   EXPECT_EQ(refusal({"parallel.pipeline=2", "parallel.virtual_stages=2"}, eight),
             "--set parallel.virtual_stages: 2 needs parallel.schedule = \"interleaved\" or \"zb-v\", is \"1f1b\"");
   EXPECT_EQ(refusal({"parallel.pipeline=2", "parallel.virtual_stages=3", "parallel.schedule=zb-v"}, eight),
@@ -144,16 +145,16 @@ TEST(ResolveParallel, ChunksWithoutStages) {
 TEST(ResolveParallel, CountsOfLayersThatDoNotFit) {
   const Machine eight = machine_of(8, 4);
   EXPECT_EQ(refusal({"parallel.pipeline=2", "parallel.stage_layers=[4, 3]"}, eight),
-            "--set parallel.stage_layers: 2 counts of 7 layers in all; 2 stages of 1 chunk need 2 counts, the model "
-            "has 6 layers; balanced they are 5, 1");
+            "--set parallel.stage_layers: the list has 2 counts and 7 layers in all, but 2 stages of 1 chunk need 2 "
+            "counts, and the model has 6 layers; a balanced list is 5, 1");
   EXPECT_EQ(refusal({"parallel.pipeline=2", "parallel.virtual_stages=2", "parallel.schedule=interleaved",
                      "parallel.stage_layers=[3, 3]"},
                     eight),
-            "--set parallel.stage_layers: 2 counts of 6 layers in all; 2 stages of 2 chunks need 4 counts, the model "
-            "has 6 layers; balanced they are 1, 2, 2, 1");
+            "--set parallel.stage_layers: the list has 2 counts and 6 layers in all, but 2 stages of 2 chunks need 4 "
+            "counts, and the model has 6 layers; a balanced list is 1, 2, 2, 1");
   EXPECT_EQ(refusal({"parallel.pipeline=2", "parallel.stage_layers=[2, 2, 2]"}, eight),
-            "--set parallel.stage_layers: 3 counts of 6 layers in all; 2 stages of 1 chunk need 2 counts, the model "
-            "has 6 layers; balanced they are 5, 1");
+            "--set parallel.stage_layers: the list has 3 counts and 6 layers in all, but 2 stages of 1 chunk need 2 "
+            "counts, and the model has 6 layers; a balanced list is 5, 1");
   EXPECT_EQ(refusal({"parallel.unit_layers=7"}, eight),
             "--set parallel.unit_layers: units of 7 layers; the model has 6");
   EXPECT_EQ(setting_on({"parallel.unit_layers=6"}, eight).unit_layers, 6);
@@ -167,9 +168,11 @@ TEST(ResolveParallel, AFileOfAnotherPipeline) {
   const std::string set = "parallel.schedule=\"" + file.string() + "\"";
   const Machine eight = machine_of(8, 4);
   EXPECT_EQ(refusal({"parallel.pipeline=4", set}, eight),
-            "--set parallel.schedule: has 2 stages of 2 chunks; parallel.pipeline is 4 and parallel.virtual_stages 1");
+            "--set parallel.schedule: the file has 2 stages of 2 chunks, but parallel.pipeline is 4 and "
+            "parallel.virtual_stages is 1");
   EXPECT_EQ(refusal({"parallel.pipeline=2", "parallel.virtual_stages=3", set}, eight),
-            "--set parallel.schedule: has 2 stages of 2 chunks; parallel.pipeline is 2 and parallel.virtual_stages 3");
+            "--set parallel.schedule: the file has 2 stages of 2 chunks, but parallel.pipeline is 2 and "
+            "parallel.virtual_stages is 3");
   for (const char* chunks : {"1", "2"}) {
     const auto s = setting_on({"parallel.pipeline=2", std::string("parallel.virtual_stages=") + chunks, set}, eight);
     EXPECT_EQ(s.pipeline.schedule, program::ScheduleKind::kFile);
@@ -205,11 +208,11 @@ TEST(ResolveParallel, GroupsThatDoNotFit) {
             "--set parallel.sharding: HYBRID_SHARD shards within a node of 4 ranks, which 1 tensor x 8 context ranks "
             "do not divide; parallel.data_shard says other groups");
   EXPECT_EQ(refusal({"parallel.sharding=FULL_SHARD", "parallel.data_replicate=2"}, eight),
-            "--set parallel.sharding: FULL_SHARD shards over all data-parallel ranks; with copies (data_replicate 2) "
-            "it is HYBRID_SHARD");
+            "--set parallel.sharding: FULL_SHARD shards over all data-parallel ranks; with 2 copies "
+            "(parallel.data_replicate) choose HYBRID_SHARD");
   EXPECT_EQ(refusal({"parallel.sharding=SHARD_GRAD_OP", "parallel.data_replicate=2"}, eight),
-            "--set parallel.sharding: SHARD_GRAD_OP shards over all data-parallel ranks; with copies (data_replicate "
-            "2) it is HYBRID_SHARD_ZERO2");
+            "--set parallel.sharding: SHARD_GRAD_OP shards over all data-parallel ranks; with 2 copies "
+            "(parallel.data_replicate) choose HYBRID_SHARD_ZERO2");
   EXPECT_EQ(
       refusal({"parallel.sharding=HYBRID_SHARD", "parallel.data_shard=1"}, eight),
       "--set parallel.sharding: HYBRID_SHARD needs groups of more than one rank; set parallel.data_shard, or NO_SHARD");

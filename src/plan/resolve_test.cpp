@@ -263,8 +263,9 @@ TEST(Setting, StagesOnAMesh) {
   refused({"parallel.pipeline=2", "parallel.schedule=./nowhere.csv"}, "nowhere.csv");
   refused({"parallel.pipeline=2", "parallel.schedule=interleaved"}, "parallel.virtual_stages is 1");
   refused({"parallel.pipeline=2", "parallel.stage_layers=[4, 3]"},
-          "2 counts of 7 layers in all; 2 stages of 1 chunk need 2 counts, the model has 6 layers; balanced they are");
-  refused({"parallel.pipeline=2", "parallel.stage_layers=[2, 2, 2]"}, "3 counts of 6 layers");
+          "the list has 2 counts and 7 layers in all, but 2 stages of 1 chunk need 2 counts, and the model has 6 "
+          "layers; a balanced list is");
+  refused({"parallel.pipeline=2", "parallel.stage_layers=[2, 2, 2]"}, "3 counts and 6 layers");
   refused({"parallel.stage_layers=[6]"}, "parallel.pipeline is 1");
   refused({"parallel.unit_layers=7"}, "units of 7 layers; the model has 6");
 }

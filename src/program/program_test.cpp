@@ -334,8 +334,8 @@ TEST(Text, ErrorsNameTheLine) {
   fails_with("molen-program 15", "molen-program 13", "is of version 13, and this molen reads version 15");
   fails_with("role=param unit=embed", "role=parm unit=embed", "role=parm is no value; did you mean 'param'?");
   fails_with("role=param unit=embed", "role=param unit=embet", "unit=embet: this stage has no such unit");
-  fails_with("role=param unit=embed", "role=param", "role=param is a unit's");
-  fails_with("role=ids", "role=ids unit=embed", "role=ids is no unit's");
+  fails_with("role=param unit=embed", "role=param", "role=param belongs to a unit");
+  fails_with("role=ids", "role=ids unit=embed", "role=ids does not belong to a unit");
   fails_with("role=ids", "copy=1", "a buffer without role=VALUE");
   fails_with("role=ids", "role=ids layr=1", "a buffer has no field 'layr'; did you mean 'layer'?");
   fails_with("role=ids", "role=ids layer=-1", "layer=-1 is no number from 0 to");

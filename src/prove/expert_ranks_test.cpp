@@ -328,7 +328,7 @@ TEST(ExpertRanksSetting, WhatCannotBeSharedIsRefused) {
   };
   EXPECT_EQ(refused(apart(), experts(3)), "parallel.expert: 3 ranks cannot share 8 experts evenly");
   EXPECT_EQ(refused(llama(false), experts(2)), "parallel.expert: 2 ranks have no experts to share");
-  EXPECT_EQ(refused(apart(), experts(0)), "parallel.expert: 0 ranks");
+  EXPECT_EQ(refused(apart(), experts(0)), "parallel.expert: must be at least 1, is 0");
   EXPECT_EQ(refused(apart(), experts(2, {2, 3, false, 1}).units(2)),
             "parallel.unit_layers: with expert ranks, the experts of each layer stand between the uses of a unit of 2 "
             "layers, which would be gathered again for each of them; set 1, or keep parameters whole (parallel.zero = "

@@ -80,7 +80,7 @@ std::optional<int> slurm_local_size(const Variables& v, int size) {
     const auto tasks = parse_tasks(v.text(name), node);
     if (!tasks) throw UsageError("{}=\"{}\": expected tasks of each node, such as \"4(x2),3\"", name, v.text(name));
     if (!v.has("SLURM_NODEID") && tasks->nodes > 1)
-      throw UsageError("{}=\"{}\": which of the nodes this is SLURM_NODEID would say, which is not set", name,
+      throw UsageError("{}=\"{}\": SLURM_NODEID is not set, so it is unknown which of the nodes this is", name,
                        v.text(name));
     if (tasks->all != size || tasks->of_node == 0)
       throw UsageError("{}=\"{}\": has {} tasks, {} of them on node {}; this is one of {} ranks", name, v.text(name),
@@ -96,10 +96,12 @@ LaunchEnvironment checked(LaunchEnvironment e, std::optional<int> local_rank, st
                           const char* variables) {
   if (!local_size && e.size == 1) local_size = 1;
   if (!local_size)
-    throw UsageError("{}: how many of its {} ranks share this host is not said: {} would", e.source, e.size, variables);
+    throw UsageError("{}: it is unknown how many of its {} ranks share this host, because {} is not set", e.source,
+                     e.size, variables);
   if (!local_rank && *local_size == 1) local_rank = 0;
   if (!local_rank)
-    throw UsageError("{}: which of the {} ranks of this host this is its variables do not say", e.source, *local_size);
+    throw UsageError("{}: its variables do not say which of the {} ranks of this host this process is", e.source,
+                     *local_size);
   e.local_size = *local_size;
   e.local_rank = *local_rank;
   if (e.rank >= e.size || e.local_size > e.size || e.local_rank >= e.local_size)

@@ -108,7 +108,8 @@ TEST(LaunchEnvironment, SlurmTasksOfEachNode) {
   const auto older = without(slurm("1", "2", "0", "1", "2"), "SLURM_STEP_TASKS_PER_NODE");
   EXPECT_EQ(figures(with(older, "SLURM_TASKS_PER_NODE", "2")), std::tuple(1, 2, 1, 2));
   // The number of tasks requested per node may differ from this node's number.
-  EXPECT_NE(refusal(older).find("Slurm: how many of its 2 ranks share this host"), std::string::npos) << refusal(older);
+  EXPECT_NE(refusal(older).find("Slurm: it is unknown how many of its 2 ranks share this host"), std::string::npos)
+      << refusal(older);
   EXPECT_EQ(figures({{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}}), std::tuple(0, 1, 0, 1));
 }
 

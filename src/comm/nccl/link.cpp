@@ -65,7 +65,8 @@ Device::Device(std::shared_ptr<const Api> a, int number, NcclOptions o)
     : api(std::move(a)), ordinal(number), options(std::move(o)) {
   int count = 0;
   check(api->device_count(&count), "GetDeviceCount");
-  if (ordinal < 0 || ordinal >= count) throw UsageError("nccl: {} device {} of {}", api->runtime(), ordinal, count);
+  if (ordinal < 0 || ordinal >= count)
+    throw UsageError("nccl: there is no {} device {} among {} (numbered from 0)", api->runtime(), ordinal, count);
   use();
   check(api->stream_create(&stream, kNonBlocking), "StreamCreateWithFlags");
 }

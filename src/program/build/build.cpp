@@ -55,7 +55,7 @@ void check_setting(const Setting& s) {
   if (s.global_batch < 1) throw UsageError("batch.global: must be at least 1, is {}", s.global_batch);
   if (s.micro_batch < 1) throw UsageError("batch.micro: must be at least 1, is {}", s.micro_batch);
   if (s.sequence < 1) throw UsageError("data.sequence_length: must be at least 1, is {}", s.sequence);
-  if (s.expert_ranks() < 1) throw UsageError("parallel.expert: {} ranks", s.expert_ranks());
+  if (s.expert_ranks() < 1) throw UsageError("parallel.expert: must be at least 1, is {}", s.expert_ranks());
   if (s.shards() < 1 || s.replicas() < 1)
     throw UsageError("parallel.data_shard x parallel.data_replicate: {} x {} is no number of ranks", s.shards(),
                      s.replicas());
@@ -65,7 +65,7 @@ void check_setting(const Setting& s) {
   if (!s.context() && s.context_form != ContextForm::kGather)
     throw UsageError("parallel.context_form: there are no context ranks");
   check_pipeline(s);
-  if (s.tensor_ranks() < 1) throw UsageError("parallel.tensor: {} ranks", s.tensor_ranks());
+  if (s.tensor_ranks() < 1) throw UsageError("parallel.tensor: must be at least 1, is {}", s.tensor_ranks());
   if (s.sequence_parallel && s.tensor() && s.tokens() < s.tensor_ranks())
     throw UsageError("parallel.sequence: {} tokens of a micro-batch have no row for each of {} tensor ranks",
                      s.tokens(), s.tensor_ranks());
@@ -74,16 +74,18 @@ void check_setting(const Setting& s) {
     throw UsageError("parallel.data_shard: ZeRO-{} has nothing to shard over with {} replicas of one rank", s.zero,
                      s.replicas());
   if (s.own_over_dp && (s.zero < 2 || s.replicas() == 1))
-    throw UsageError("optimizer states over all data-parallel ranks: for hybrid sharding only");
-  if (s.recompute.every < 1) throw UsageError("parallel.recompute: every {} layers", s.recompute.every);
+    throw UsageError("optimizer states can be divided over all data-parallel ranks only with hybrid sharding");
+  if (s.recompute.every < 1)
+    throw UsageError("parallel.recompute: the interval in layers must be at least 1, is {}", s.recompute.every);
   for (const arch::Part part : arch::kAllParts)
     if (s.recompute.has(part) && !declaration_of(part).computed_again())
       throw UsageError("parallel.recompute: '{}' is never computed again", arch::name_of(part));
-  if (s.prefetch < 0) throw UsageError("parallel.prefetch: {} units", s.prefetch);
+  if (s.prefetch < 0) throw UsageError("parallel.prefetch: must not be negative, is {}", s.prefetch);
   if (s.reduce != DType::kF64 && s.reduce != DType::kF32 && s.reduce != DType::kBF16 && s.reduce != DType::kF16)
     throw UsageError("precision.reduce: {} is no type to sum gradients in", name_of(s.reduce));
   if (s.compute == DType::kF64 && size_of(s.reduce) < 4)
-    throw UsageError("precision.reduce: {} would round what fp64 compute is to prove", name_of(s.reduce));
+    throw UsageError("precision.reduce: {} would round the gradients of fp64 compute; set fp32 or fp64",
+                     name_of(s.reduce));
   if (s.compute == DType::kF64 && s.kernels == arch::Kernels::kFused)
     throw UsageError(
         "math.kernels: the fused kernels compute in fp32; fp64 is for \"reference\", or for ATen's on a device");

@@ -85,8 +85,8 @@ void check_pieces(const Setting& s) {
     throw UsageError("parallel.tensor_chunks: 1 to {} pieces, not {}", kMaxTensorChunks, s.tensor_chunks);
   if (s.tensor_chunks > 1 && !s.sharded_rows())
     throw UsageError(
-        "parallel.tensor_chunks: rows travel in pieces where tensor ranks keep them by rows; set "
-        "parallel.sequence = true");
+        "parallel.tensor_chunks: rows can travel in pieces only with sequence parallelism; set parallel.sequence = "
+        "true");
   if (s.chunked_rows() && s.tokens() / s.tensor_chunks < s.tensor_ranks())
     throw UsageError(
         "parallel.tensor_chunks: {} tokens of a micro-batch in {} pieces have no row for each of {} tensor "

@@ -41,9 +41,10 @@ class Differences {
  private:
   template <class A, class B>
   void add(std::string_view what, const A& has, const B& asked) {
-    findings_.push_back({fmt::format(
-        "{}: the program has {} where its setting says {}; build it for what it is to be, or edit it to match", what,
-        has, asked)});
+    findings_.push_back(
+        {fmt::format("{}: the program has {} where its setting says {}; build the program anew with the setting you "
+                     "want, or edit it to match",
+                     what, has, asked)});
   }
   template <class T>
   void number(std::string_view what, T has, T asked) {

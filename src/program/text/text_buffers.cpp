@@ -86,9 +86,9 @@ void set_fields(const Program& program, std::map<std::string, std::string> field
           did_you_mean(key, std::vector<std::string>{"role", "unit", "layer", "slot", "piece", "copy", "holds"}));
   }
   if (of_unit(buffer.role) != (buffer.unit >= 0))
-    throw UsageError(
-        "role={} {}", name_of(buffer.role),
-        of_unit(buffer.role) ? "is a unit's: which one does unit=NAME say" : "is no unit's: leave unit out");
+    throw UsageError("role={} {}", name_of(buffer.role),
+                     of_unit(buffer.role) ? "belongs to a unit: say which one with unit=NAME"
+                                          : "does not belong to a unit: leave unit out");
 }
 
 }  // namespace molen::program::detail

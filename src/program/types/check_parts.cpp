@@ -96,7 +96,7 @@ void TypeChecker::rule(const ZeroFill& o) {
       if (sum != kSumSquares) leave(*use, sum, sum_over_rows());
     state(*use, kSumSquares).content = TypeState::Content::kZero;
   } else {
-    error(*use, 0, "is no sum that an op clears");
+    error(*use, 0, "is neither a gradient nor the sums of the step, which alone may be cleared");
   }
 }
 
@@ -110,7 +110,7 @@ AxisType TypeChecker::square_of(const Use& use, std::size_t segment, const MeshT
   if (axis == mesh::Axis::kPp) {
     expect(use, segment, type, axis, {kVarying, kInvariant});
     if (has == kInvariant && !p_.counts(buffer_of(use).unit))
-      error(use, segment, "is invariant over pp, and the first stage counts it");
+      error(use, segment, "is invariant over pp, so only the first stage may count it");
     return kPartial;
   }
   if (axis == mesh::Axis::kTp) {

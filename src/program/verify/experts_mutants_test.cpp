@@ -94,7 +94,7 @@ TEST(ExpertsMutants, AreRefusedEveryOne) {
   const std::vector<Mutant> mutants{
       {load, removed_op, "balance"},
       {load, doubled_op, "all_reduce"},
-      {load, over_tensor_ranks, "the sums of a router are summed over the axis cp"},
+      {load, over_tensor_ranks, "the sums of a router must be summed over the axis cp"},
       {load, of_another_layer, "all_reduce"},
       {losses, removed_op, "uses the sum 5, which is not reduced over the ranks"},
       {losses, doubled_op, "reduces the sum 5 a second time"},

@@ -153,13 +153,14 @@ class Verifier {
   // Checks that ops give the sizes of micro-batches and of the batch.
   void batch() {
     if (t_.rows.count() < 1)
-      report_all("no op says how many rows a micro-batch has: a part does by rows=SEQUENCESxLENGTH");
+      report_all(
+          "no op says how many rows a micro-batch has; give the ops of parts the attribute rows=SEQUENCESxLENGTH");
     constexpr std::int64_t kMostRows = std::int64_t{1} << 40;
     if (t_.rows.count() > kMostRows)
       report_all("a micro-batch has {}x{} rows, which are more than {}", t_.rows.sequences, t_.rows.length, kMostRows);
     if (!t_.trains() || t_.rows.count() < 1) return;
     if (t_.positions < 1)
-      report_all("no op says how many positions the batch has: clip_scale does by positions=NUMBER");
+      report_all("no op says how many positions the batch has; give clip_scale the attribute positions=NUMBER");
     else if (t_.positions % (t_.rows.length * t_.context_ranks()) != 0)
       report_all("the batch has {} positions, which are no whole number of sequences of {}", t_.positions,
                  t_.rows.length * t_.context_ranks());
@@ -195,10 +196,10 @@ class Verifier {
     const auto fits = [&](bool in_pieces, std::int64_t chunk) {
       const bool right = in_pieces ? chunk >= 0 && chunk < t_.rows.pieces : chunk < 0;
       if (!right && in_pieces)
-        report(e, "is of {} of the rows, which are in {} pieces", chunk < 0 ? "all" : fmt::format("piece {}", chunk),
-               pieces_);
+        report(e, "works on {} of the rows, but must work on one of their {} pieces",
+               chunk < 0 ? "all" : fmt::format("piece {}", chunk), pieces_);
       else if (!right)
-        report(e, "is of piece {} of rows that are not in pieces", chunk);
+        report(e, "works on piece {} of the rows, but the rows are not in pieces", chunk);
       return right;
     };
     if (const auto* c = std::get_if<Compute>(&e.step->op))
@@ -217,7 +218,7 @@ class Verifier {
   // checked further.
   bool operands(const Expanded& e) {
     if (!detail::of_this_stage(p_, t_, e.step->op)) {
-      report(e, "is of no chunk of this stage");
+      report(e, "belongs to no model chunk of this pipeline stage");
       return false;
     }
     if (!piece_fits(e)) return false;
@@ -272,7 +273,7 @@ class Verifier {
     const Buffer& b = p_.buffers[static_cast<std::size_t>(use.buffer)];
     const Operand& want = need.operand;
     if (b.place != need.place) {
-      report(e, "operand {} is in the memory of the {}", b.name, name_of(b.place));
+      report(e, "operand {} is in the memory of the {}, which is the wrong one for this op", b.name, name_of(b.place));
       return false;
     }
     if (b.dtype != need.dtype || b.elements != need.elements || !lives(b.lifetime, need.lifetime)) {
@@ -290,7 +291,7 @@ class Verifier {
       return false;
     }
     if (b.lifetime == Lifetime::kMicroBatch && (e.micro_batch < 0 || of_unit(want.value))) {
-      report(e, "operand {} is of a micro-batch", b.name);
+      report(e, "operand {} has the lifetime micro_batch, which does not fit this op", b.name);
       return false;
     }
     if (of_unit(want.value)) {
@@ -336,7 +337,7 @@ class Verifier {
     const bool copied =
         is_copy(e.step->op) && p_.buffers[static_cast<std::size_t>(use.buffer)].lifetime == Lifetime::kTransient;
     if ((brought(want) || copied) && !unread_.emplace(use.buffer, text_of(p_, e)).second)
-      report(e, "brings again what no op has read");
+      report(e, "fetches a value into a buffer before any op has read the value fetched there before");
   }
 
   // Returns whether an operand is a value from other ranks, which an op must read at least once. Two values of a ring
@@ -350,7 +351,7 @@ class Verifier {
 
   void report_unread() {
     for (const auto& [buffer, gather] : unread_)
-      report_all("{}: brings {}, which no op reads", gather, p_.buffers[static_cast<std::size_t>(buffer)].name);
+      report_all("{}: fetches {}, which no op reads", gather, p_.buffers[static_cast<std::size_t>(buffer)].name);
     unread_.clear();
   }
 
@@ -359,11 +360,14 @@ class Verifier {
         Match{
             [&](const Compute& c) { contribution(e, c); },
             [&](const LoadBatch& o) {
-              if (o.uncounted == p_.has_head()) report(e, "tokens are counted where the head is");
+              if (o.uncounted == p_.has_head())
+                report(e,
+                       "tokens must be counted on the stage with the head and nowhere else (other stages load with "
+                       "uncounted=1)");
               if (!scalars_zeroed_) report(e, "the step's sums were not zeroed before");
               // The loader delivers micro-batches in order.
               if (e.micro_batch != static_cast<std::int64_t>(loaded_.size()))
-                report(e, "loads micro-batch {} as number {}", e.micro_batch, loaded_.size());
+                report(e, "loads micro-batch {}, but the next one to load is {}", e.micro_batch, loaded_.size());
               loaded_.insert(e.micro_batch);
             },
             [&](const ZeroFill&) { zero_fill(e); },
@@ -408,7 +412,7 @@ class Verifier {
             [&](const Cast& o) { units_.cast(e, o); },
             [&](const ReduceScalars& o) { reduce_scalars(e, o); },
             [&](const Agree&) {
-              if (!clipped_) report(e, "decides before the sums are known");
+              if (!clipped_) report(e, "runs before clip_scale");
               agreed_ = true;
             },
         },
@@ -422,13 +426,14 @@ class Verifier {
       report(e, "the vocabulary is {}", t_.tensor() ? "cut over tensor ranks" : "whole on this rank");
     if (part.makes_losses() && !chunks_.insert(c.chunk).second) report(e, "chunk {} of the head runs twice", c.chunk);
     if (part.ring_step && (c.chunk >= 0) != t_.ring())
-      report(e, "attention is made {}", t_.ring() ? "step by step of a ring" : "at once");
+      report(e, "does not fit: here attention is computed {}", t_.ring() ? "step by step in a ring" : "at once");
     if (detail::adds_losses(c) && !losses_.add(c, e.micro_batch))
       report(e, "runs a second time, and adds its losses again");
     if (!is_backward(c.pass)) return;
     if ((c.pass != ComputePass::kBackward) && !t_.halves)
       report(e,
-             "is half of a backward, and backwards run whole here: layers share the gradient of the residual stream");
+             "is half of a backward, but here backwards must run whole, because layers share the gradient of the "
+             "residual stream");
     const std::tuple half{static_cast<int>(c.part), c.layer, c.chunk, e.micro_batch};
     if (c.pass == ComputePass::kInput && !inputs_.insert(half).second) report(e, "runs a second time");
     if (c.pass == ComputePass::kWeights && !inputs_.count(half)) report(e, "runs before the input's half");
@@ -438,7 +443,7 @@ class Verifier {
   // Checks a message; operands() has checked before that it crosses a boundary of this stage.
   void message(const Expanded& e, int receives, Moves moves, std::int64_t layer) {
     if (!messages_.emplace(receives, static_cast<int>(moves), layer, e.micro_batch).second)
-      report(e, "moves it a second time");
+      report(e, "sends or receives the same value a second time");
   }
 
   std::size_t micro_batches() const { return t_.trains() ? static_cast<std::size_t>(t_.micro_batches) : 1; }
@@ -449,7 +454,7 @@ class Verifier {
     if (u >= 0) {
       units_.clear(e, u, padding);
     } else {
-      if (padding) report(e, "sums have no padding");
+      if (padding) report(e, "clears the padding of the step's sums, which have none");
       if (scalars_zeroed_) report(e, "clears the step's sums a second time");
       scalars_zeroed_ = true;
     }
@@ -458,28 +463,30 @@ class Verifier {
   // Checks the exchange of a value between tensor ranks; the operands say which value it is.
   void exchange(const Expanded& e, Axis axis, bool fits_layout) {
     if (!t_.tensor()) report(e, "there are no tensor ranks to exchange with");
-    if (axis != Axis::kTp) report(e, "activations are exchanged over the axis tp");
+    if (axis != Axis::kTp) report(e, "activations must be exchanged over the axis tp");
     if (!fits_layout)
-      report(e, "the residual stream is {}", t_.sharded_rows() ? "cut by rows" : "whole on every tensor rank");
+      report(e, "does not fit: here the residual stream is {}",
+             t_.sharded_rows() ? "cut by rows" : "whole on every tensor rank");
   }
   void sum_load(const Expanded& e, Axis axis) {
     if (!t_.context()) report(e, "there are no context ranks that share a sequence");
-    if (axis != Axis::kCp) report(e, "the sums of a router are summed over the axis cp");
+    if (axis != Axis::kCp) report(e, "the sums of a router must be summed over the axis cp");
   }
   void exchange_experts(const Expanded& e, Axis axis) {
     if (!t_.shares_experts()) report(e, "there are no expert ranks to exchange with");
-    if (axis != Axis::kEp) report(e, "rows of experts are exchanged over the axis ep");
+    if (axis != Axis::kEp) report(e, "rows of experts must be exchanged over the axis ep");
   }
   void exchange_keys(const Expanded& e, Axis axis, bool ring) {
     if (!t_.context()) report(e, "there are no context ranks to exchange with");
     if (ring != t_.ring())
-      report(e, "context ranks {}", ring ? "gather keys and values" : "pass keys and values on in a ring");
-    if (axis != Axis::kCp) report(e, "keys and values are exchanged over the axis cp");
+      report(e, "does not fit: here context ranks {}",
+             ring ? "gather keys and values" : "pass keys and values on in a ring");
+    if (axis != Axis::kCp) report(e, "keys and values must be exchanged over the axis cp");
   }
 
   // Checks copies of activations; operands() has followed the value to the host and back.
   void copy_activations(const Expanded& e) {
-    if (!t_.offload.activations) report(e, "activations stay on the device");
+    if (!t_.offload.activations) report(e, "copies activations, but here activations stay on the device");
   }
 
   void count(const Expanded& e) {
@@ -506,7 +513,7 @@ class Verifier {
       const std::vector<Axis> wanted = detail::axes_of_sum(t_, i);
       if (std::find(axes.begin(), axes.end(), o.axis) != axes.end()) report(e, "reduces the sum {} a second time", i);
       if (std::find(wanted.begin(), wanted.end(), o.axis) == wanted.end())
-        report(e, "the sum {} is reduced over {}", i, wanted.empty() ? "no axis" : name_of(wanted.front()));
+        report(e, "the sum {} must be reduced over {}", i, wanted.empty() ? "no axis" : name_of(wanted.front()));
       axes.push_back(o.axis);
     }
   }

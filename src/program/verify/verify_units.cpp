@@ -43,7 +43,7 @@ void UnitLedger::add(const Expanded& e, const Compute& c) {
   bool earlier = state.zeroed;
   for (const int half : halves) earlier = earlier || state.written.count(target(half)) > 0;
   const bool adds = e.step->updates(Arg::kGrad);
-  if (adds && !earlier) report(e, "adds to a gradient that still holds something else");
+  if (adds && !earlier) report(e, "adds to a gradient that no op has cleared or written before");
   if (!adds && earlier) report(e, "overwrites what was accumulated before");
   for (const int half : halves) {
     const Contribution made{static_cast<int>(c.part), c.layer, c.chunk, e.micro_batch, half};
@@ -129,7 +129,8 @@ bool UnitLedger::must_exchange(int u) const {
 
 void UnitLedger::exchange_gradient(const Expanded& e, int u, State& state) {
   const std::size_t needed = needed_in(e, u);
-  if (!must_exchange(u)) report(e, "there is nothing that tensor ranks hold alike");
+  if (!must_exchange(u))
+    report(e, "sums over tensor ranks, but the unit has no parameters that every tensor rank holds");
   if (state.pending.size() != needed)
     report(e, "sums over tensor ranks with {} of {} contributions made", state.pending.size(), needed);
   if (state.in_sum) report(e, "sums over tensor ranks a second time");
@@ -141,7 +142,7 @@ void UnitLedger::reduce(const Expanded& e, Axis axis, bool scatter, bool adds) {
   State& state = unit(e);
   const int u = unit_of_step(p_, *e.step);
   if (axis == Axis::kTp) {
-    if (scatter) report(e, "what tensor ranks hold alike is not cut");
+    if (scatter) report(e, "scatters a sum that every tensor rank must keep whole");
     exchange_gradient(e, u, state);
     return;
   }
@@ -161,7 +162,8 @@ void UnitLedger::reduce(const Expanded& e, Axis axis, bool scatter, bool adds) {
 
 void UnitLedger::cast(const Expanded& e, const Cast& o) {
   State& state = unit(e);
-  if (!t_.narrow_over(o.over)) report(e, "gradients travel in the type in which they are kept");
+  if (!t_.narrow_over(o.over))
+    report(e, "casts a gradient, but here gradients travel in the type in which they are kept");
   over_data_ranks(e, unit_of_step(p_, *e.step), o.over);
   if (!o.back) {
     depart(e, o.over, unit_of_step(p_, *e.step), state);
@@ -171,17 +173,17 @@ void UnitLedger::cast(const Expanded& e, const Cast& o) {
 }
 
 void UnitLedger::over_data_ranks(const Expanded& e, int u, Axis axis) {
-  if (t_.holders() == 1) report(e, "there is nobody to reduce with");
+  if (t_.holders() == 1) report(e, "reduces a gradient, but no other rank has a share of it");
   const Axis want = axis_for(p_.units[static_cast<std::size_t>(u)], t_.sharded_gradients() ? Axis::kShard : Axis::kDp);
   if (axis == Axis::kReplicate) {
     if (!t_.sharded_gradients() || t_.replicas() == 1) report(e, "there are no replicas to sum over");
   } else if (axis != want) {
-    report(e, "gradients are reduced over the axis {}", name_of(want));
+    report(e, "this gradient must be reduced over the axis {}", name_of(want));
   }
 }
 
 void UnitLedger::depart(const Expanded& e, Axis axis, int u, State& state) {
-  if (state.on_the_way) report(e, "another message of it has not come back");
+  if (state.on_the_way) report(e, "starts to reduce a gradient whose earlier message has not arrived");
   if (axis == Axis::kReplicate) {
     if (t_.offload.gradients ? state.replicated >= state.reductions : state.delivered != expected_contributions(u))
       report(e, "sums a shard over the replicas with {} of {} contributions in it", state.delivered,
@@ -198,9 +200,9 @@ void UnitLedger::depart(const Expanded& e, Axis axis, int u, State& state) {
 }
 
 void UnitLedger::arrive(const Expanded& e, Axis axis, State& state, bool adds) {
-  if (!std::exchange(state.on_the_way, false)) report(e, "nothing of it is on the way");
+  if (!std::exchange(state.on_the_way, false)) report(e, "ends the message of a gradient that is not on the way");
   if (axis == Axis::kReplicate) {
-    if (adds) report(e, "there is nothing to add to");
+    if (adds) report(e, "adds the sum over replicas to its target, but must overwrite it");
     ++state.replicated;
     return;
   }
@@ -214,12 +216,12 @@ void UnitLedger::arrive(const Expanded& e, Axis axis, State& state, bool adds) {
 void UnitLedger::copy_gradient(const Expanded& e, bool adds) {
   State& state = unit(e);
   const int u = unit_of_step(p_, *e.step);
-  if (!t_.offload.optimizer) report(e, "no gradient belongs on the host");
+  if (!t_.offload.optimizer) report(e, "copies a gradient to the host, but no optimizer states are there");
   if (adds != (t_.offload.gradients && state.copied > 0))
     report(e, "{}", adds ? "adds to what the last step left" : "overwrites what is there already");
   ++state.copied;
   if (!t_.offload.gradients) {
-    if (state.copied > 1) report(e, "copies it a second time");
+    if (state.copied > 1) report(e, "copies the gradient a second time");
     if (!reduced_on_device(u) || state.contributions.size() != expected_contributions(u))
       report(e, "copies a gradient that is not reduced");
     state.on_host = state.contributions.size();
@@ -240,13 +242,17 @@ void UnitLedger::copy_gradient(const Expanded& e, bool adds) {
 
 void UnitLedger::complete(const Expanded& e, int u, const State& state) {
   const std::size_t needed = needed_in(e, u);
-  if (state.pending.size() != needed) report(e, "takes along {} of {} contributions", state.pending.size(), needed);
-  if (must_exchange(u) && !state.in_sum) report(e, "what tensor ranks hold alike is not summed over them yet");
+  if (state.pending.size() != needed)
+    report(e, "sends on a gradient with {} of {} contributions", state.pending.size(), needed);
+  if (must_exchange(u) && !state.in_sum)
+    report(e,
+           "sends on a gradient before its share of parameters that every tensor rank holds is summed over the tensor "
+           "ranks");
   if (!t_.gradients_leave()) return;
   if (!state.zeroed && needed != micro_batch_contributions(u))
-    report(e, "takes along gradients of parameters that no op of this instance has written");
+    report(e, "sends on gradients of parameters that no op of this instance has written");
   if (!state.padded && detail::has_gaps(p_, p_.units[static_cast<std::size_t>(u)]))
-    report(e, "takes along padding that holds anything");
+    report(e, "sends on padding that no op has cleared");
 }
 
 void UnitLedger::leave(State& state) {
@@ -261,13 +267,13 @@ void UnitLedger::leave(State& state) {
 void UnitLedger::copy_parameters(const Expanded& e) {
   State& state = unit(e);
   if (t_.offload.parameters) {
-    if (state.updated > 0) report(e, "brings parameters that no op of this step reads any more");
+    if (state.updated > 0) report(e, "fetches parameters that no op of this step reads any more");
     return;
   }
-  if (!t_.offload.optimizer) report(e, "no parameters are on the host");
-  if (state.updated != 1) report(e, "brings parameters that are not updated yet");
+  if (!t_.offload.optimizer) report(e, "fetches parameters from the host, but none are there");
+  if (state.updated != 1) report(e, "fetches parameters that are not updated yet");
   if (!e.step->unless) report(e, "unless=non_finite is missing");
-  if (++state.came > 1) report(e, "brings them a second time");
+  if (++state.came > 1) report(e, "fetches the parameters a second time");
 }
 
 bool UnitLedger::reduced(int u) const {
@@ -304,8 +310,9 @@ void UnitLedger::update(const Expanded& e) {
   const int u = unit_of_step(p_, *e.step);
   if (shares_whole_matrices(p_, u) != (stage != UpdateStage::kWhole))
     report(e, "{}",
-           stage == UpdateStage::kWhole ? "updates matrices of which tensor ranks hold parts, in one stage"
-                                        : "updates in stages what is whole on this rank");
+           stage == UpdateStage::kWhole
+               ? "updates in one stage, but tensor ranks hold parts of these matrices, which must be updated in stages"
+               : "updates in stages, but the matrices are whole on this rank, which must be updated in one stage");
   if (s.contributions.size() != expected_contributions(u) ||
       (t_.offload.optimizer && s.on_host != expected_contributions(u)))
     report(e, "updates from an incomplete gradient");
@@ -330,9 +337,9 @@ void UnitLedger::gather(const Expanded& e, Axis axis) {
   }
   const std::vector<Axis> axes = detail::axes_of_gather(t_, p_.units[static_cast<std::size_t>(u)]);
   if (state.gathered.size() >= axes.size())
-    report(e, "parameters are whole by then; there is nothing to gather");
+    report(e, "gathers parameters that are whole already");
   else if (axes[state.gathered.size()] != axis)
-    report(e, "parameters come together over {}", name_of(axes[state.gathered.size()]));
+    report(e, "the parameters must be gathered over {} next", name_of(axes[state.gathered.size()]));
   if (state.updated != 1 || (t_.offload.optimizer && state.came != 1))
     report(e, "gathers parameters that are not updated yet");
   if (!e.step->unless) report(e, "unless=non_finite is missing");
