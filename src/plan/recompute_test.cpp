@@ -147,7 +147,9 @@ TEST(Recompute, EveryRungOfASparseModelIsOneOfItsConfiguration) {
       again.push_back("parallel.recompute=" + text);
       auto c = config::load(std::nullopt, again);
       EXPECT_EQ(resolve_setting(c, a, {}).recompute, rung.recompute);
-      if (rung.recompute.any()) EXPECT_GT(rung.moved, Bytes(0)) << text << " computes nothing again";
+      if (rung.recompute.any()) {
+        EXPECT_GT(rung.moved, Bytes(0)) << text << " computes nothing again";
+      }
     }
     for (std::size_t begin = 0; begin != std::string::npos;) {
       const std::string all = parts;

@@ -124,7 +124,7 @@ TEST_P(DocumentLayouts, OneStepWithinTheBound) {
 
 TEST_P(DocumentLayouts, TheDeadAreDead) {
   const auto stages = stages_of(models()[0], DType::kF32);
-  EXPECT_EQ(train_threads(stages, 3).hash, train_threads(stages, 3, {at::kCPU, true}).hash);
+  expect_dead_buffers_unread(stages);
 }
 
 INSTANTIATE_TEST_SUITE_P(

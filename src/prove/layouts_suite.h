@@ -296,6 +296,12 @@ inline std::int64_t proof_steps() {
   return exhaustive() ? 10 : 4;
 }
 
+// Checks that dead values are never read: a second run that fills each dead buffer with NaN gives the bits of the first.
+// Two steps include all that passes from one step to the next.
+inline void expect_dead_buffers_unread(const std::vector<program::Program>& stages) {
+  EXPECT_EQ(train_threads(stages, 2).hash, train_threads(stages, 2, {at::kCPU, true}).hash);
+}
+
 // Checks that a run in fp64 is the same model as one rank's.
 inline void expect_same_model(const Outcome& one, const Outcome& many) {
   const Difference d = difference(one, many);
