@@ -9,8 +9,6 @@ namespace {
 
 using namespace suite;
 
-constexpr std::int64_t kCappedSequence = 24;
-
 // The capacity is 4.5 tokens of a sequence, rounded up to five. About a quarter of the choices is dropped.
 arch::Architecture dropping() {
   auto a = mixtral();
@@ -27,24 +25,9 @@ arch::Architecture dropping_and_shared() {
   return a;
 }
 
-program::Setting capped_alone(DType compute) {
-  auto s = setting_of(1, 0, false, compute, 3);
-  s.sequence = kCappedSequence;
-  return s;
-}
-
 Layout capped(int tensor, int experts, Layout l, bool rows = false) {
-  l.tensor = tensor, l.experts = experts, l.rows = rows, l.sequence = kCappedSequence;
+  l.tensor = tensor, l.experts = experts, l.rows = rows, l.sequence = kSharedSequence;
   return l;
-}
-
-std::vector<program::Program> capped_programs(const arch::Architecture& a, const program::Setting& s) {
-  auto stages = program::build_stages(a, s);
-  for (const program::Program& p : stages) {
-    program::require_sound(p, "test");
-    EXPECT_EQ(program::parse(program::print(p), "text"), p);
-  }
-  return stages;
 }
 
 class CapacityOverRanks : public ::testing::TestWithParam<Layout> {
@@ -54,8 +37,8 @@ class CapacityOverRanks : public ::testing::TestWithParam<Layout> {
 
 TEST_P(CapacityOverRanks, SameModelInDouble) {
   for (const auto& a : models()) {
-    const Outcome& one = train_alone(program::build(a, capped_alone(DType::kF64)), 10);
-    const Outcome many = train_threads(capped_programs(a, setting_of(GetParam(), DType::kF64)), 10);
+    const Outcome& one = train_alone(program::build(a, reference_setting(DType::kF64)), 10);
+    const Outcome many = train_threads(proved_stages(a, setting_of(GetParam(), DType::kF64)), 10);
     expect_same_model(one, many);
     ASSERT_EQ(many.dropped.size(), 10u);
     EXPECT_EQ(one.dropped, many.dropped);
@@ -67,7 +50,7 @@ TEST_P(CapacityOverRanks, TwiceTheSameAndTheDeadAreDead) {
   auto narrow = setting_of(GetParam(), DType::kBF16);
   narrow.kernels = arch::Kernels::kAten;
   for (const auto& setting : {setting_of(GetParam(), DType::kF32), narrow}) {
-    const auto stages = capped_programs(dropping(), setting);
+    const auto stages = proved_stages(dropping(), setting);
     expect_dead_buffers_unread(stages);
   }
 }
@@ -86,8 +69,8 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(Capacity, RoomForAllIsNoCapacity) {
   auto all = mixtral(), none = mixtral();
   all.experts->capacity = 2.5;
-  const Outcome& dropless = train_alone(program::build(none, capped_alone(DType::kF64)), 5);
-  Outcome capped = train_threads(program::build(all, capped_alone(DType::kF64)), 5);
+  const Outcome& dropless = train_alone(program::build(none, reference_setting(DType::kF64)), 5);
+  Outcome capped = train_threads(program::build(all, reference_setting(DType::kF64)), 5);
   EXPECT_EQ(capped.dropped, std::vector<double>(5, 0.0));
   EXPECT_EQ(capped.hash, dropless.hash);
 }

@@ -53,14 +53,6 @@ Layout shared(Layout l, program::ContextForm form) {
   return l;
 }
 
-std::vector<Program> sound_stages(const arch::Architecture& a, const program::Setting& s) {
-  std::vector<Program> stages = program::build_stages(a, s);
-  for (const Program& p : stages) program::require_sound(p, "test");
-  const auto between = program::verify_world(stages);
-  if (!between.empty()) throw Error("{}", between.front().text);
-  return stages;
-}
-
 class Pieces : public ::testing::TestWithParam<Layout> {};
 
 std::vector<arch::Architecture> chunk_models() {
@@ -75,7 +67,7 @@ TEST_P(Pieces, SameModelInDouble) {
     alone.sequence = GetParam().sequence;
     alone.document_mask = GetParam().documents;
     const Outcome& one = train_alone(program::build(a, alone), proof_steps());
-    expect_same_model(one, train_threads(sound_stages(a, setting_of(GetParam(), DType::kF64)), proof_steps()));
+    expect_same_model(one, train_threads(proved_stages(a, setting_of(GetParam(), DType::kF64)), proof_steps()));
   }
 }
 
@@ -89,24 +81,22 @@ TEST_P(Pieces, OneStepInFloatWithinTheBound) {
       alone.kernels = setting.kernels = kernels;
       alone.sequence = setting.sequence;
       alone.document_mask = setting.document_mask;
-      const auto stages = sound_stages(a, setting);
+      const auto stages = proved_stages(a, setting);
       const Difference d = difference(train_alone(program::build(a, alone), 1), train_threads(stages, 1));
       const Bounds bounds = bounds_of(stages.front());
-      EXPECT_LE(d.loss, bounds.loss);
-      EXPECT_LE(d.norm, bounds.norm);
-      EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+      expect_within(d, bounds);
     }
   }
 }
 
 TEST_P(Pieces, SameLayoutTwiceIsIdenticalAndTheDeadAreDead) {
-  const auto stages = sound_stages(deep(grouped()), setting_of(GetParam(), DType::kF32));
+  const auto stages = proved_stages(deep(grouped()), setting_of(GetParam(), DType::kF32));
   expect_dead_buffers_unread(stages);
 }
 
 // The text form keeps the whole program.
 TEST_P(Pieces, ReadsBackWhatItPrints) {
-  for (const Program& p : sound_stages(deep(grouped()), setting_of(GetParam(), DType::kF32)))
+  for (const Program& p : proved_stages(deep(grouped()), setting_of(GetParam(), DType::kF32)))
     EXPECT_EQ(program::parse(program::print(p), "text"), p);
 }
 
@@ -116,7 +106,7 @@ TEST_P(Pieces, AnEvaluationIsSound) {
     if (a.heads % GetParam().tensor != 0) continue;
     s.purpose = program::Purpose::kEvaluate;
     s.offload = {};
-    const auto stages = sound_stages(a, s);
+    const auto stages = proved_stages(a, s);
     EXPECT_EQ(program::parse(program::print(stages.front()), "text"), stages.front());
   }
 }

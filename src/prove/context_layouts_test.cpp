@@ -18,13 +18,11 @@ namespace {
 using namespace suite;
 using program::ContextForm;
 
-constexpr std::int64_t kContextSequence = 24;  // a multiple of 4, 6 and 8
-
 Layout context(int ranks, ContextForm form, int shards = 1, int zero = 0, std::int64_t micro = 2) {
   Layout l{shards, zero, false, micro};
   l.context = ranks;
   l.form = form;
-  l.sequence = kContextSequence;
+  l.sequence = kSharedSequence;
   return l;
 }
 Layout beside(Layout l, int tensor, bool rows, int stages = 1,
@@ -55,18 +53,6 @@ arch::Architecture gpt_of(arch::Position position) {
   return a;
 }
 
-std::vector<program::Program> context_stages(const arch::Architecture& a, const program::Setting& s) {
-  auto stages = program::build_stages(a, s);
-  for (const auto& p : stages) program::require_sound(p, "test");
-  return stages;
-}
-
-program::Setting context_alone(DType compute) {
-  auto s = setting_of(1, 0, false, compute, 3);
-  s.sequence = kContextSequence;
-  return s;
-}
-
 class ContextLayouts : public ::testing::TestWithParam<Layout> {
  protected:
   // Gives each chunk of a stage at least one layer.
@@ -79,33 +65,31 @@ class ContextLayouts : public ::testing::TestWithParam<Layout> {
 TEST_P(ContextLayouts, SameModelInDouble) {
   for (const auto& a : models({llama(true), gpt_of(arch::Position::kLearned), gpt_of(arch::Position::kAlibi)})) {
     SCOPED_TRACE(fmt::format("{}, heads {}, tied {}", arch::name_of(a.family), a.heads, a.tied));
-    const Outcome& one = train_alone(program::build(a, context_alone(DType::kF64)), proof_steps());
-    expect_same_model(one, train_threads(context_stages(a, setting_of(GetParam(), DType::kF64)), proof_steps()));
+    const Outcome& one = train_alone(program::build(a, reference_setting(DType::kF64)), proof_steps());
+    expect_same_model(one, train_threads(proved_stages(a, setting_of(GetParam(), DType::kF64)), proof_steps()));
   }
 }
 
 TEST_P(ContextLayouts, OneStepWithinTheBound) {
   for (const auto compute : {DType::kF32, DType::kBF16})
     for (const auto& a : models({llama(true), gpt_of(arch::Position::kAlibi)})) {
-      auto one = context_alone(compute), setting = setting_of(GetParam(), compute);
+      auto one = reference_setting(compute), setting = setting_of(GetParam(), compute);
       if (compute == DType::kBF16) one.kernels = setting.kernels = arch::Kernels::kAten;
       SCOPED_TRACE(fmt::format("{} {}", arch::name_of(a.family), name_of(compute)));
-      const auto stages = context_stages(a, setting);
+      const auto stages = proved_stages(a, setting);
       const Outcome& reference = train_alone(program::build(a, one), 1);
       const Difference d = difference(reference, train_threads(stages, 1));
       const Bounds bounds =
           compute == DType::kF32
               ? bounds_of(stages.front())
-              : bounds_beside(train_alone(program::build(a, context_alone(DType::kF64)), 1), reference);
+              : bounds_beside(train_alone(program::build(a, reference_setting(DType::kF64)), 1), reference);
       ASSERT_LT(bounds.gradients, 0.25);  // a lost gradient is off by 1
-      EXPECT_LE(d.loss, bounds.loss);
-      EXPECT_LE(d.norm, bounds.norm);
-      EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+      expect_within(d, bounds);
     }
 }
 
 TEST_P(ContextLayouts, SameLayoutTwiceIsIdenticalAndTheDeadAreDead) {
-  const auto stages = context_stages(models({llama(true)})[0], setting_of(GetParam(), DType::kF32));
+  const auto stages = proved_stages(models({llama(true)})[0], setting_of(GetParam(), DType::kF32));
   expect_dead_buffers_unread(stages);
 }
 

@@ -23,23 +23,8 @@ arch::Architecture apart() {
 }
 
 Layout experts(int ranks, Layout l = {1, 0, false, 1}) {
-  l.experts = ranks, l.sequence = 24;
+  l.experts = ranks, l.sequence = kSharedSequence;
   return l;
-}
-
-program::Setting apart_alone(DType compute) {
-  auto s = setting_of(1, 0, false, compute, 3);
-  s.sequence = 24;
-  return s;
-}
-
-std::vector<program::Program> apart_programs(const arch::Architecture& a, const program::Setting& s) {
-  auto stages = program::build_stages(a, s);
-  for (const program::Program& p : stages) {
-    program::require_sound(p, "test");
-    EXPECT_EQ(program::parse(program::print(p), "text"), p);
-  }
-  return stages;
 }
 
 // The same model with a dense layer, shared experts, sigmoid scores, biases of routers and one table at both ends. Each
@@ -65,21 +50,19 @@ class ExpertRanks : public ::testing::TestWithParam<Layout> {
 
 TEST_P(ExpertRanks, SameModelInDouble) {
   for (const auto& a : models()) {
-    const Outcome& one = train_alone(program::build(a, apart_alone(DType::kF64)), proof_steps());
-    const Outcome many = train_threads(apart_programs(a, setting_of(GetParam(), DType::kF64)), proof_steps());
+    const Outcome& one = train_alone(program::build(a, reference_setting(DType::kF64)), proof_steps());
+    const Outcome many = train_threads(proved_stages(a, setting_of(GetParam(), DType::kF64)), proof_steps());
     expect_same_model(one, many);
   }
 }
 
 TEST_P(ExpertRanks, OneStepInFloatWithinTheBound) {
   for (const auto& a : models()) {
-    const auto stages = apart_programs(a, setting_of(GetParam(), DType::kF32));
+    const auto stages = proved_stages(a, setting_of(GetParam(), DType::kF32));
     const Difference d =
-        difference(train_alone(program::build(a, apart_alone(DType::kF32)), 1), train_threads(stages, 1));
+        difference(train_alone(program::build(a, reference_setting(DType::kF32)), 1), train_threads(stages, 1));
     const Bounds bounds = bounds_of(stages[0]);
-    EXPECT_LE(d.loss, bounds.loss);
-    EXPECT_LE(d.norm, bounds.norm);
-    EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+    expect_within(d, bounds);
   }
 }
 
@@ -87,7 +70,7 @@ TEST_P(ExpertRanks, TwiceTheSameAndTheDeadAreDead) {
   auto narrow = setting_of(GetParam(), DType::kBF16);
   narrow.kernels = arch::Kernels::kAten;
   for (const auto& setting : {setting_of(GetParam(), DType::kF32), narrow}) {
-    const auto stages = apart_programs(models().back(), setting);
+    const auto stages = proved_stages(models().back(), setting);
     expect_dead_buffers_unread(stages);
   }
 }
@@ -140,7 +123,7 @@ struct ExpertMutant {
 
 // The mutants leave out an op of expert ranks, run it twice, or give it other ranks, another layer or another value.
 TEST(ExpertMutants, AreRefused) {
-  const auto stages = apart_programs(apart(), setting_of(experts(2, {2, 1, false, 2}), DType::kF64));
+  const auto stages = proved_stages(apart(), setting_of(experts(2, {2, 1, false, 2}), DType::kF64));
   const program::Program& p = stages.front();
   const std::string text = program::print(p);
   program::Program same = p;
@@ -209,7 +192,7 @@ TEST(ExpertRanksCheckpoint, LoadsOnOtherRanks) {
     const auto programs = [&, with = optimizer](const Layout& l) {
       auto s = setting_of(l, DType::kF32);
       s.optimizer = with;
-      return apart_programs(a, s);
+      return proved_stages(a, s);
     };
     const fs::path dir = fs::temp_directory_path() / fmt::format("molen_expert_ranks_{}", ::getpid());
     fs::remove_all(dir);
@@ -225,11 +208,11 @@ TEST(ExpertRanksOptimizers, UpdateTheSameModel) {
   for (const std::string optimizer : {"muon", "adafactor", "lion"})
     for (const Layout& l : {experts(2, {2, 1, false, 1}), of_tensor(2, false, experts(2)), experts(4, {1, 3, false, 1}),
                             experts(2, on_host(kEverything, {2, 3, false, 1}))}) {
-      auto one = apart_alone(DType::kF64), many = setting_of(l, DType::kF64);
+      auto one = reference_setting(DType::kF64), many = setting_of(l, DType::kF64);
       one.optimizer = many.optimizer = optimizer;
       if (program::optimizer_refused(many)) continue;
       SCOPED_TRACE(optimizer);
-      expect_same_model(train_alone(program::build(apart(), one), 5), train_threads(apart_programs(apart(), many), 5));
+      expect_same_model(train_alone(program::build(apart(), one), 5), train_threads(proved_stages(apart(), many), 5));
       ++ran[optimizer];
     }
   // The host's stream does not compute Muon's products, so Muon is refused in the offloaded layout.
@@ -242,7 +225,7 @@ TEST(ExpertRanksLoad, OneRankMayGetAllRowsAndAnotherNone) {
   auto a = apart();
   a.experts->bias_rate = 1e-6;
   const auto trained = [&](const Layout& l) {
-    const auto stages = apart_programs(a, setting_of(l, DType::kF64));
+    const auto stages = proved_stages(a, setting_of(l, DType::kF64));
     Trial trial;
     trial.steps = 3;
     trial.prepare = [&](const exec::Executor& executor) {
@@ -294,9 +277,9 @@ TEST(ExpertRanksMessages, In16BitsAreNearThoseIn32) {
        {experts(2, {2, 0, false, 1}), experts(2, {2, 2, false, 1}), experts(2, in_copies(2, true, {1, 3, false, 1}))}) {
     auto s = setting_of(l, DType::kF32);
     s.reduce = DType::kBF16;
-    const auto stages = apart_programs(apart(), s);
+    const auto stages = proved_stages(apart(), s);
     const Outcome narrow = train_threads(stages, 1);
-    const Difference d = difference(train_alone(program::build(apart(), apart_alone(DType::kF32)), 1), narrow);
+    const Difference d = difference(train_alone(program::build(apart(), reference_setting(DType::kF32)), 1), narrow);
     EXPECT_GT(d.gradients, 0.0);
     // There are at most two reductions. Each rounds its terms and its sum to 2^-9, and the terms may be twice as large
     // as their sum.
@@ -306,8 +289,8 @@ TEST(ExpertRanksMessages, In16BitsAreNearThoseIn32) {
 
 // A difference in the experts of a rank other than the first is named.
 TEST(ExpertRanksDifference, NamesTheExpertOfAnotherRank) {
-  const auto stages = apart_programs(apart(), setting_of(experts(2), DType::kF64));
-  const Outcome& one = train_alone(program::build(apart(), apart_alone(DType::kF64)), 1);
+  const auto stages = proved_stages(apart(), setting_of(experts(2), DType::kF64));
+  const Outcome& one = train_alone(program::build(apart(), reference_setting(DType::kF64)), 1);
   Outcome many = train_threads(stages, 1);
   const Bounds bounds{1e-9, 1e-9, 1e-9, 1e-9};
   EXPECT_EQ(first_difference(stages, one, many, bounds), "nothing in its first step");

@@ -26,10 +26,8 @@ arch::Architecture sharing_over_ranks() {
   return a;
 }
 
-constexpr std::int64_t kSparseSequence = 24;
-
 Layout sparse(int tensor, Layout l = {1, 0, false, 1}, bool rows = false) {
-  l.tensor = tensor, l.sequence = kSparseSequence, l.rows = rows;
+  l.tensor = tensor, l.sequence = kSharedSequence, l.rows = rows;
   return l;
 }
 Layout sparse_context(int ranks, program::ContextForm form, Layout l) {
@@ -41,21 +39,6 @@ Layout copies(int replicas, bool own_over_dp, Layout l) {
   return l;
 }
 
-program::Setting sparse_alone(DType compute) {
-  auto s = setting_of(1, 0, false, compute, 3);
-  s.sequence = kSparseSequence;
-  return s;
-}
-
-std::vector<program::Program> sparse_programs(const arch::Architecture& a, const program::Setting& s) {
-  auto stages = program::build_stages(a, s);
-  for (const program::Program& p : stages) {
-    program::require_sound(p, "test");
-    EXPECT_EQ(program::parse(program::print(p), "text"), p);
-  }
-  return stages;
-}
-
 class SparseOverRanks : public ::testing::TestWithParam<Layout> {
  protected:
   static std::vector<arch::Architecture> models() { return {sparse_over_ranks(), sharing_over_ranks()}; }
@@ -63,8 +46,8 @@ class SparseOverRanks : public ::testing::TestWithParam<Layout> {
 
 TEST_P(SparseOverRanks, SameModelInDouble) {
   for (const auto& a : models()) {
-    const Outcome& one = train_alone(program::build(a, sparse_alone(DType::kF64)), proof_steps());
-    const Outcome many = train_threads(sparse_programs(a, setting_of(GetParam(), DType::kF64)), proof_steps());
+    const Outcome& one = train_alone(program::build(a, reference_setting(DType::kF64)), proof_steps());
+    const Outcome many = train_threads(proved_stages(a, setting_of(GetParam(), DType::kF64)), proof_steps());
     expect_same_model(one, many);
     ASSERT_EQ(many.balance.size(), static_cast<std::size_t>(proof_steps()));
     EXPECT_GT(many.balance.front(), 0.5);
@@ -73,13 +56,11 @@ TEST_P(SparseOverRanks, SameModelInDouble) {
 
 TEST_P(SparseOverRanks, OneStepInFloatWithinTheBound) {
   for (const auto& a : models()) {
-    const auto stages = sparse_programs(a, setting_of(GetParam(), DType::kF32));
+    const auto stages = proved_stages(a, setting_of(GetParam(), DType::kF32));
     const Difference d =
-        difference(train_alone(program::build(a, sparse_alone(DType::kF32)), 1), train_threads(stages, 1));
+        difference(train_alone(program::build(a, reference_setting(DType::kF32)), 1), train_threads(stages, 1));
     const Bounds bounds = bounds_of(stages[0]);
-    EXPECT_LE(d.loss, bounds.loss);
-    EXPECT_LE(d.norm, bounds.norm);
-    EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+    expect_within(d, bounds);
   }
 }
 
@@ -87,7 +68,7 @@ TEST_P(SparseOverRanks, TwiceTheSameAndTheDeadAreDead) {
   auto narrow = setting_of(GetParam(), DType::kBF16);
   narrow.kernels = arch::Kernels::kAten;
   for (const auto& setting : {setting_of(GetParam(), DType::kF32), narrow}) {
-    const auto stages = sparse_programs(sparse_over_ranks(), setting);
+    const auto stages = proved_stages(sparse_over_ranks(), setting);
     expect_dead_buffers_unread(stages);
   }
 }
@@ -122,18 +103,15 @@ TEST(SparseLayouts, TensorRanksInBf16AreWithinTheBound) {
   };
   for (auto a : {sparse_over_ranks(), sharing_over_ranks()}) {
     a.experts->per_token = a.experts->count;
-    const Outcome& exact = train_alone(program::build(a, sparse_alone(DType::kF64)), 1);
-    const Outcome& rounded = train_alone(program::build(a, narrow(sparse_alone(DType::kF32))), 1);
+    const Outcome& exact = train_alone(program::build(a, reference_setting(DType::kF64)), 1);
+    const Outcome& rounded = train_alone(program::build(a, narrow(reference_setting(DType::kF32))), 1);
     const Bounds bounds = bounds_beside(exact, rounded);
     ASSERT_LT(bounds.gradients, 0.25);  // a gradient that is lost, or a term that is counted twice, is off by about 1
     for (const Layout& l : {sparse(2), sparse(3, {1, 0, true, 3}, true), sparse(2, {2, 3, false, 1}, true)}) {
       SCOPED_TRACE(fmt::format("{} tensor ranks, {} shards", l.tensor, l.shards));
-      const Difference d =
-          difference(rounded, train_threads(sparse_programs(a, narrow(setting_of(l, DType::kF32))), 1));
+      const Difference d = difference(rounded, train_threads(proved_stages(a, narrow(setting_of(l, DType::kF32))), 1));
       EXPECT_GT(d.gradients, 0) << "nothing is rounded";
-      EXPECT_LE(d.loss, bounds.loss);
-      EXPECT_LE(d.norm, bounds.norm);
-      EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+      expect_within(d, bounds);
     }
   }
 }
@@ -148,7 +126,7 @@ TEST(SparseLayouts, BiasesMoveAlikeUnderMuon) {
   const auto a = sharing_over_ranks();
   const std::string bias = "model.layers.2.mlp.gate.e_score_correction_bias";
   constexpr int kSteps = 4;
-  const Outcome& one = train_alone(program::build(a, under_muon(sparse_alone(DType::kF64))), kSteps);
+  const Outcome& one = train_alone(program::build(a, under_muon(reference_setting(DType::kF64))), kSteps);
   const double moved = one.tensors.at(bias).abs().max().item<double>(), rate = a.experts->bias_rate;
   EXPECT_GE(moved, rate * 0.999);
   EXPECT_LE(moved, rate * kSteps * 1.001);
@@ -156,7 +134,7 @@ TEST(SparseLayouts, BiasesMoveAlikeUnderMuon) {
                           over_two_stages(sparse(1, {2, 1, true, 1}), program::ScheduleKind::k1f1b)}) {
     SCOPED_TRACE(fmt::format("{} shards, {} tensor and {} context ranks, {} stages, ZeRO-{}", l.shards, l.tensor,
                              l.context, l.stages, l.zero));
-    expect_same_model(one, train_threads(sparse_programs(a, under_muon(setting_of(l, DType::kF64))), kSteps));
+    expect_same_model(one, train_threads(proved_stages(a, under_muon(setting_of(l, DType::kF64))), kSteps));
   }
 }
 
@@ -169,7 +147,7 @@ TEST(SparseLayouts, BiasesAreSavedInOneLayoutAndLoadedInAnother) {
   for (const auto& [from, muon] : {std::pair{sparse(1, {3, 1, false, 2}), false}, {staged, false}, {tensor, true}}) {
     const auto programs = [&, with_muon = muon](const Layout& l) {
       const auto s = setting_of(l, DType::kF32);
-      return sparse_programs(a, with_muon ? under_muon(s) : s);
+      return proved_stages(a, with_muon ? under_muon(s) : s);
     };
     const std::string saved = hash_of_checkpoint(programs(from), dir, true);
     for (const Layout& to : {sparse(1), sparse(1, {2, 2, false, 1}), tensor, staged}) {
@@ -182,7 +160,7 @@ TEST(SparseLayouts, BiasesAreSavedInOneLayoutAndLoadedInAnother) {
 
 // A router's bias is updated as a whole, but it is not a matrix whose directions tensor ranks would gather.
 TEST(SparseLayouts, ABiasGathersNoDirections) {
-  for (const program::Program& p : sparse_programs(sharing_over_ranks(), setting_of(sparse(2), DType::kF32)))
+  for (const program::Program& p : proved_stages(sharing_over_ranks(), setting_of(sparse(2), DType::kF32)))
     for (const program::Buffer& b : p.buffers) {
       EXPECT_NE(b.role, program::Value::kDirection);
       EXPECT_NE(b.role, program::Value::kDirectionAll);

@@ -76,9 +76,7 @@ TEST(SparseLayouts, OneStepInFloatWithinTheBound) {
     plain.kernels = arch::Kernels::kReference;
     const Difference d = difference(train_alone(sound(a, plain), 1), train_threads(fused, 1));
     const Bounds bounds = bounds_of(fused);
-    EXPECT_LE(d.loss, bounds.loss);
-    EXPECT_LE(d.norm, bounds.norm);
-    EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+    expect_within(d, bounds);
   }
 }
 

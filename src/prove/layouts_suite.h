@@ -126,6 +126,9 @@ inline Layout over_two_stages(Layout l, program::ScheduleKind kind, int chunks =
   return l;
 }
 
+// The length of the sequences in layouts of context ranks, in tokens: 2, 3 or 4 of them can share it.
+inline constexpr std::int64_t kSharedSequence = 24;
+
 inline program::Setting setting_of(int ranks, int zero, bool recompute, DType compute, std::int64_t micro = 2) {
   program::Setting s;
   s.mesh[mesh::Axis::kDpShard] = ranks;
@@ -138,6 +141,12 @@ inline program::Setting setting_of(int ranks, int zero, bool recompute, DType co
   s.master = compute == DType::kF64 ? DType::kF64 : DType::kF32;
   s.reduce = s.master;
   s.kernels = compute == DType::kF64 ? arch::Kernels::kReference : arch::Kernels::kFused;
+  return s;
+}
+// Returns the setting of one rank with everything on its device, with which layouts are compared.
+inline program::Setting reference_setting(DType compute, std::int64_t sequence = kSharedSequence) {
+  auto s = setting_of(1, 0, false, compute, 3);
+  s.sequence = sequence;
   return s;
 }
 
@@ -296,8 +305,27 @@ inline std::int64_t proof_steps() {
   return exhaustive() ? 10 : 4;
 }
 
-// Checks that dead values are never read: a second run that fills each dead buffer with NaN gives the bits of the first.
-// Two steps include all that passes from one step to the next.
+// Builds the programs of all stages. Each is sound, is read back from its text, and agrees with the others on messages.
+inline std::vector<program::Program> proved_stages(const arch::Architecture& a, const program::Setting& s,
+                                                   const program::Schedule* file = nullptr) {
+  auto stages = program::build_stages(a, s, file);
+  for (const program::Program& p : stages) {
+    program::require_sound(p, fmt::format("stage {}", p.setting.pipeline.stage));
+    EXPECT_EQ(program::parse(program::print(p), "text"), p);
+  }
+  for (const auto& finding : program::verify_world(stages)) ADD_FAILURE() << finding.text;
+  return stages;
+}
+
+// Checks that two outcomes of one step are equal but for rounding.
+inline void expect_within(const Difference& d, const Bounds& bounds) {
+  EXPECT_LE(d.loss, bounds.loss);
+  EXPECT_LE(d.norm, bounds.norm);
+  EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+}
+
+// Checks that dead values are never read: a second run that fills each dead buffer with NaN gives the bits of the
+// first. Two steps include all that passes from one step to the next.
 inline void expect_dead_buffers_unread(const std::vector<program::Program>& stages) {
   EXPECT_EQ(train_threads(stages, 2).hash, train_threads(stages, 2, {at::kCPU, true}).hash);
 }

@@ -34,17 +34,9 @@ Layout with_context(Layout l, program::ContextForm form) {
 
 std::vector<Program> deepened_stages(arch::Architecture a, const program::Setting& s) {
   a.layers = std::max<std::int64_t>(a.layers, s.stages() * s.pipeline.chunks);
-  auto stages = program::build_stages(a, s);
-  for (const Program& p : stages) program::require_sound(p, "test");
-  return stages;
+  return proved_stages(a, s);
 }
 
-// The setting of one rank with everything on its device.
-program::Setting offload_alone(const Layout& l, DType compute) {
-  auto s = setting_of(1, 0, false, compute, 3);
-  s.sequence = l.sequence;
-  return s;
-}
 arch::Architecture of_layout(arch::Architecture a, const Layout& l) {
   a.layers = std::max<std::int64_t>(a.layers, l.stages * l.pipeline.chunks);
   // The values of the last layer are not offloaded, so the model needs more layers.
@@ -69,7 +61,8 @@ class OffloadLayouts : public ::testing::TestWithParam<Layout> {
 TEST_P(OffloadLayouts, SameModelInDouble) {
   for (const auto& a : models()) {
     SCOPED_TRACE(arch::name_of(a.family));
-    const Outcome& one = train_alone(program::build(a, offload_alone(GetParam(), DType::kF64)), proof_steps());
+    const Outcome& one =
+        train_alone(program::build(a, reference_setting(DType::kF64, GetParam().sequence)), proof_steps());
     expect_same_model(one, train_threads(deepened_stages(a, setting_of(GetParam(), DType::kF64)), proof_steps()));
   }
 }
@@ -77,7 +70,7 @@ TEST_P(OffloadLayouts, SameModelInDouble) {
 TEST_P(OffloadLayouts, OneStepWithinTheBound) {
   for (const auto compute : {DType::kF32, DType::kBF16}) {
     const auto a = models()[0];
-    auto one = offload_alone(GetParam(), compute), setting = setting_of(GetParam(), compute);
+    auto one = reference_setting(compute, GetParam().sequence), setting = setting_of(GetParam(), compute);
     if (compute == DType::kBF16) one.kernels = setting.kernels = arch::Kernels::kAten;
     SCOPED_TRACE(name_of(compute));
     const auto stages = deepened_stages(a, setting);
@@ -86,11 +79,10 @@ TEST_P(OffloadLayouts, OneStepWithinTheBound) {
     const Bounds bounds =
         compute == DType::kF32
             ? bounds_of(stages.front())
-            : bounds_beside(train_alone(program::build(a, offload_alone(GetParam(), DType::kF64)), 1), reference);
+            : bounds_beside(train_alone(program::build(a, reference_setting(DType::kF64, GetParam().sequence)), 1),
+                            reference);
     ASSERT_LT(bounds.gradients, 0.25);  // a lost gradient is off by 1
-    EXPECT_LE(d.loss, bounds.loss);
-    EXPECT_LE(d.norm, bounds.norm);
-    EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+    expect_within(d, bounds);
   }
 }
 

@@ -67,13 +67,6 @@ arch::Architecture of_four_layers(bool tied) {
   return a;
 }
 
-std::vector<program::Program> checked_stages(const arch::Architecture& a, const program::Setting& s) {
-  auto stages = program::build_stages(a, s);
-  for (const auto& p : stages) program::require_sound(p, "test");
-  for (const auto& finding : program::verify_world(stages)) ADD_FAILURE() << finding.text;
-  return stages;
-}
-
 program::Setting in_bf16(program::Setting s) {
   s.compute = DType::kBF16;
   s.master = s.reduce = DType::kF32;
@@ -109,7 +102,7 @@ TEST_P(Optimizers, SameModelInPipelines) {
     for (const Layout& layout : staged_layouts()) {
       SCOPED_TRACE(fmt::format("{} stages, {}, {} shards, {} tensor ranks, ZeRO-{}, tied {}", layout.stages,
                                name_of(layout.pipeline.schedule), layout.shards, layout.tensor, layout.zero, tied));
-      const auto stages = checked_stages(a, updated_by(GetParam(), setting_of(layout, DType::kF64)));
+      const auto stages = proved_stages(a, updated_by(GetParam(), setting_of(layout, DType::kF64)));
       expect_same_model(one, train_threads(stages, proof_steps()));
     }
   }
@@ -226,7 +219,7 @@ void expect_moved_by_the_rule(const arch::Architecture& a, std::string_view kind
       std::filesystem::temp_directory_path() / fmt::format("molen_masters_{}_{}", kind, ::getpid());
   std::filesystem::remove_all(dir);
   const auto setting = [&](const Layout& l) { return in_bf16(updated_by(kind, setting_of(l, DType::kF32))); };
-  const auto [outcome, scale] = step_of(checked_stages(a, setting(layout)), dir);
+  const auto [outcome, scale] = step_of(proved_stages(a, setting(layout)), dir);
   const program::Program one = program::build(a, setting({1, 0, false, 3}));
   const auto self = comm::make_self();
   Whole whole{one, {one, 0, self.get(), {}}, {one, 0, self.get(), {}}};
@@ -259,7 +252,7 @@ TEST_P(Optimizers, LearnInBf16AndDeadBuffersAreDead) {
   tensor.tensor = 2;
   for (const Layout& layout :
        {Layout{2, 3, true}, tensor, spread_over_stages(2, program::ScheduleKind::kZbH1, 1, {2, 1, false, 3})}) {
-    const auto stages = checked_stages(llama(true), in_bf16(updated_by(GetParam(), setting_of(layout, DType::kF32))));
+    const auto stages = proved_stages(llama(true), in_bf16(updated_by(GetParam(), setting_of(layout, DType::kF32))));
     const Outcome once = train_threads(stages, 5);
     EXPECT_EQ(once.hash, train_threads(stages, 5, {at::kCPU, true}).hash);
     EXPECT_LT(once.losses.back(), once.losses.front()) << "it does not learn";

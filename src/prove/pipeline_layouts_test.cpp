@@ -30,17 +30,6 @@ Layout piped(int stages, ScheduleKind kind, int chunks, Layout l = {1, 0, false,
   return l;
 }
 
-std::vector<program::Program> stages_of(const arch::Architecture& a, const program::Setting& s,
-                                        const program::Schedule* file = nullptr) {
-  auto stages = program::build_stages(a, s, file);
-  for (const auto& p : stages) {
-    program::require_sound(p, fmt::format("stage {}", p.setting.pipeline.stage));
-    EXPECT_EQ(program::parse(program::print(p), "text"), p);
-  }
-  for (const auto& finding : program::verify_world(stages)) ADD_FAILURE() << finding.text;
-  return stages;
-}
-
 class PipelineLayouts : public ::testing::TestWithParam<Layout> {};
 
 TEST_P(PipelineLayouts, SameModelInDouble) {
@@ -48,7 +37,7 @@ TEST_P(PipelineLayouts, SameModelInDouble) {
     SCOPED_TRACE(fmt::format("{}, tied {}", name_of(a.family), a.tied));
     const Outcome& one =
         train_alone(program::build(a, setting_of(1, 0, false, DType::kF64, GetParam().micro)), proof_steps());
-    const auto many = train_threads(stages_of(a, setting_of(GetParam(), DType::kF64)), proof_steps());
+    const auto many = train_threads(proved_stages(a, setting_of(GetParam(), DType::kF64)), proof_steps());
     expect_same_model(one, many);
   }
 }
@@ -56,16 +45,15 @@ TEST_P(PipelineLayouts, SameModelInDouble) {
 TEST_P(PipelineLayouts, OneStepInFloatWithinTheBound) {
   const auto a = deep_enough(llama(false));
   const Outcome& one = train_alone(program::build(a, setting_of(1, 0, false, DType::kF32, GetParam().micro)), 1);
-  const auto stages = stages_of(a, setting_of(GetParam(), DType::kF32));
+  const auto stages = proved_stages(a, setting_of(GetParam(), DType::kF32));
   const Difference d = difference(one, train_threads(stages, 1));
   const Bounds bounds = bounds_of(stages[0]);
-  EXPECT_LE(d.loss, bounds.loss);
-  EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+  expect_within(d, bounds);
 }
 
 // Dead values are never read, and nothing depends on chance.
 TEST_P(PipelineLayouts, DeadBuffersAreDead) {
-  const auto stages = stages_of(deep_enough(llama(true)), setting_of(GetParam(), DType::kF32));
+  const auto stages = proved_stages(deep_enough(llama(true)), setting_of(GetParam(), DType::kF32));
   expect_dead_buffers_unread(stages);
 }
 
@@ -114,15 +102,15 @@ TEST(Pipeline, TakesLayersAndOrderAsTheyAreSaid) {
   const Outcome& one = train_alone(program::build(a, setting_of(1, 0, false, DType::kF64, 6)), 5);
   program::Setting s = setting_of(piped(2, ScheduleKind::k1f1b, 1, {1, 0, false, 6}), DType::kF64);
   s.pipeline.layers = {1, 4};
-  EXPECT_LE(difference(one, train_threads(stages_of(a, s), 5)).parameters, 1e-9);
+  EXPECT_LE(difference(one, train_threads(proved_stages(a, s), 5)).parameters, 1e-9);
   s.pipeline.schedule = ScheduleKind::kFile;
   const auto file = program::parse_schedule("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", "file.csv");
-  EXPECT_LE(difference(one, train_threads(stages_of(a, s, &file), 5)).parameters, 1e-9);
+  EXPECT_LE(difference(one, train_threads(proved_stages(a, s, &file), 5)).parameters, 1e-9);
   // This schedule mixes whole and split backwards.
   s.pipeline.halves = true;
   const auto mixed = program::parse_schedule("0F0,0F1,0I0,0B1,0W0\n1F0,1I0,1F1,1W0,1B1\n", "file.csv");
   EXPECT_TRUE(program::has_halves(mixed));
-  EXPECT_LE(difference(one, train_threads(stages_of(a, s, &mixed), 5)).parameters, 1e-9);
+  EXPECT_LE(difference(one, train_threads(proved_stages(a, s, &mixed), 5)).parameters, 1e-9);
   s.pipeline.halves = false;
   EXPECT_THROW(program::build_stages(a, s, &mixed), UsageError);
   const auto descending = program::parse_schedule("0F1,0F0,0B0,0B1\n1F1,1F0,1B0,1B1\n", "file.csv");

@@ -45,13 +45,6 @@ Layout context_pieces(program::ContextForm form, int shards = 1, int zero = 0) {
   return l;
 }
 
-std::vector<program::Program> proved_stages(const arch::Architecture& a, const program::Setting& s) {
-  auto stages = program::build_stages(a, s);
-  for (const auto& p : stages) program::require_sound(p, "test");
-  for (const auto& finding : program::verify_world(stages)) ADD_FAILURE() << finding.text;
-  return stages;
-}
-
 class HalfLayouts : public ::testing::TestWithParam<Layout> {};
 
 TEST_P(HalfLayouts, OneStepWithinTheBound) {
@@ -64,9 +57,7 @@ TEST_P(HalfLayouts, OneStepWithinTheBound) {
     ASSERT_LT(bounds.gradients, 0.05);  // a gradient that is lost, or not scaled back, is off by 1 or more
     const auto stages = proved_stages(a, narrow(setting_of(GetParam(), DType::kF32), DType::kF16));
     const Difference d = difference(rounded, train_threads(stages, 1));
-    EXPECT_LE(d.loss, bounds.loss);
-    EXPECT_LE(d.norm, bounds.norm);
-    EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+    expect_within(d, bounds);
   }
 }
 
@@ -118,9 +109,7 @@ TEST_P(NarrowMessages, OneStepWithinTheBound) {
       ASSERT_LT(bounds.gradients, 0.25);  // a lost gradient is off by 1
       const Outcome many = train_threads(proved_stages(a, travelling(GetParam(), compute, reduce)), 1);
       const Difference d = difference(reference, many);
-      EXPECT_LE(d.loss, bounds.loss);
-      EXPECT_LE(d.norm, bounds.norm);
-      EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+      expect_within(d, bounds);
       // Checks that gradients did travel in `reduce`: fp32 alone would not differ by as much.
       if (compute == DType::kF32) {
         const Outcome wide = train_threads(proved_stages(a, travelling(GetParam(), compute, DType::kF32)), 1);

@@ -11,8 +11,6 @@ namespace {
 
 using namespace suite;
 
-constexpr std::int64_t kSequence = 24;
-
 // The model has 12 query heads and 3 KV heads. With 2 or 4 tensor ranks, each rank holds a copy of all keys' weights;
 // with 3, each has one KV head.
 arch::Architecture shared_by_ranks() {
@@ -29,7 +27,7 @@ arch::Architecture over_all_heads() {
 }
 
 Layout normed_along(int tensor, int context, Layout l = {1, 0, false, 1}) {
-  l.tensor = tensor, l.context = context, l.sequence = kSequence;
+  l.tensor = tensor, l.context = context, l.sequence = kSharedSequence;
   l.rows = l.rows || l.chunks > 1;
   return l;
 }
@@ -40,21 +38,6 @@ Layout normed_by_rows(Layout l, std::int64_t chunks = 1) {
 Layout normed_ring(Layout l) {
   l.form = kRing;
   return l;
-}
-
-program::Setting alone_with_norms(DType compute) {
-  auto s = setting_of(1, 0, false, compute, 3);
-  s.sequence = kSequence;
-  return s;
-}
-
-std::vector<program::Program> normed_stages(const arch::Architecture& a, const program::Setting& s) {
-  auto stages = program::build_stages(a, s);
-  for (const auto& p : stages) {
-    program::require_sound(p, "test");
-    EXPECT_EQ(program::parse(program::print(p), "text"), p);
-  }
-  return stages;
 }
 
 class QkNorm : public ::testing::TestWithParam<Layout> {
@@ -69,8 +52,8 @@ class QkNorm : public ::testing::TestWithParam<Layout> {
 TEST_P(QkNorm, SameModelInDouble) {
   for (const auto& a : models()) {
     SCOPED_TRACE(arch::name_of(a.qk_norm));
-    const Outcome& one = train_alone(program::build(a, alone_with_norms(DType::kF64)), proof_steps());
-    expect_same_model(one, train_threads(normed_stages(a, setting_of(GetParam(), DType::kF64)), proof_steps()));
+    const Outcome& one = train_alone(program::build(a, reference_setting(DType::kF64)), proof_steps());
+    expect_same_model(one, train_threads(proved_stages(a, setting_of(GetParam(), DType::kF64)), proof_steps()));
   }
 }
 
@@ -78,20 +61,18 @@ TEST_P(QkNorm, OneStepInFloatWithinTheBound) {
   for (const auto kernels : {arch::Kernels::kFused, arch::Kernels::kAten})
     for (const auto& a : models()) {
       SCOPED_TRACE(fmt::format("{}, {}", arch::name_of(a.qk_norm), arch::name_of(kernels)));
-      auto one = alone_with_norms(DType::kF32), setting = setting_of(GetParam(), DType::kF32);
+      auto one = reference_setting(DType::kF32), setting = setting_of(GetParam(), DType::kF32);
       one.kernels = setting.kernels = kernels;
-      const auto stages = normed_stages(a, setting);
+      const auto stages = proved_stages(a, setting);
       const Difference d = difference(train_alone(program::build(a, one), 1), train_threads(stages, 1));
       const Bounds bounds = bounds_of(stages[0]);
-      EXPECT_LE(d.loss, bounds.loss);
-      EXPECT_LE(d.norm, bounds.norm);
-      EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+      expect_within(d, bounds);
     }
 }
 
 TEST_P(QkNorm, DeadBuffersAreDead) {
   for (const auto& a : models()) {
-    const auto stages = normed_stages(a, setting_of(GetParam(), DType::kF32));
+    const auto stages = proved_stages(a, setting_of(GetParam(), DType::kF32));
     expect_dead_buffers_unread(stages);
   }
 }

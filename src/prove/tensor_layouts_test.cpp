@@ -92,9 +92,7 @@ TEST_P(Tensor, OneStepInFloatWithinTheBound) {
       const program::Program p = program_of(a, setting);
       const Difference d = difference(train_alone(program_of(a, alone), 1), train_threads(p, 1));
       const Bounds bounds = bounds_of(p);
-      EXPECT_LE(d.loss, bounds.loss);
-      EXPECT_LE(d.norm, bounds.norm);
-      EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+      expect_within(d, bounds);
     }
 }
 

@@ -303,9 +303,7 @@ TEST(Kernels, UnfusedAttentionIsTheSameModel) {
       }
       const Difference d = difference(one, other);
       const Bounds bounds = bounds_of(unfused);
-      EXPECT_LE(d.loss, bounds.loss);
-      EXPECT_LE(d.norm, bounds.norm);
-      EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+      expect_within(d, bounds);
     }
 }
 
