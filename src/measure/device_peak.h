@@ -16,7 +16,7 @@ namespace molen::measure {
 struct DevicePeak {
   std::optional<double> flops_per_s;      // of one device, which is one rank's
   std::string source = "not looked for";  // the source of the figure, or why there is none
-  std::string conditions;                 // under which this machine was measured; empty where it was not
+  std::string conditions{};               // under which this machine was measured; empty where it was not
 };
 
 // Returns the dense peak of the device with the name `device_name`, as its driver reports it, for GEMMs in `compute` as

@@ -45,6 +45,16 @@ void adamw_on_device(const Update& u, const Piece& piece) {
                     u.options.beta1, u.options.beta2, decay, u.options.eps, false, false);
 }
 
+template <class T>
+void update_blocks(const Coefficients<T>& c, std::int64_t count, int threads, const T* grad, T* param, T* m, T* v) {
+  for_blocks(count, threads, [&](std::int64_t at, std::int64_t n, std::int64_t) {
+    if constexpr (sizeof(T) == 4)
+      update_f32(c, n, grad + at, param + at, m + at, v + at);
+    else
+      update_f64(c, n, grad + at, param + at, m + at, v + at);
+  });
+}
+
 }  // namespace
 
 template <class T>
@@ -61,12 +71,7 @@ void adamw_update(const Options& o, std::int64_t step, bool decay, double grad_s
                           static_cast<T>(1.0 / std::sqrt(correction2)),
                           static_cast<T>(o.eps),
                           static_cast<T>(grad_scale)};
-  for_blocks(count, threads, [&](std::int64_t at, std::int64_t n, std::int64_t) {
-    if constexpr (sizeof(T) == 4)
-      update_f32(c, n, grad + at, param + at, m + at, v + at);
-    else
-      update_f64(c, n, grad + at, param + at, m + at, v + at);
-  });
+  update_blocks(c, count, threads, grad, param, m, v);
 }
 
 template void adamw_update<float>(const Options&, std::int64_t, bool, double, std::int64_t, int, const float*, float*,
