@@ -130,17 +130,18 @@ class Recorder::Impl {
     const double origin = timeline_end_;
     for (std::size_t i = 0; i < ops.size(); ++i) {
       const auto& s = *ops[i].step;
-      spans_.push_back({program::kind_of(s.op),
-                        std::string(program::name_of(s.phase)),
-                        std::string(program::name_of(s.stream)),
-                        origin + timeline.ops[i].start_s,
-                        origin + timeline.ops[i].end_s,
-                        {{"step", step},
-                         {"op", ops[i].op},
-                         {"micro_batch", ops[i].micro_batch},
-                         {"bytes", s.moved.value},
-                         {"flops", s.hardware_flops.value}},
-                        0});
+      Json args{{"step", step},
+                {"op", ops[i].op},
+                {"micro_batch", ops[i].micro_batch},
+                {"bytes", s.moved.value},
+                {"flops", s.hardware_flops.value}};
+      // An epilogue lies within its op's span: its time is known, when it began is not.
+      const auto work = program::work_of(s, timeline.ops[i]);
+      for (std::size_t k = 1; k < work.size(); ++k)
+        args[work[k].kind] = {{"seconds", work[k].seconds}, {"bytes", work[k].bytes}};
+      spans_.push_back({program::kind_of(s.op), std::string(program::name_of(s.phase)),
+                        std::string(program::name_of(s.stream)), origin + timeline.ops[i].start_s,
+                        origin + timeline.ops[i].end_s, std::move(args), 0});
     }
     timeline_end_ = origin + timeline.total_s;
     telemetry([&] { run_.write_trace(store::trace_json(spans_)); });

@@ -8,6 +8,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <functional>
 #include <sstream>
@@ -331,23 +333,39 @@ TEST_F(Records, EachProgramOfAPipelineIsWritten) {
 }
 
 TEST_F(Records, TracedStepsFollowEachOther) {
-  const auto ops = program::expand(job.program);
+  auto setting = job.setting;  // under ZeRO-2, the gradients of micro-batches are added after their reduce-scatter
+  setting.mesh[mesh::Axis::kDpShard] = 2, setting.zero = 2, setting.global_batch = 8;
+  const program::Program sharded = program::build(job.arch, setting);
+  const auto ops = program::expand(sharded);
   program::Timeline timeline;
   for (std::size_t i = 0; i < ops.size(); ++i)
     timeline.ops.push_back({0.25 * static_cast<double>(i), 0.25 * static_cast<double>(i) + 0.125});
   timeline.total_s = 0.25 * static_cast<double>(ops.size()) + 1;
+  const auto adds = [](const program::Expanded& op) {
+    return std::ranges::any_of(op.step->epilogues, [](const auto& e) { return e.kind == program::Epilogue::kAdd; });
+  };
+  const auto adding = static_cast<std::size_t>(std::ranges::find_if(ops, adds) - ops.begin());
+  ASSERT_LT(adding, ops.size());
+  timeline.ops[adding].epilogue_s[static_cast<std::size_t>(program::Epilogue::kAdd)] = 0.03125;
   recorded([&](Recorder& r) {
     r.trace(4, ops, timeline);
     r.trace(5, ops, timeline);
   });
   const Json trace = Json::parse(read_file(run / "trace.json"));
   std::map<std::int64_t, std::vector<double>> begins;  // by step, in microseconds
+  int compared = 0;
   for (const Json& span : trace["traceEvents"]) {
     if (span["ph"] != "X") continue;
     begins[span["args"]["step"].get<std::int64_t>()].push_back(span["ts"].get<double>());
     EXPECT_NEAR(span["dur"].get<double>(), 0.125e6, 1e-3);
     EXPECT_TRUE(span["args"].contains("bytes") && span["args"].contains("flops"));
+    const auto i = static_cast<std::size_t>(std::lround(span["ts"].get<double>() / 0.25e6));
+    if (span["args"]["step"] != 4 || i != adding) continue;
+    EXPECT_EQ(span["args"]["epilogue add"]["seconds"], 0.03125);
+    EXPECT_EQ(span["args"]["epilogue add"]["bytes"], ops[adding].step->epilogues[0].moved.value);
+    ++compared;
   }
+  EXPECT_EQ(compared, 1);
   ASSERT_EQ(begins[4].size(), ops.size());
   ASSERT_EQ(begins[5].size(), ops.size());
   for (auto* of : {&begins[4], &begins[5]}) std::sort(of->begin(), of->end());
