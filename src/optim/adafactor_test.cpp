@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/rng.h"
+#include "optim/test_values.h"
 #include "optim/update.h"
 
 namespace molen::optim {
@@ -18,18 +18,12 @@ void adafactor(const Update& update, const Piece& piece);
 
 namespace {
 
-at::Tensor gaussians(std::uint64_t key, std::int64_t n, at::ScalarType type, double scale) {
-  at::Tensor x = at::empty({n}, at::kDouble);
-  for (std::int64_t i = 0; i < n; ++i) x.data_ptr<double>()[i] = scale * normal_at(key, static_cast<std::uint64_t>(i));
-  return x.to(type);
-}
-
 // A parameter and its states; `columns` is 0 for a vector.
 struct Trained {
   std::int64_t rows, columns;
   at::Tensor param, v_rows, v_columns, v;
   Trained(std::int64_t rows_, std::int64_t columns_, at::ScalarType type) : rows(rows_), columns(columns_) {
-    param = gaussians(1, rows * std::max<std::int64_t>(columns, 1), type, 0.3);
+    param = normal_values(1, rows * std::max<std::int64_t>(columns, 1), type, 0.3);
     if (columns > 0) {
       v_rows = at::zeros({rows}, type);
       v_columns = at::zeros({columns}, type);
@@ -79,11 +73,11 @@ void against_formula(std::int64_t rows, std::int64_t columns, at::ScalarType typ
       type == at::kDouble ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
   Trained ours(rows, columns, type), theirs(rows, columns, type);
   for (int step = 1; step <= 5; ++step) {
-    const at::Tensor grad = gaussians(static_cast<std::uint64_t>(step + 1), ours.param.numel(), type, size);
+    const at::Tensor grad = normal_values(static_cast<std::uint64_t>(step + 1), ours.param.numel(), type, size);
     adafactor(update_of(o, step, 2), ours.piece(grad));
     by_formula(o, step, grad * 0.25, epsilon, theirs);
   }
-  EXPECT_FALSE(at::equal(theirs.param, gaussians(1, theirs.param.numel(), type, 0.3)));
+  EXPECT_FALSE(at::equal(theirs.param, normal_values(1, theirs.param.numel(), type, 0.3)));
   // Five updates of at most eight roundings each, of values that are no larger than the largest weight or its steps.
   const double error = (ours.param - theirs.param).abs().max().item<double>();
   const double largest = theirs.param.abs().max().item<double>() + 5 * o.lr;
@@ -126,7 +120,7 @@ TEST(Adafactor, ThreadsGiveTheSameBits) {
   Trained one(301, 777, at::kFloat), many = one;
   for (at::Tensor* t : {&many.param, &many.v_rows, &many.v_columns}) *t = t->clone();
   for (int step = 1; step <= 3; ++step) {
-    const at::Tensor grad = gaussians(static_cast<std::uint64_t>(step), one.param.numel(), at::kFloat, 1.0);
+    const at::Tensor grad = normal_values(static_cast<std::uint64_t>(step), one.param.numel(), at::kFloat, 1.0);
     adafactor(update_of({}, step, 1), one.piece(grad));
     adafactor(update_of({}, step, 3), many.piece(grad));
   }
@@ -152,7 +146,7 @@ void in_parts(std::int64_t rows, std::int64_t columns, bool by_rows) {
       if (t->defined()) *t = t->clone();
   }
   for (int step = 1; step <= 4; ++step) {
-    const at::Tensor grad = gaussians(static_cast<std::uint64_t>(step + 7), whole.param.numel(), at::kDouble, 1.0);
+    const at::Tensor grad = normal_values(static_cast<std::uint64_t>(step + 7), whole.param.numel(), at::kDouble, 1.0);
     adafactor(update_of({}, step, 1), whole.piece(grad));
     std::vector<Piece> pieces;
     std::vector<Block> blocks;

@@ -8,17 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "base/rng.h"
+#include "optim/test_values.h"
 #include "optim/update.h"
 
 namespace molen::optim {
 namespace {
-
-at::Tensor normal_values(std::uint64_t key, std::int64_t n) {
-  at::Tensor x = at::empty({n}, at::kDouble);
-  for (std::int64_t i = 0; i < n; ++i) x.data_ptr<double>()[i] = normal_at(key, static_cast<std::uint64_t>(i));
-  return x;
-}
 
 // Returns the weights after three steps in the given type.
 at::Tensor trained(std::int64_t rows, std::int64_t columns, at::ScalarType type, const Options& options) {
