@@ -1,6 +1,7 @@
 #include "program/values/value_memory.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "base/error.h"
 #include "program/values/optimizer.h"
@@ -63,24 +64,10 @@ std::int64_t elements_before(const Program& program, Value value, const Unit& un
 
 namespace {
 
-// Returns the size that a letter of a shape means (value.h). `rows`: the rows of the piece.
-std::int64_t size_of_letter(const Program& program, const Traits& t, char letter, std::int64_t rows) {
-  const arch::Architecture& a = program.local;
+// Returns the width that a letter of a shape means (value.h), which the rank's part of the model alone decides; nullopt
+// for a letter that counts rows or ranks.
+std::optional<std::int64_t> width_of_letter(const arch::Architecture& a, char letter) {
   switch (letter) {
-    case 'N':
-      return t.tokens();
-    case 'S':
-      return t.rows.length;
-    case 'R':
-      return kept_rows(t.rows, t.grid, {});
-    case 'P':
-      return rows;
-    case 'C':
-      return t.head_chunk_tokens(0);
-    case 'T':
-      return t.ranks(mesh::Axis::kTp);
-    case 'c':
-      return t.context_ranks();
     case 'd':
       return a.hidden;
     case 'D':
@@ -101,20 +88,10 @@ std::int64_t size_of_letter(const Program& program, const Traits& t, char letter
       return a.norm == arch::Norm::kRms ? 1 : 2;
     case 'V':
       return a.vocabulary;
-    case 'B':
-      return t.rows.sequences;
     case 'E':
       return a.experts->count;
     case 'O':
       return a.experts->count + 1;
-    case 'o':
-      return a.experts->count / t.expert_ranks() + 1;
-    case 'p':
-      return t.expert_ranks();
-    case 'G':
-      return most_rows_of_experts(*a.experts, t.rows.sequences, t.rows.length, t.expert_ranks());
-    case 'M':
-      return most_rows_of_experts(*a.experts, t.rows.sequences, t.rows.length, 1);
     case 't':
       return a.experts->per_token;
     case 'W':
@@ -127,6 +104,40 @@ std::int64_t size_of_letter(const Program& program, const Traits& t, char letter
       return a.experts->ffn;
     case '2':
       return 2;
+    default:
+      return std::nullopt;
+  }
+}
+
+// Returns the size that any letter of a shape means. `rows`: the rows of the piece.
+std::int64_t size_of_letter(const Program& program, const Traits& t, char letter, std::int64_t rows) {
+  const arch::Architecture& a = program.local;
+  if (const auto width = width_of_letter(a, letter)) return *width;
+  switch (letter) {
+    case 'N':
+      return t.tokens();
+    case 'S':
+      return t.rows.length;
+    case 'R':
+      return kept_rows(t.rows, t.grid, {});
+    case 'P':
+      return rows;
+    case 'C':
+      return t.head_chunk_tokens(0);
+    case 'T':
+      return t.ranks(mesh::Axis::kTp);
+    case 'c':
+      return t.context_ranks();
+    case 'B':
+      return t.rows.sequences;
+    case 'o':
+      return a.experts->count / t.expert_ranks() + 1;
+    case 'p':
+      return t.expert_ranks();
+    case 'G':
+      return most_rows_of_experts(*a.experts, t.rows.sequences, t.rows.length, t.expert_ranks());
+    case 'M':
+      return most_rows_of_experts(*a.experts, t.rows.sequences, t.rows.length, 1);
     default:
       throw Error("unknown letter '{}' of a shape", letter);
   }
