@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/test_filesystem.h"
 #include "base/test_golden.h"
+#include "store/metrics.h"
 #include "store/run_directory.h"
 
 namespace molen::store {
@@ -64,6 +65,17 @@ TEST_F(HistoryTest, ARunOfAnOlderVersionCountsItsAttemptsByItsLines) {
   EXPECT_EQ(identity_of(run_).attempts, 4);
   EXPECT_EQ(RunDirectory(run_).attempt(), 5);
   EXPECT_EQ(RunDirectory(run_).attempt(), 6);
+}
+
+// The records of a long run are gigabytes, which a start must not read.
+TEST_F(HistoryTest, ANewAttemptReadsNoLines) {
+  EXPECT_EQ(RunDirectory(run_).attempt(), 1);
+  for (const char* name : {"metrics.jsonl", "events.jsonl", "energy.jsonl"}) {
+    fs::remove(run_ / name);
+    fs::create_directory(run_ / name);  // opening it for reading fails
+  }
+  EXPECT_ANY_THROW(read_metrics(run_ / "metrics.jsonl"));
+  EXPECT_EQ(identity_of(run_).attempts, 1);
 }
 
 TEST_F(HistoryTest, WhatIsNoRunIsRefused) {
