@@ -23,11 +23,18 @@
 namespace molen::exec {
 
 // Predictions count what the program declares, so a kernel must not do an epilogue that its op does not declare.
-void RunState::require_declared(const program::Step& op) const {
+void RunState::require_declared(const program::Step& op, bool first) const {
+  const bool room = std::holds_alternative<program::AllToAll>(op.op);
   for (const program::Epilogue kind : program::kAllEpilogues) {
-    const bool declared = std::ranges::any_of(op.epilogues, [&](const auto& e) { return e.kind == kind; });
-    MOLEN_CHECK(ran_[static_cast<std::size_t>(kind)] == declared, "the epilogue '{}' {}", name_of(kind),
-                declared ? "is declared and did not run" : "ran and is not declared");
+    const auto declared = std::ranges::find(op.epilogues, kind, &program::EpilogueCost::kind);
+    const bool is_declared = declared != op.epilogues.end();
+    const auto k = static_cast<std::size_t>(kind);
+    MOLEN_CHECK(ran_[k] == is_declared, "the epilogue '{}' {}", name_of(kind),
+                is_declared ? "is declared and did not run" : "ran and is not declared");
+    if (!is_declared || !first) continue;
+    const std::int64_t bytes = declared->moved.value;
+    MOLEN_CHECK(room ? moved_[k] <= bytes : moved_[k] == bytes,
+                "the epilogue '{}' moved {} bytes and is declared with {}", name_of(kind), moved_[k], bytes);
   }
 }
 
@@ -324,8 +331,8 @@ Kernel bind_scatter_rows(const BindContext& c, const Step& step, comm::Communica
   if (so_far) before_sum = c.flat(so_far->buffer).narrow(0, piece.kept, own);
   return [=, counts = piece.counts](RunState& run, math::Scratch&) mutable {
     group->reduce_scatter(all.data_ptr(), sum.data_ptr(), counts, dtype, comm::Reduce::kSum);
-    if (before_sum.defined()) run.epilogue(Epilogue::kCopy, [&] { kept.copy_(before_sum); });
-    if (adds) run.epilogue(Epilogue::kAdd, [&] { kept.add_(sum); });
+    if (before_sum.defined()) run.copy(Epilogue::kCopy, kept, before_sum);
+    if (adds) run.add(kept, sum);
   };
 }
 
@@ -366,7 +373,7 @@ Kernel bind_reduce_scatter(const BindContext& c, const Step& step, comm::Communi
   at::Tensor sum = adds ? all.narrow(0, own, part.numel()) : part;
   return [=](RunState& run, math::Scratch&) mutable {
     group->reduce_scatter(all.data_ptr(), sum.data_ptr(), counts, dtype, comm::Reduce::kSum);
-    if (adds) run.epilogue(Epilogue::kAdd, [&] { part.add_(sum); });
+    if (adds) run.add(part, sum);
   };
 }
 

@@ -45,24 +45,43 @@ class RunState {
   void settle() const {
     if (step.launches) step.launches->wait();
   }
-  // Does one of the op's epilogues, or a part of it. The executor compares the kinds that have run with those that the
-  // op declares. On a device, `work` is only launched, and its time counts as time of the op.
+  // Does one of the op's epilogues, or a part of it. `work` returns the bytes that it read and wrote. The executor
+  // compares kinds and bytes with those that the op declares. On a device, `work` is only launched, and its time counts
+  // as time of the op.
   template <class F>
   void epilogue(program::Epilogue kind, F&& work) {
     const std::int64_t before = now_ns(), cpu_before = thread_cpu_ns();
-    work();
+    const std::int64_t moved = work();
     const auto k = static_cast<std::size_t>(kind);
     ran_[k] = true;
+    moved_[k] += moved;
     if (step.launches) return;
     cpu_seconds_[k] += static_cast<double>(thread_cpu_ns() - cpu_before) * 1e-9;
     seconds_[k] += static_cast<double>(now_ns() - before) * 1e-9;
   }
-  // Throws Error if the kinds of epilogues that have run are not those that the op declares.
-  void require_declared(const program::Step& op) const;
+  void copy(program::Epilogue kind, at::Tensor& to, const at::Tensor& from) {
+    epilogue(kind, [&] {
+      to.copy_(from);
+      return bytes_of(to) + bytes_of(from);
+    });
+  }
+  void add(at::Tensor& to, const at::Tensor& from) {
+    epilogue(program::Epilogue::kAdd, [&] {
+      to.add_(from);
+      return 2 * bytes_of(to) + bytes_of(from);
+    });
+  }
+  static std::int64_t bytes_of(const at::Tensor& t) { return t.numel() * t.element_size(); }
+
+  // Throws Error if the epilogues that have run are not those that the op declares. Declared bytes are those of the
+  // rank whose coordinates in a stage are all 0 (`first`); other ranks are only held to the kinds. An exchange of
+  // experts' rows declares the rows that there is room for, and may move fewer.
+  void require_declared(const program::Step& op, bool first) const;
   void write_times(program::OpTime& time) const { time.epilogue_s = seconds_, time.epilogue_cpu_s = cpu_seconds_; }
 
  private:
   std::array<bool, program::kNumEpilogues> ran_{};
+  std::array<std::int64_t, program::kNumEpilogues> moved_{};
   std::array<double, program::kNumEpilogues> seconds_{}, cpu_seconds_{};
 };
 

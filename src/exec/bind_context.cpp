@@ -56,6 +56,8 @@ Kernel bind_load_part(const BindContext& c, const program::Step& step) {
       model::take_rows(batch, runs, at::from_blob(whole.labels, {count}, at::kInt), labels);
       if (documents.defined())
         model::take_rows(batch, runs, at::from_blob(whole.document_start, {count}, at::kInt), documents);
+      return 2 * (RunState::bytes_of(ids) + RunState::bytes_of(labels) +
+                  (documents.defined() ? RunState::bytes_of(documents) : 0));
     });
     if (!counted) return;
     std::int64_t valid = 0;
@@ -75,7 +77,7 @@ Kernel bind_gather_keys(const BindContext& c, const program::Step& step, comm::C
   const DType dtype = dtype_of(c, step.operand(Arg::kTo));
   return
       [=, own = keys.all_RNW.select(0, group->rank()), counts = keys.counts()](RunState& run, math::Scratch&) mutable {
-        run.epilogue(program::Epilogue::kPack, [&] { own.copy_(keys.columns_NW); });
+        run.copy(program::Epilogue::kPack, own, keys.columns_NW);
         run.settle();
         group->all_gather(own.data_ptr(), keys.all_RNW.data_ptr(), counts, dtype);
       };
@@ -88,7 +90,7 @@ Kernel bind_scatter_keys(const BindContext& c, const program::Step& step, comm::
   return [=, own = keys.all_RNW.select(0, group->rank()), counts = keys.counts(), columns = keys.columns_NW](
              RunState& run, math::Scratch&) mutable {
     group->reduce_scatter(keys.all_RNW.data_ptr(), own.data_ptr(), counts, dtype, comm::Reduce::kSum);
-    run.epilogue(program::Epilogue::kUnpack, [&] { columns.copy_(own); });
+    run.copy(program::Epilogue::kUnpack, columns, own);
   };
 }
 
@@ -99,7 +101,7 @@ Kernel bind_shift(const BindContext& c, const program::Step& step, comm::Communi
   if (op.moves == program::Moves::kKeys && op.step == 1) {
     const KeyValues keys(c, step, Arg::kOwn, Arg::kFrom);
     return [=, own = keys.all_RNW.select(0, 0)](RunState& run, math::Scratch&) mutable {
-      run.epilogue(program::Epilogue::kPack, [&] { own.copy_(keys.columns_NW); });
+      run.copy(program::Epilogue::kPack, own, keys.columns_NW);
       run.settle();
       pass_on(*ring, own, in, dtype);
     };
@@ -111,7 +113,7 @@ Kernel bind_shift(const BindContext& c, const program::Step& step, comm::Communi
   if (op.step < ring->size())
     return [=](RunState& run, math::Scratch&) mutable {
       if (adds) {
-        run.epilogue(program::Epilogue::kAdd, [&] { out.add_(in); });
+        run.add(out, in);
         run.settle();
       }
       pass_on(*ring, out, in, dtype);
@@ -120,18 +122,17 @@ Kernel bind_shift(const BindContext& c, const program::Step& step, comm::Communi
   const program::Use* so_far = step.find(Arg::kDQkvSoFar);
   const KeyValues keys(c, step, Arg::kTo, Arg::kDQkv);
   const std::int64_t n = step.attributes.rows.count(), queries = c.program.local.query_size();
-  auto d_qkv = c.flat(step.operand(Arg::kDQkv).buffer).view({n, -1});
+  auto d_queries = c.flat(step.operand(Arg::kDQkv).buffer).view({n, -1}).narrow(1, 0, queries);
   at::Tensor made;  // the gradient of the queries, when it is in a wider type
-  if (so_far) made = c.flat(so_far->buffer).view({n, -1});
+  if (so_far) made = c.flat(so_far->buffer).view({n, -1}).narrow(1, 0, queries);
   return [=, home = keys.all_RNW.select(0, 0), columns = keys.columns_NW](RunState& run, math::Scratch&) mutable {
     if (adds) {
-      run.epilogue(program::Epilogue::kAdd, [&] { out.add_(in); });
+      run.add(out, in);
       run.settle();
     }
     pass_on(*ring, out, in, dtype);
-    if (made.defined())
-      run.epilogue(program::Epilogue::kCopy, [&] { d_qkv.narrow(1, 0, queries).copy_(made.narrow(1, 0, queries)); });
-    run.epilogue(program::Epilogue::kUnpack, [&] { columns.copy_(home); });
+    if (made.defined()) run.copy(program::Epilogue::kCopy, d_queries, made);
+    run.copy(program::Epilogue::kUnpack, columns, home);
   };
 }
 

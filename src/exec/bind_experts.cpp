@@ -93,15 +93,18 @@ Kernel bind_all_to_all(const BindContext& c, const program::Step& step, comm::Co
     }
     auto* by_rank = static_cast<std::byte*>(scratch.take_bytes(most * bytes));
     auto *source = static_cast<std::byte*>(from.data_ptr()), *target = static_cast<std::byte*>(to.data_ptr());
+    std::int64_t moved = 0;
     const auto copy = [&](std::byte* out, std::int64_t at_out, const std::byte* in, std::int64_t at_in,
                           std::int64_t count) {
       std::memcpy(out + at_out * bytes, in + at_in * bytes, static_cast<std::size_t>(count * bytes));
+      moved += 2 * count * bytes;
     };
     if (home)
       run.epilogue(program::Epilogue::kPack, [&] {
         rows.runs([&](std::int64_t at_rank, std::int64_t at_expert, std::int64_t count) {
           copy(by_rank, at_rank, source, at_expert, count);
         });
+        return moved;
       });
     group->all_to_all(home ? by_rank : source, sent, home ? target : by_rank, received, dtype);
     if (!home)
@@ -109,6 +112,7 @@ Kernel bind_all_to_all(const BindContext& c, const program::Step& step, comm::Co
         rows.runs([&](std::int64_t at_rank, std::int64_t at_expert, std::int64_t count) {
           copy(target, at_expert, by_rank, at_rank, count);
         });
+        return moved;
       });
   };
 }

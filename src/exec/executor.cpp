@@ -96,6 +96,9 @@ class Executor::Impl {
         ops_(program::expand(program_)),
         progress_(ops_.size()) {
     math::AllocationGuard::install();
+    mesh::PerAxis in_stage = groups_.coordinates();
+    in_stage[mesh::Axis::kPp] = 0;
+    first_of_stage_ = in_stage == mesh::PerAxis{};
     place(owner);
     fill_constants(program_, groups_.coordinates(), [this](int buffer) { return flat(buffer); });
     for (const auto& e : ops_) {
@@ -177,6 +180,7 @@ class Executor::Impl {
 
   program::Program program_;
   Groups groups_;
+  bool first_of_stage_ = false;  // whether this rank's coordinates are all 0, but for the stage
   Options options_;
   program::MemoryPlan plan_;
   program::Slots slots_;
@@ -387,7 +391,7 @@ class Executor::Impl {
     } else {
       kernel(state, scratch);
     }
-    state.require_declared(*e.step);
+    state.require_declared(*e.step, first_of_stage_);
     state.write_times(time);
     record_memory(i, offset, scratch.high_water());
     if (options_.written) {

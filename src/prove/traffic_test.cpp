@@ -85,6 +85,9 @@ TEST(Epilogues, OfAnOpAreThoseThatItDeclares) {
               step.epilogues.push_back({program::Epilogue::kCopy, Bytes(1)});
             }).find("the epilogue 'copy' is declared and did not run"),
             std::string::npos);
+  EXPECT_NE(
+      failure([](program::Step& step) { step.epilogues.at(0).moved += Bytes(8); }).find("bytes and is declared with"),
+      std::string::npos);
 }
 
 // Ranks with smaller shards or fewer rows move less than the first rank. Each rank's communicators count its own

@@ -52,7 +52,7 @@ Kernel bind_gathered_attention(const PartCall& call, int ranks) {
       at::Tensor sum = is_narrow(out) ? wide_rows(out, queries, s) : out;
       for (std::size_t r = 0; r < keys.size(); ++r)
         model::context_attention_forward(common.context(s), qkv, at_rank(kv, r), keys[r], r == 0, sum, lse);
-      if (is_narrow(out)) run.epilogue(program::Epilogue::kCopy, [&] { out.copy_(sum); });
+      if (is_narrow(out)) run.copy(program::Epilogue::kCopy, out, sum);
     };
   auto d_o = o.rows(Arg::kDY), d_qkv = o.rows(Arg::kDQkv), d_kv = o.view(Arg::kDKeys, of_all);
   return [=, common = call.common](RunState& run, math::Scratch& s) mutable {
@@ -62,7 +62,9 @@ Kernel bind_gathered_attention(const PartCall& call, int ranks) {
       model::context_attention_backward(common.context(s), d_o, qkv, at_rank(kv, r), keys[r], out, lse, r > 0, false,
                                         sum, d_keys);
     }
-    if (is_narrow(d_qkv)) run.epilogue(program::Epilogue::kCopy, [&] { d_qkv.narrow(1, 0, queries).copy_(sum); });
+    if (!is_narrow(d_qkv)) return;
+    at::Tensor d_queries = d_qkv.narrow(1, 0, queries);
+    run.copy(program::Epilogue::kCopy, d_queries, sum);
   };
 }
 
@@ -82,7 +84,7 @@ Kernel bind_ring_attention(const PartCall& call, int ranks) {
       const model::Context context = common.context(s);
       model::context_attention_forward(context, qkv, first ? model::key_value_columns(context, qkv) : kv, keys, first,
                                        sum, lse);
-      if (out.scalar_type() != sum.scalar_type()) run.epilogue(program::Epilogue::kCopy, [&] { out.copy_(sum); });
+      if (out.scalar_type() != sum.scalar_type()) run.copy(program::Epilogue::kCopy, out, sum);
     };
   }
   auto d_o = o.rows(Arg::kDY), d_qkv = o.rows(Arg::kDQkv), d_kv = o.view(Arg::kDKeys, rows);

@@ -44,23 +44,30 @@ model::Linear CopiedQkv::fresh(math::Scratch& scratch, bool adds) const {
   return d_w;
 }
 
-void CopiedQkv::spread(const model::Linear& all, bool accumulate) const {
+std::int64_t CopiedQkv::spread(const model::Linear& all, bool accumulate) const {
   if (!accumulate)
     for (const Role role : {Role::kKey, Role::kValue, Role::kKeyBias, Role::kValueBias})
       if (at::Tensor w = weights_.weight(role); w.defined()) w.zero_();
   const std::int64_t query = weights_.weight(Role::kQuery).size(0);
-  std::int64_t row = 0;
+  std::int64_t row = 0, moved = 0;
   each(
       [&](const at::Tensor& part, at::Tensor target) {
         // Two of the rank's query heads may share one key head.
-        if (accumulate || row >= query)
+        const bool zeroed = !accumulate && row >= query;
+        if (accumulate || zeroed)
           target.add_(part);
         else
           target.copy_(part);
+        moved += (zeroed ? 4 : accumulate ? 3 : 2) * RunState::bytes_of(part);
         row += part.size(0);
         if (row == rows_) row = 0;  // the weights are complete, and the biases follow
       },
       all);
+  return moved;
+}
+
+std::int64_t CopiedQkv::bytes_of(const model::Linear& all) {
+  return RunState::bytes_of(all.weight_OI) + (all.bias_O.defined() ? RunState::bytes_of(all.bias_O) : 0);
 }
 
 }  // namespace molen::exec

@@ -21,8 +21,9 @@ class CopiedQkv {
   // added to.
   model::Linear fresh(math::Scratch& scratch, bool adds) const;
   // Treats these weights as gradients, and writes or adds the gradients in `all` to them. The key and value heads of
-  // other ranks get zero.
-  void spread(const model::Linear& all, bool accumulate) const;
+  // other ranks get zero. Returns the bytes that it read and wrote, without those zeros.
+  std::int64_t spread(const model::Linear& all, bool accumulate) const;
+  static std::int64_t bytes_of(const model::Linear& all);
 
  private:
   model::Linear empty(math::Scratch& scratch) const;

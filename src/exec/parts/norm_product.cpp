@@ -26,7 +26,7 @@ struct NormBackward {
     if (call.common.arch.norm != arch::Norm::kLayerPlain) d_norm = (o.grad().*weights)();
   }
   void bring_over(RunState& run) {
-    if (before.defined()) run.epilogue(program::Epilogue::kCopy, [&] { d_x.copy_(before); });
+    if (before.defined()) run.copy(program::Epilogue::kCopy, d_x, before);
   }
 };
 
@@ -47,7 +47,10 @@ Kernel bind_copied_qkv(const PartCall& call) {
     auto stats = o.stats();
     return [=, common = call.common](RunState& run, math::Scratch& s) mutable {
       model::Linear qkv;
-      run.epilogue(program::Epilogue::kAssemble, [&] { qkv = weights.assemble(s); });
+      run.epilogue(program::Epilogue::kAssemble, [&] {
+        qkv = weights.assemble(s);
+        return 2 * CopiedQkv::bytes_of(qkv);
+      });
       model::norm_qkv_forward(common.context(s), x, norm, qkv, stats, out);
     };
   }
@@ -62,9 +65,12 @@ Kernel bind_copied_qkv(const PartCall& call) {
     run.epilogue(program::Epilogue::kAssemble, [&] {
       if (weights) qkv = weights->assemble(s);
       if (gradients) d_w = gradients->fresh(s, context.accumulate);
+      return (weights ? 2 * CopiedQkv::bytes_of(qkv) : 0) +
+             (gradients && context.accumulate ? CopiedQkv::bytes_of(d_w) : 0);
     });
     model::norm_qkv_backward(context, h.d_out, h.x, h.stats, h.norm, qkv, h.d_x, h.d_norm, d_w);
-    if (gradients) run.epilogue(program::Epilogue::kAssemble, [&] { gradients->spread(d_w, context.accumulate); });
+    if (gradients)
+      run.epilogue(program::Epilogue::kAssemble, [&] { return gradients->spread(d_w, context.accumulate); });
   };
 }
 

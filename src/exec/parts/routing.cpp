@@ -50,7 +50,7 @@ Kernel bind_route(const PartCall& call) {
   auto d_norm = o.grad().mlp_norm();
   const double grad_scale = 1.0 / static_cast<double>(call.step.attributes.positions);
   return [=, common = call.common, sequence = sequence_of(call)](RunState& run, math::Scratch& s) mutable {
-    if (before.defined()) run.epilogue(program::Epilogue::kCopy, [&] { d_x.copy_(before); });
+    if (before.defined()) run.copy(program::Epilogue::kCopy, d_x, before);
     model::route_backward(common.context(s), d_rows, d_weights, mid, labels, stats, routed, norm, router, sequence,
                           grad_scale * run.step.input->loss_scale, d_x, d_norm, d_router);
   };
