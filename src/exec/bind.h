@@ -74,8 +74,8 @@ class RunState {
   static std::int64_t bytes_of(const at::Tensor& t) { return t.numel() * t.element_size(); }
 
   // Throws Error if the epilogues that have run are not those that the op declares. Declared bytes are those of the
-  // rank whose coordinates in a stage are all 0 (`first`); other ranks are only held to the kinds. An exchange of
-  // experts' rows declares the rows that there is room for, and may move fewer.
+  // rank whose coordinates in a stage are all 0 (`first`), so other ranks are only held to the kinds. So is an exchange
+  // of experts' rows: it declares an even share of them, and moves those that the router chose.
   void require_declared(const program::Step& op, bool first) const;
   void write_times(program::OpTime& time) const { time.epilogue_s = seconds_, time.epilogue_cpu_s = cpu_seconds_; }
 
