@@ -79,7 +79,7 @@ class Loop {
                                 job_.setting.data_ranks(), 4, job_.setting.document_mask});
     loader_ = &loader;
     if (job_.options.save_initial && state_.step == 0) save();
-    begun_ = now().value;
+    const double begun = now().value;
     if (state_.step >= stop_step_) {
       flight_.phase(store::FlightPhase::kFinish, state_.step);
       const energy::EnergySoFar used = energy_->so_far();
@@ -92,7 +92,7 @@ class Loop {
     std::string reason = fmt::format("reached train.until ({} steps)", total_steps_);
     while (state_.step < total_steps_) {
       one_step();
-      const auto [stop, why, save_due] = decide();
+      const auto [stop, why, save_due] = decide(begun);
       const bool last = stop || state_.step == total_steps_;
       // After a stop signal there is no validation: the launcher may leave only a second to save in, and the run is not
       // at its end.
@@ -212,7 +212,7 @@ class Loop {
 
   void record(const exec::StepResult& result, const exec::StepInput& input, double wait) {
     const auto phases = program::phase_seconds(job_.setting, executor_.ops(), result.timeline);
-    // The values become means over ranks.
+    // The values become means over ranks, except the peak of memory, which is a maximum.
     std::vector<double> sums = phases.values();
     sums.push_back(result.timeline.total_s);
     sums.push_back(wait);
@@ -221,13 +221,8 @@ class Loop {
     world_.all_reduce(sums.data(), static_cast<std::int64_t>(sums.size()), DType::kF64, comm::Reduce::kSum);
     for (std::size_t i = 0; i < means; ++i) sums[i] /= world_.size();
     const auto& high = executor_.high_water();
-    // Whatever depends on a clock or a signal is decided by all ranks together.
-    std::int64_t largest[4] = {*std::max_element(high.begin(), high.end()), stop_requested() ? 1 : 0,
-                               stop_seconds_ > 0 && now().value - begun_ >= stop_seconds_ ? 1 : 0,
-                               save_every_.due(state_.step) ? 1 : 0};
-    world_.all_reduce(largest, 4, DType::kI64, comm::Reduce::kMax);
-    const std::int64_t peak = largest[0];
-    stopped_ = largest[1] != 0, time_is_up_ = largest[2] != 0, save_due_ = largest[3] != 0;
+    std::int64_t peak = *std::max_element(high.begin(), high.end());
+    world_.all_reduce(&peak, 1, DType::kI64, comm::Reduce::kMax);
     if (!recorder_) return;
     StepRecord r;
     r.step = state_.step;
@@ -260,11 +255,17 @@ class Loop {
     std::string why;
     bool save;
   };
-  Decision decide() const {
+  // Makes all decisions that depend on a clock or a signal on all ranks together.
+  Decision decide(double begun) {
+    std::int32_t flags[3] = {stop_requested() ? 1 : 0,
+                             stop_seconds_ > 0 && now().value - begun >= stop_seconds_ ? 1 : 0,
+                             save_every_.due(state_.step) ? 1 : 0};
+    world_.all_reduce(flags, 3, DType::kI32, comm::Reduce::kMax);
+    stopped_ = flags[0] != 0;
     if (stopped_) return {true, "stopped by a signal", true};
-    if (time_is_up_) return {true, "reached train.stop_after", true};
+    if (flags[1]) return {true, "reached train.stop_after", true};
     if (state_.step >= stop_step_) return {true, fmt::format("reached train.stop_after ({} steps)", stop_step_), true};
-    return {false, "", save_due_};
+    return {false, "", flags[2] != 0};
   }
 
   void run_validation() {
@@ -351,9 +352,8 @@ class Loop {
   std::int64_t planned_peak_ = 0;         // of the largest rank
   std::unique_ptr<Predicted> predicted_;  // when a calibration was given
   std::int64_t total_steps_ = 0, stop_step_ = 0, saved_step_ = -1;
-  double stop_seconds_ = 0.0, begun_ = 0.0;
+  double stop_seconds_ = 0.0;
   bool stopped_ = false;  // by a signal
-  bool time_is_up_ = false, save_due_ = false;
 };
 
 // Returns false, on all ranks, when the job must be prepared again.
