@@ -2,7 +2,9 @@
 """compile_database.py BUILD: the compile commands of a build, one for each source file, on the standard output.
 
 A unity build compiles files that include several sources, so its compile_commands.json names none of the sources. clang-tidy, clangd
-and the tools here need a command for each: that of the file that includes it."""
+and the tools here need a command for each: that of the file that includes it. What is printed is for tools made of clang. They cannot
+read the precompiled header of another compiler, so the command names the header that it was made of. They refuse some C++20 within
+OpenMP, so it is left out: its pragmas are ignored."""
 import json
 import pathlib
 import re
@@ -19,7 +21,14 @@ def entries(build):
     return found
 
 
+def for_clang(command):
+    header = lambda made: re.search(r'^#include "(.+)"$', pathlib.Path(made).read_text(), re.M)[1]
+    command = re.sub(r"(-include) (\S+/cmake_pch\.hxx)", lambda m: f"{m[1]} {header(m[2])}", command)
+    return command.replace(" -fopenmp", "")
+
+
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
-    print(json.dumps([{k: v for k, v in entry.items() if k != "first"} for entry in entries(sys.argv[1])], indent=1))
+    plain = [{"directory": e["directory"], "file": e["file"], "command": for_clang(e["command"])} for e in entries(sys.argv[1])]
+    print(json.dumps(plain, indent=1))

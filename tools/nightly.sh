@@ -84,7 +84,7 @@ tidy() {
   local files found failed=0
   mapfile -t files < <(git ls-files 'src/*.cpp' | grep -v _test.cpp)
   tools/compile_database.py build/release >"$log/compile_commands.json"
-  printf '%s\n' "${files[@]}" | xargs -P "$(nproc)" -n 1 clang-tidy-14 -p "$log" --quiet >"$log/tidy.txt" 2>"$log/tidy-errors.txt" || failed=1
+  printf '%s\n' "${files[@]}" | xargs -P "$(nproc)" -n 1 clang-tidy-16 -p "$log" --quiet >"$log/tidy.txt" 2>"$log/tidy-errors.txt" || failed=1
   found=$(sed -nE 's/.*(warning|error): .*(\[[a-z.,A-Z0-9-]+\])$/\2/p' "$log/tidy.txt" | sort | uniq -c | sort -rn | awk '{print $2 " " $1}' | paste -sd';')
   if [ -z "$found" ] && [ "$failed" = 0 ]; then record tidy "${#files[@]}" "tools/nightly.sh tidy"
   else finding "clang-tidy: ${found:-it failed, see $log/tidy-errors.txt}"; fi

@@ -234,6 +234,15 @@ class CompileDatabase(Folder):
         self.assertEqual([(e["file"], e["command"]) for e in json.loads(said)], [(s, f"g++ -O1 -c {s}") for s in (*sources, alone)])
 
 
+    def test_names_what_clang_can_read(self):
+        self.put("build/CMakeFiles/x.dir/cmake_pch.hxx", f'/* generated */\n#pragma GCC system_header\n#include "{self.folder}/cmake/x.h"\n')
+        source = str(self.folder / "src/a.cpp")
+        command = f"g++ -O1 -fopenmp -Winvalid-pch -include {self.folder}/build/CMakeFiles/x.dir/cmake_pch.hxx -c {source}"
+        self.put("build/compile_commands.json", json.dumps([{"file": source, "command": command, "directory": "/"}]))
+        said = subprocess.run([sys.executable, TOOLS / "compile_database.py", self.folder / "build"], capture_output=True, text=True, check=True).stdout
+        self.assertEqual(json.loads(said)[0]["command"], f"g++ -O1 -Winvalid-pch -include {self.folder}/cmake/x.h -c {source}")
+
+
 class Tidy(Folder):
     """`nightly.sh tidy` on a tree of one file."""
 
