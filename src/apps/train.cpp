@@ -222,9 +222,11 @@ void add_train(CLI::App& app, Chosen& chosen) {
   auto options = add_config_options(*verb);
   auto o = std::make_shared<train::TrainOptions>();
   auto program = std::make_shared<std::string>(), cluster = std::make_shared<std::string>();
-  verb->add_option("--resume", o->resume,
-                   "auto (continue from the newest checkpoint, if there is one), never (begin anew), or the step of a "
-                   "checkpoint; never and a step set later checkpoints aside, under names that end in .abandoned-N")
+  verb->add_option(
+          "--resume", o->resume,
+          "auto (continue from the newest checkpoint, if there is one), never (begin anew), or the step of a "
+          "checkpoint to continue from; never sets all checkpoints and records aside, and a step sets the later "
+          "ones aside, under names that end in .abandoned-N")
       ->capture_default_str();
   verb->add_option("--allow-change", o->allow_change,
                    "a key that may differ from the checkpoint's run; may be repeated")
@@ -272,8 +274,8 @@ void add_calibrate(CLI::App& app, Chosen& chosen) {
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   verb->add_option("--widest", o->widest,
-                   "largest width of the residual stream to measure, from 128 on (0: all widths); takes seconds, and "
-                   "the costs of wider models are extrapolated")
+                   "largest width of the residual stream to measure, 128 or more (0: all widths); a small width takes "
+                   "seconds, and the costs of wider models are extrapolated")
       ->check(CLI::NonNegativeNumber);
   auto format = add_format_option(*verb);
   verb->callback([&chosen, options, output, compute, o, format] {

@@ -406,8 +406,9 @@ void add_verify_verb(CLI::App& app, Chosen& chosen) {
                    "configuration's own layout; or a list of: " +
                        fmt::format("{}", fmt::join(plan::strategies(), ",")))
       ->capture_default_str();
-  verb->add_option("--cover", o->cover,
-                   "all: every layout; pairs: only so many that every two choices occur together in one")
+  verb->add_option(
+          "--cover", o->cover,
+          "all: every layout; pairs: fewer layouts, such that any two choices that go together do so in at least one")
       ->capture_default_str()
       ->check(CLI::IsMember({"all", "pairs"}));
   verb->add_option("--steps", o->steps, "optimizer steps of the proof in fp64; fp32 runs one")
@@ -418,8 +419,8 @@ void add_verify_verb(CLI::App& app, Chosen& chosen) {
       ->capture_default_str()
       ->check(CLI::IsMember({"fp64", "fp32"}));
   verb->add_flag("--static", o->only_static,
-                 "builds and verifies each program and plans its memory, but runs nothing; of many micro-batches, "
-                 "checks only as many as it takes until further ones repeat the program's bodies");
+                 "builds and verifies each program and plans its memory, but runs nothing; if a step has many "
+                 "micro-batches, it checks fewer, because further ones only repeat the program's bodies");
   auto format = add_format_option(*verb);
   verb->callback([&chosen, options, o, format] {
     chosen.action = [=] {

@@ -152,10 +152,12 @@ std::vector<Field> parallel_fields() {
            "data-parallel ranks of a group, which sharding divides the state over; auto takes all that are left"),
       make("parallel.sharding", m, &T::sharding,
            choice({"NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"}), e,
-           "what data-parallel ranks divide, by PyTorch's names; NO_SHARD where zero is not set either"),
+           "state that data-parallel ranks divide, by PyTorch's names; NO_SHARD where zero is not set either"),
       make("parallel.zero", m, &T::zero, natural(3), e,
-           "what data-parallel ranks divide, by ZeRO stage: 0 nothing, 1 optimizer state, 2 also gradients, 3 also "
-           "parameters; 1 with a hybrid parallel.sharding: the optimizer state is divided over all ranks"),
+           "state that data-parallel ranks divide, by ZeRO stage: 0 nothing, 1 optimizer state, 2 also gradients, 3 "
+           "also "
+           "parameters; 1 with a hybrid parallel.sharding: the optimizer state is divided over all "
+           "data-parallel ranks"),
       make("parallel.order", m, &T::order, axis_order(), e,
            "axes of the rank grid, outermost first; ep may be left out and then comes directly after dp-shard"),
       make("parallel.unit_layers", m, &T::unit_layers, half_or_positive(), e,
@@ -165,8 +167,10 @@ std::vector<Field> parallel_fields() {
            "number of units whose parameters are gathered or fetched ahead of their use (where they are sharded or on "
            "the host), and of layers whose activations are fetched ahead"),
       make("parallel.offload", m, &T::offload, names({"optimizer", "gradients", "parameters", "activations"}), e,
-           "what is kept in host memory: the optimizer's states, which are updated there; only with them, gradients "
+           "values that are kept in host memory: the optimizer's states, which are updated there; only with them, "
+           "gradients "
            "(not where two stages hold a tied table) and parameters (with zero 0 or 3, not with states over all "
+           "data-parallel "
            "ranks); activations, which layers keep for backward"),
       make("parallel.recompute", m, &T::recompute, recompute(), e,
            "activations computed again in backward, by part of a layer: norm_qkv, qk_norm, attention, out_projection, "
@@ -284,7 +288,8 @@ std::vector<Field> outer_fields() {
   using D = DeviceTable;
   constexpr auto e = Effect::kRun;
   return {
-      make("energy.policy", &C::energy, &E::policy, text(), e, "what sets clocks and power limits; none leaves them"),
+      make("energy.policy", &C::energy, &E::policy, text(), e,
+           "policy that sets clocks and power limits; none leaves them"),
       make("energy.slowdown", &C::energy, &E::slowdown, share(), e, "share of time that a policy may cost"),
       make("energy.power_budget", &C::energy, &E::power_budget, power(), e,
            "mean power of the whole job to stay below"),

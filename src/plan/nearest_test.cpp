@@ -135,7 +135,7 @@ TEST(Nearest, ADeviceAndItsHostAreLimitsApart) {
   EXPECT_FALSE(need_within(few_layers(), s, {plan.host, Bytes(plan.peak.value - 1)}));
   EXPECT_TRUE(need_within(few_layers(), s, {plan.host + plan.peak}));
   EXPECT_FALSE(need_within(few_layers(), s, {Bytes(plan.host.value + plan.peak.value - 1)}));
-  if (kSanitized) return;  // the test above lists the layouts of this offload
+  if (kSanitized) return;  // the rest plans all layouts once more
   const MemoryRoom plenty{Bytes(std::int64_t{1} << 40), Bytes(std::int64_t{1} << 40)};
   const auto fitting = nearest_that_fit(few_layers(), s, 4, plenty, kAll).fitting;
   EXPECT_TRUE(std::any_of(fitting.begin(), fitting.end(), [](const Fitting& f) { return f.layout.setting.context(); }));

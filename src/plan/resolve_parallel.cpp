@@ -85,8 +85,10 @@ void resolve_context(const Config& c, const Machine& machine, program::Setting& 
   const std::int64_t n = c.parallel.context, sequence = c.data.sequence_length;
   const bool ring = c.parallel.context_form == "ring";
   if (n == 1 && ring)
-    throw UsageError("{}: \"ring\" passes keys and values between context ranks, but parallel.context is 1",
-                     c.where("parallel.context_form"));
+    throw UsageError(
+        "{}: \"ring\" passes keys and values between context ranks, but parallel.context is 1; raise it, "
+        "or set parallel.context_form = \"gather\"",
+        c.where("parallel.context_form"));
   if (n == 1) return;
   if (machine.ranks % (n * c.parallel.tensor * c.parallel.pipeline) != 0)
     throw UsageError("{}: {} ranks for each sequence{}{} do not divide the world of {} ranks{}",
@@ -134,8 +136,10 @@ void resolve_pipeline(const Config& c, const arch::Architecture& arch, const Mac
       throw UsageError("{}: \"{}\" orders pipeline stages; parallel.pipeline is 1", c.where("parallel.schedule"),
                        p.schedule);
     if (!p.stage_layers.empty())
-      throw UsageError("{}: the list is for {} stages, but parallel.pipeline is 1", c.where("parallel.stage_layers"),
-                       p.stage_layers.size());
+      throw UsageError(
+          "{}: the list has {} count{} of layers, but parallel.pipeline is 1, so there are no stages to divide them "
+          "over; leave the list out, or raise parallel.pipeline",
+          c.where("parallel.stage_layers"), p.stage_layers.size(), p.stage_layers.size() == 1 ? "" : "s");
     return;
   }
   if (machine.ranks % (stages * p.tensor) != 0)
@@ -175,7 +179,7 @@ void resolve_pipeline(const Config& c, const arch::Architecture& arch, const Mac
   if (static_cast<int>(p.stage_layers.size()) != chunks || sum != arch.layers)
     throw UsageError(
         "{}: the list has {} counts and {} layers in all, but {} stages of {} chunk{} need {} counts, and the model "
-        "has {} layers; a balanced list is {}",
+        "has {} layers; a balanced list is [{}]",
         c.where("parallel.stage_layers"), p.stage_layers.size(), sum, stages, s.pipeline.chunks,
         s.pipeline.chunks == 1 ? "" : "s", chunks, arch.layers,
         fmt::join(program::balanced_layers(arch, s, chunks), ", "));

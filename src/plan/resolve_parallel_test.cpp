@@ -73,7 +73,8 @@ TEST(ResolveParallel, ContextRanksThatDoNotFit) {
   const Machine eight = machine_of(8, 4);
   EXPECT_EQ(
       refusal({"parallel.context_form=ring"}, eight),
-      "--set parallel.context_form: \"ring\" passes keys and values between context ranks, but parallel.context is 1");
+      "--set parallel.context_form: \"ring\" passes keys and values between context ranks, but parallel.context is 1; "
+      "raise it, or set parallel.context_form = \"gather\"");
   EXPECT_EQ(refusal({"parallel.context=3"}, eight),
             "--set parallel.context: 3 ranks for each sequence do not divide the world of 8 ranks; 1, 2, 4 and 8 do");
   EXPECT_EQ(refusal({"parallel.context=8", "parallel.tensor=2", "parallel.pipeline=2"}, eight),
@@ -101,7 +102,9 @@ TEST(ResolveParallel, StagesThatDoNotFit) {
   EXPECT_EQ(refusal({"parallel.schedule=gpipe"}, eight),
             "--set parallel.schedule: \"gpipe\" orders pipeline stages; parallel.pipeline is 1");
   EXPECT_EQ(refusal({"parallel.stage_layers=[6]"}, eight),
-            "--set parallel.stage_layers: the list is for 1 stages, but parallel.pipeline is 1");
+            "--set parallel.stage_layers: the list has 1 count of layers, but parallel.pipeline is 1, so there are no "
+            "stages "
+            "to divide them over; leave the list out, or raise parallel.pipeline");
   EXPECT_EQ(refusal({"parallel.pipeline=3"}, eight),
             "--set parallel.pipeline: 3 stages do not divide the world of 8 ranks; 1, 2 and 4 do");
   EXPECT_EQ(refusal({"parallel.pipeline=3", "parallel.tensor=2"}, eight),
@@ -146,15 +149,15 @@ TEST(ResolveParallel, CountsOfLayersThatDoNotFit) {
   const Machine eight = machine_of(8, 4);
   EXPECT_EQ(refusal({"parallel.pipeline=2", "parallel.stage_layers=[4, 3]"}, eight),
             "--set parallel.stage_layers: the list has 2 counts and 7 layers in all, but 2 stages of 1 chunk need 2 "
-            "counts, and the model has 6 layers; a balanced list is 5, 1");
+            "counts, and the model has 6 layers; a balanced list is [5, 1]");
   EXPECT_EQ(refusal({"parallel.pipeline=2", "parallel.virtual_stages=2", "parallel.schedule=interleaved",
                      "parallel.stage_layers=[3, 3]"},
                     eight),
             "--set parallel.stage_layers: the list has 2 counts and 6 layers in all, but 2 stages of 2 chunks need 4 "
-            "counts, and the model has 6 layers; a balanced list is 1, 2, 2, 1");
+            "counts, and the model has 6 layers; a balanced list is [1, 2, 2, 1]");
   EXPECT_EQ(refusal({"parallel.pipeline=2", "parallel.stage_layers=[2, 2, 2]"}, eight),
             "--set parallel.stage_layers: the list has 3 counts and 6 layers in all, but 2 stages of 1 chunk need 2 "
-            "counts, and the model has 6 layers; a balanced list is 5, 1");
+            "counts, and the model has 6 layers; a balanced list is [5, 1]");
   EXPECT_EQ(refusal({"parallel.unit_layers=7"}, eight),
             "--set parallel.unit_layers: units of 7 layers; the model has 6");
   EXPECT_EQ(setting_on({"parallel.unit_layers=6"}, eight).unit_layers, 6);

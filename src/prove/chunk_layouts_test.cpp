@@ -94,12 +94,6 @@ TEST_P(Pieces, SameLayoutTwiceIsIdenticalAndTheDeadAreDead) {
   expect_dead_buffers_unread(stages);
 }
 
-// The text form keeps the whole program.
-TEST_P(Pieces, ReadsBackWhatItPrints) {
-  for (const Program& p : proved_stages(deep(grouped()), setting_of(GetParam(), DType::kF32)))
-    EXPECT_EQ(program::parse(program::print(p), "text"), p);
-}
-
 TEST_P(Pieces, AnEvaluationIsSound) {
   for (const auto& a : chunk_models()) {
     program::Setting s = setting_of(GetParam(), DType::kF32);

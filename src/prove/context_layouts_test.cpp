@@ -179,7 +179,7 @@ TEST(ContextMutants, AreRefused) {
        {"forward", "part=attention layer=0 chunk=0"},
        " chunk=0",
        "",
-       "here attention is computed step by step in a ring"},
+       "in this program it is computed step by step in a ring"},
   };
   for (const Mutant& m : mutants) {
     SCOPED_TRACE(m.name);

@@ -143,7 +143,8 @@ TEST(OffloadMutants, AreRefused) {
        "where it needs qkv of layer 0"},
       {"an input for a middle", acts, edited({"copy_to_host moves=mid layer=0"}, "moves=mid", "moves=x"),
        "where it needs x of layer 0"},
-      {"activations that come twice", acts, doubled("copy_to_device", "act.0/back"), "fetches"},
+      {"activations that come twice", acts, doubled("copy_to_device", "act.0/back"),
+       "writes act.0/back, which no op reads"},
       {"activations that are used before they are there", acts,
        [&](const Program& p) {
          Program q = p;

@@ -322,7 +322,7 @@ FlightState parse_flight(std::string_view bytes, std::string_view origin) {
   const Reader in(bytes, origin);
   if (bytes.size() < kHeadBytes) in.wrong(fmt::format("{} bytes, its head has {}", bytes.size(), kHeadBytes));
   if (bytes.substr(0, sizeof kMagic) != std::string_view(kMagic, sizeof kMagic))
-    in.wrong("it does not begin with the mark of one");
+    in.wrong("its first bytes are not MOLENFLT");
   if (const auto version = in.at<std::uint32_t>(8); version != kFlightVersion)
     throw UsageError(
         "{}: a flight record of version {}; this molen reads {}. The molen that wrote it reads it; once the run has "

@@ -67,15 +67,17 @@ TEST_F(HistoryTest, ARunOfAnOlderVersionCountsItsAttemptsByItsLines) {
   EXPECT_EQ(RunDirectory(run_).attempt(), 6);
 }
 
-// The records of a long run are gigabytes, which a start must not read.
-TEST_F(HistoryTest, ANewAttemptReadsNoLines) {
+// The records of a long run are gigabytes. A start must not read them to find its attempt.
+TEST_F(HistoryTest, AnAttemptIsFoundWithoutReadingLines) {
   EXPECT_EQ(RunDirectory(run_).attempt(), 1);
+  write("events.jsonl", "{\"event\":\"start\",\"attempt\":9}\n");
+  EXPECT_EQ(RunDirectory(run_).attempt(), 2);
   for (const char* name : {"metrics.jsonl", "events.jsonl", "energy.jsonl"}) {
     fs::remove(run_ / name);
     fs::create_directory(run_ / name);  // opening it for reading fails
   }
   EXPECT_ANY_THROW(read_metrics(run_ / "metrics.jsonl"));
-  EXPECT_EQ(identity_of(run_).attempts, 1);
+  EXPECT_EQ(identity_of(run_).attempts, 2);
 }
 
 TEST_F(HistoryTest, WhatIsNoRunIsRefused) {

@@ -66,7 +66,8 @@ Device::Device(std::shared_ptr<const Api> a, int number, NcclOptions o)
   int count = 0;
   check(api->device_count(&count), "GetDeviceCount");
   if (ordinal < 0 || ordinal >= count)
-    throw UsageError("nccl: there is no {} device {} among {} (numbered from 0)", api->runtime(), ordinal, count);
+    throw UsageError("nccl: there is no {0} device {1}; there are {2} {0} devices, and their numbers begin with 0",
+                     api->runtime(), ordinal, count);
   use();
   check(api->stream_create(&stream, kNonBlocking), "StreamCreateWithFlags");
 }

@@ -323,8 +323,8 @@ TEST_P(Nccl, MissingFunctionVersionAndDevice) {
   }
   FAKE(nccl, fake_nccl_reset)(21400, 0);
   EXPECT_EQ(refusal<Error>(options()), "");
-  EXPECT_NE(refusal<UsageError>(options(), 8).find(device_text("8 among 8")), std::string::npos);
-  EXPECT_NE(refusal<UsageError>(options(), -1).find(device_text("-1 among 8")), std::string::npos);
+  EXPECT_NE(refusal<UsageError>(options(), 8).find(device_text("8; there are 8 ")), std::string::npos);
+  EXPECT_NE(refusal<UsageError>(options(), -1).find(device_text("-1; there are 8 ")), std::string::npos);
   FAKE(runtime, fake_runtime_reset)(0);
   EXPECT_NE(refusal<Error>(options()).find(GetParam().prefix + std::string("GetDeviceCount")), std::string::npos);
 }

@@ -74,7 +74,9 @@ void check_setting(const Setting& s) {
     throw UsageError("parallel.data_shard: ZeRO-{} has nothing to shard over with {} replicas of one rank", s.zero,
                      s.replicas());
   if (s.own_over_dp && (s.zero < 2 || s.replicas() == 1))
-    throw UsageError("optimizer states can be divided over all data-parallel ranks only with hybrid sharding");
+    throw UsageError(
+        "parallel.zero: optimizer states can be divided over all data-parallel ranks only with hybrid sharding; set "
+        "parallel.sharding to a hybrid name, or parallel.zero = 2 or 3 with parallel.data_replicate above 1");
   if (s.recompute.every < 1)
     throw UsageError("parallel.recompute: the interval in layers must be at least 1, is {}", s.recompute.every);
   for (const arch::Part part : arch::kAllParts)
@@ -84,7 +86,7 @@ void check_setting(const Setting& s) {
   if (s.reduce != DType::kF64 && s.reduce != DType::kF32 && s.reduce != DType::kBF16 && s.reduce != DType::kF16)
     throw UsageError("precision.reduce: {} is no type to sum gradients in", name_of(s.reduce));
   if (s.compute == DType::kF64 && size_of(s.reduce) < 4)
-    throw UsageError("precision.reduce: {} would round the gradients of fp64 compute; set fp32 or fp64",
+    throw UsageError("precision.reduce: with fp64 compute, gradients must be summed in fp32 or fp64, not in {}",
                      name_of(s.reduce));
   if (s.compute == DType::kF64 && s.kernels == arch::Kernels::kFused)
     throw UsageError(

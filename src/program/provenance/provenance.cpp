@@ -42,8 +42,8 @@ class Differences {
   template <class A, class B>
   void add(std::string_view what, const A& has, const B& asked) {
     findings_.push_back(
-        {fmt::format("{}: the program has {} where its setting says {}; build the program anew with the setting you "
-                     "want, or edit it to match",
+        {fmt::format("{}: the program has {} where its setting says {}; build the program anew with the setting that "
+                     "you want, or edit the program to match its setting",
                      what, has, asked)});
   }
   template <class T>

@@ -378,7 +378,7 @@ TEST(Findings, AttentionInStepsWithoutARing) {
   for (Body& body : p.bodies)
     for (Step& step : body.steps)
       if (auto* c = std::get_if<Compute>(&step.op); c && c->part == arch::Part::kAttention) c->chunk = 0;
-  EXPECT_TRUE(finds(p, {"here attention is computed at once"}));
+  EXPECT_TRUE(finds(p, {"in this program it is computed at once"}));
 }
 
 TEST(Findings, ACopyOfState) {

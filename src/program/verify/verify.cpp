@@ -273,7 +273,8 @@ class Verifier {
     const Buffer& b = p_.buffers[static_cast<std::size_t>(use.buffer)];
     const Operand& want = need.operand;
     if (b.place != need.place) {
-      report(e, "operand {} is in the memory of the {}, which is the wrong one for this op", b.name, name_of(b.place));
+      report(e, "operand {} is in the memory of the {}, but this op needs it in that of the {}", b.name,
+             name_of(b.place), name_of(need.place));
       return false;
     }
     if (b.dtype != need.dtype || b.elements != need.elements || !lives(b.lifetime, need.lifetime)) {
@@ -291,7 +292,8 @@ class Verifier {
       return false;
     }
     if (b.lifetime == Lifetime::kMicroBatch && (e.micro_batch < 0 || of_unit(want.value))) {
-      report(e, "operand {} has the lifetime micro_batch, which does not fit this op", b.name);
+      report(e, "operand {} lives for a micro-batch, but {}", b.name,
+             e.micro_batch < 0 ? "this op belongs to no micro-batch" : "the value of a unit must live longer");
       return false;
     }
     if (of_unit(want.value)) {
@@ -337,7 +339,8 @@ class Verifier {
     const bool copied =
         is_copy(e.step->op) && p_.buffers[static_cast<std::size_t>(use.buffer)].lifetime == Lifetime::kTransient;
     if ((brought(want) || copied) && !unread_.emplace(use.buffer, text_of(p_, e)).second)
-      report(e, "fetches a value into a buffer before any op has read the value fetched there before");
+      report(e, "writes {} again, but no op has read the value that was put there last",
+             p_.buffers[static_cast<std::size_t>(use.buffer)].name);
   }
 
   // Returns whether an operand is a value from other ranks, which an op must read at least once. Two values of a ring
@@ -351,7 +354,7 @@ class Verifier {
 
   void report_unread() {
     for (const auto& [buffer, gather] : unread_)
-      report_all("{}: fetches {}, which no op reads", gather, p_.buffers[static_cast<std::size_t>(buffer)].name);
+      report_all("{}: writes {}, which no op reads", gather, p_.buffers[static_cast<std::size_t>(buffer)].name);
     unread_.clear();
   }
 
@@ -423,10 +426,12 @@ class Verifier {
     const PartDeclaration& part = declaration_of(c.part);
     const arch::Parts head = arch::parts_of_head(p_.arch, t_.tensor());
     if (part.standing == Standing::kHead && std::find(head.begin(), head.end(), c.part) == head.end())
-      report(e, "the vocabulary is {}", t_.tensor() ? "cut over tensor ranks" : "whole on this rank");
+      report(e, "does not fit this program, in which the vocabulary is {}",
+             t_.tensor() ? "cut over tensor ranks" : "whole on this rank");
     if (part.makes_losses() && !chunks_.insert(c.chunk).second) report(e, "chunk {} of the head runs twice", c.chunk);
     if (part.ring_step && (c.chunk >= 0) != t_.ring())
-      report(e, "does not fit: here attention is computed {}", t_.ring() ? "step by step in a ring" : "at once");
+      report(e, "computes attention {}, but in this program it is computed {}",
+             c.chunk >= 0 ? "step by step" : "at once", t_.ring() ? "step by step in a ring" : "at once");
     if (detail::adds_losses(c) && !losses_.add(c, e.micro_batch))
       report(e, "runs a second time, and adds its losses again");
     if (!is_backward(c.pass)) return;
@@ -465,7 +470,7 @@ class Verifier {
     if (!t_.tensor()) report(e, "there are no tensor ranks to exchange with");
     if (axis != Axis::kTp) report(e, "activations must be exchanged over the axis tp");
     if (!fits_layout)
-      report(e, "does not fit: here the residual stream is {}",
+      report(e, "does not fit this program, in which the residual stream is {}",
              t_.sharded_rows() ? "cut by rows" : "whole on every tensor rank");
   }
   void sum_load(const Expanded& e, Axis axis) {
@@ -479,7 +484,7 @@ class Verifier {
   void exchange_keys(const Expanded& e, Axis axis, bool ring) {
     if (!t_.context()) report(e, "there are no context ranks to exchange with");
     if (ring != t_.ring())
-      report(e, "does not fit: here context ranks {}",
+      report(e, "does not fit this program, in which context ranks {}",
              ring ? "gather keys and values" : "pass keys and values on in a ring");
     if (axis != Axis::kCp) report(e, "keys and values must be exchanged over the axis cp");
   }
@@ -512,8 +517,10 @@ class Verifier {
       auto& axes = summed_over_[static_cast<std::size_t>(i)];
       const std::vector<Axis> wanted = detail::axes_of_sum(t_, i);
       if (std::find(axes.begin(), axes.end(), o.axis) != axes.end()) report(e, "reduces the sum {} a second time", i);
-      if (std::find(wanted.begin(), wanted.end(), o.axis) == wanted.end())
-        report(e, "the sum {} must be reduced over {}", i, wanted.empty() ? "no axis" : name_of(wanted.front()));
+      if (wanted.empty())
+        report(e, "reduces the sum {} over {}, but every rank has the whole sum", i, name_of(o.axis));
+      else if (std::find(wanted.begin(), wanted.end(), o.axis) == wanted.end())
+        report(e, "the sum {} must be reduced over {}", i, name_of(wanted.front()));
       axes.push_back(o.axis);
     }
   }

@@ -200,7 +200,8 @@ void UnitLedger::depart(const Expanded& e, Axis axis, int u, State& state) {
 }
 
 void UnitLedger::arrive(const Expanded& e, Axis axis, State& state, bool adds) {
-  if (!std::exchange(state.on_the_way, false)) report(e, "ends the message of a gradient that is not on the way");
+  if (!std::exchange(state.on_the_way, false))
+    report(e, "takes the sum of a gradient from a message that no op has sent");
   if (axis == Axis::kReplicate) {
     if (adds) report(e, "adds the sum over replicas to its target, but must overwrite it");
     ++state.replicated;
@@ -246,8 +247,8 @@ void UnitLedger::complete(const Expanded& e, int u, const State& state) {
     report(e, "sends on a gradient with {} of {} contributions", state.pending.size(), needed);
   if (must_exchange(u) && !state.in_sum)
     report(e,
-           "sends on a gradient before its share of parameters that every tensor rank holds is summed over the tensor "
-           "ranks");
+           "sends on a gradient too early: the part for parameters that every tensor rank holds is not yet summed over "
+           "tensor ranks");
   if (!t_.gradients_leave()) return;
   if (!state.zeroed && needed != micro_batch_contributions(u))
     report(e, "sends on gradients of parameters that no op of this instance has written");
@@ -309,10 +310,11 @@ void UnitLedger::update(const Expanded& e) {
   if (kind != p_.optimizer->name) report(e, "updates by {} where the states are those of {}", kind, p_.optimizer->name);
   const int u = unit_of_step(p_, *e.step);
   if (shares_whole_matrices(p_, u) != (stage != UpdateStage::kWhole))
-    report(e, "{}",
-           stage == UpdateStage::kWhole
-               ? "updates in one stage, but tensor ranks hold parts of these matrices, which must be updated in stages"
-               : "updates in stages, but the matrices are whole on this rank, which must be updated in one stage");
+    report(
+        e, "{}",
+        stage == UpdateStage::kWhole
+            ? "updates in one stage, but tensor ranks hold parts of these matrices, so they must be updated in stages"
+            : "updates in stages, but the matrices are whole on this rank and must be updated in one stage");
   if (s.contributions.size() != expected_contributions(u) ||
       (t_.offload.optimizer && s.on_host != expected_contributions(u)))
     report(e, "updates from an incomplete gradient");

@@ -97,10 +97,9 @@ class World {
     for (const int other : m.stages)
       if (static_cast<std::size_t>(other) != s) with += fmt::format("{}{}", with.empty() ? "" : ", ", other);
     const Program& p = stages_[s];
-    return fmt::format(
-        "stage {}: body {}, op %{} ({}), micro-batch {}, waits for stage {}, which never reaches the matching op", s,
-        p.bodies[static_cast<std::size_t>(m.op->body)].name, m.op->op, kind_of(m.op->step->op), m.op->micro_batch,
-        with);
+    return fmt::format("stage {}: body {}, op %{} ({}), {}waits for stage {}, which never reaches the matching op", s,
+                       p.bodies[static_cast<std::size_t>(m.op->body)].name, m.op->op, kind_of(m.op->step->op),
+                       m.op->micro_batch < 0 ? "" : fmt::format("micro-batch {}, ", m.op->micro_batch), with);
   }
 
   const std::vector<Program>& stages_;

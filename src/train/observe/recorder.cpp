@@ -135,10 +135,12 @@ class Recorder::Impl {
                 {"micro_batch", ops[i].micro_batch},
                 {"bytes", s.moved.value},
                 {"flops", s.hardware_flops.value}};
-      // An epilogue lies within its op's span: its time is known, when it began is not.
+      // An epilogue lies within its op's span. Its seconds are known (not on devices), but not when it began.
       const auto work = program::work_of(s, timeline.ops[i]);
-      for (std::size_t k = 1; k < work.size(); ++k)
-        args[work[k].kind] = {{"seconds", work[k].seconds}, {"bytes", work[k].bytes}};
+      for (std::size_t k = 1; k < work.size(); ++k) {
+        Json& epilogue = args[work[k].kind] = {{"bytes", work[k].bytes}};
+        if (work[k].seconds > 0) epilogue["seconds"] = work[k].seconds;
+      }
       spans_.push_back({program::kind_of(s.op), std::string(program::name_of(s.phase)),
                         std::string(program::name_of(s.stream)), origin + timeline.ops[i].start_s,
                         origin + timeline.ops[i].end_s, std::move(args), 0});
