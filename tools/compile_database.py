@@ -2,9 +2,9 @@
 """compile_database.py BUILD: the compile commands of a build, one for each source file, on the standard output.
 
 A unity build compiles files that include several sources, so its compile_commands.json names none of the sources. clang-tidy, clangd
-and the tools here need a command for each: that of the file that includes it. What is printed is for tools made of clang. They cannot
-read the precompiled header of another compiler, so the command names the header that it was made of. They refuse some C++20 within
-OpenMP, so it is left out: its pragmas are ignored."""
+and the tools here need a command for each: that of the file that includes it. The printed commands are for clang's tools, which cannot
+read the precompiled header of another compiler, so a command names the header that it was made of. They also refuse some C++20 within
+OpenMP, so no command has -fopenmp, and OpenMP's pragmas are ignored."""
 import json
 import pathlib
 import re
