@@ -1,7 +1,6 @@
 #include "program/memory/memory.h"
 
 #include <algorithm>
-#include <map>
 
 #include "base/error.h"
 
@@ -39,17 +38,19 @@ std::vector<OpPerStream> ended_before(const Body& body) {
 // that has ended when the first use begins. `end` is, for each stream, the last use.
 struct Lifespan {
   bool used = false;
+  int first = -1;  // the first use, in list order
   OpPerStream start = kNoOps, end = kNoOps;
 
   void add(const OpPerStream& ended, std::size_t stream, int op) {
+    if (!used) first = op;
     for (std::size_t t = 0; t < kNumStreams; ++t) start[t] = used ? std::min(start[t], ended[t]) : ended[t];
     end[stream] = std::max(end[stream], op);
     used = true;
   }
   bool before(const Lifespan& other) const {
-    for (std::size_t t = 0; t < kNumStreams; ++t)
-      if (end[t] > other.start[t]) return false;
-    return true;
+    bool later = false;  // no early return, so that the compiler compares all streams at once
+    for (std::size_t t = 0; t < kNumStreams; ++t) later |= end[t] > other.start[t];
+    return !later;
   }
   bool apart(const Lifespan& other) const { return !used || !other.used || before(other) || other.before(*this); }
 };
@@ -57,11 +58,19 @@ struct Lifespan {
 struct BodySpans {
   std::vector<Lifespan> buffers, scratch;  // `buffers` by buffer, `scratch` by op
   std::vector<OpPerStream> ended;
+  std::vector<OpPerStream> ended_from;  // by op: the least of `ended` of this op and of all later ones
 };
 
+std::vector<OpPerStream> least_from_each(std::vector<OpPerStream> ended) {
+  for (std::size_t k = ended.size(); k-- > 1;)
+    for (std::size_t t = 0; t < kNumStreams; ++t) ended[k - 1][t] = std::min(ended[k - 1][t], ended[k][t]);
+  return ended;
+}
+
 BodySpans spans_of(const Program& p, const Body& body) {
-  BodySpans spans{std::vector<Lifespan>(p.buffers.size()), std::vector<Lifespan>(body.steps.size()),
-                  ended_before(body)};
+  BodySpans spans{
+      std::vector<Lifespan>(p.buffers.size()), std::vector<Lifespan>(body.steps.size()), ended_before(body), {}};
+  spans.ended_from = least_from_each(spans.ended);
   for (std::size_t k = 0; k < body.steps.size(); ++k) {
     const Step& step = body.steps[k];
     const auto stream = static_cast<std::size_t>(step.stream);
@@ -70,6 +79,23 @@ BodySpans spans_of(const Program& p, const Body& body) {
     spans.scratch[k].add(spans.ended[k], stream, static_cast<int>(k));
   }
   return spans;
+}
+
+// The ops [first, last] of a body, in list order: from the first use of an item to the last op that may begin before
+// all uses of the item have ended. Items whose windows have no op in common are not in use at the same time. The
+// converse need not be true.
+struct Window {
+  int first = 0, last = 0;
+};
+Window window_of(const BodySpans& spans, const Lifespan& buffer) {
+  Window window{buffer.first, buffer.first};
+  for (std::size_t t = 0; t < kNumStreams; ++t) {
+    if (buffer.end[t] < 0) continue;
+    const auto all = std::partition_point(spans.ended_from.begin(), spans.ended_from.end(),
+                                          [&](const OpPerStream& ended) { return ended[t] < buffer.end[t]; });
+    window.last = std::max(window.last, static_cast<int>(all - spans.ended_from.begin()) - 1);
+  }
+  return window;
 }
 
 // Returns, for each stream, the range of the ops that may run between the first and the last use of the buffer: those
@@ -86,15 +112,89 @@ MemoryPlan::Live live_of(const Body& body, const BodySpans& spans, const Lifespa
   return live;
 }
 
+using ByteRange = std::pair<std::int64_t, std::int64_t>;  // [first, second)
+
+// Adds a range to a list of disjoint ranges in ascending order. Ranges that touch become one.
+void add_range(std::vector<ByteRange>& ranges, ByteRange range) {
+  const auto first = std::lower_bound(ranges.begin(), ranges.end(), range.first,
+                                      [](const ByteRange& r, std::int64_t at) { return r.second < at; });
+  auto last = first;
+  for (; last != ranges.end() && last->first <= range.second; ++last)
+    range = {std::min(range.first, last->first), std::max(range.second, last->second)};
+  if (first == last)
+    ranges.insert(first, range);
+  else
+    *first = range, ranges.erase(first + 1, last);
+}
+
+// The placed items of one body, found by the ops during which they may be in use. The body's ops are cut into blocks of
+// equal length. An item that is in use during all of a block is surely in use at the same time as each item whose first
+// use is in that block. A block keeps the bytes of such items as a few disjoint ranges, so an item is compared one by
+// one with few others.
+class PlacedItems {
+ public:
+  explicit PlacedItems(const BodySpans& body) : blocks_(body.scratch.size() / kOps + 1) {}
+
+  void add(std::size_t item, const Lifespan& span, const Window& window, ByteRange bytes) {
+    Block& first = blocks_[block(window.first)];
+    first.begin.push_back(item);
+    add_range(first.of_begin, bytes);
+    for (std::size_t b = block(window.first) + 1; b <= block(window.last); ++b)
+      if (used_throughout(span, b))
+        add_range(blocks_[b].of_throughout, bytes);
+      else
+        blocks_[b].partly.push_back(item);
+  }
+
+  // Appends to `surely` the bytes of items that are surely in use at the same time as an item of this lifespan, and
+  // calls `found` with each other item that may be.
+  template <class Found>
+  void beside(const Lifespan& span, const Window& window, std::vector<ByteRange>& surely, Found&& found) const {
+    const auto append = [&](const std::vector<ByteRange>& to) { surely.insert(surely.end(), to.begin(), to.end()); };
+    const Block& first = blocks_[block(window.first)];
+    append(first.of_throughout);
+    for (const std::size_t item : first.partly) found(item);
+    for (std::size_t b = block(window.first); b <= block(window.last); ++b)
+      if (used_throughout(span, b))
+        append(blocks_[b].of_begin);
+      else
+        for (const std::size_t item : blocks_[b].begin) found(item);
+  }
+
+ private:
+  static constexpr std::size_t kOps = 32;  // of a block
+  static std::size_t block(int op) { return static_cast<std::size_t>(op) / kOps; }
+  static int first_of(std::size_t block) { return static_cast<int>(block * kOps); }
+  // Returns whether no op of the block is known to have ended before the first use, and a use follows the block. Every
+  // op waits for earlier ops alone.
+  static bool used_throughout(const Lifespan& span, std::size_t block) {
+    return *std::max_element(span.start.begin(), span.start.end()) < first_of(block) &&
+           *std::max_element(span.end.begin(), span.end.end()) >= first_of(block + 1);
+  }
+
+  struct Block {
+    std::vector<std::size_t> begin;        // items whose first use is in this block
+    std::vector<ByteRange> of_begin;       // their bytes
+    std::vector<ByteRange> of_throughout;  // the bytes of items that are in use during all of this block
+    std::vector<std::size_t> partly;       // other items whose windows begin in an earlier block and reach this one
+  };
+  std::vector<Block> blocks_;
+};
+
 class Packer {
  public:
   Packer(const Program& p, const std::vector<BodySpans>& spans, Packing packing, MemoryPlan& plan)
-      : program_(p), spans_(spans), apart_(packing != Packing::kShared), plan_(plan) {}
+      : program_(p),
+        spans_(spans),
+        apart_(packing != Packing::kShared),
+        plan_(plan),
+        placed_(spans.begin(), spans.end()) {}
 
   void pack() {
     collect();
     // Large items come first, the classic order for offline packing (greedy by size).
     std::stable_sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) { return a.bytes > b.bytes; });
+    compared_.assign(items_.size(), items_.size());
     for (std::size_t i = 0; i < items_.size(); ++i) place(i);
   }
 
@@ -115,59 +215,66 @@ class Packer {
     return static_cast<int>(body) == item.body ? spans_[body].scratch[static_cast<std::size_t>(item.op)] : kUnused;
   }
 
-  bool interfere(const Item& a, const Item& b) const {
-    if (apart_) return true;
-    // Scratch belongs to one body, in which the ops of one stream do not overlap.
-    if (a.buffer < 0 || b.buffer < 0) {
-      const Item& scratch = a.buffer < 0 ? a : b;
-      if (a.buffer < 0 && b.buffer < 0 && (a.body != b.body || stream_of(a) == stream_of(b))) return false;
-      const auto body = static_cast<std::size_t>(scratch.body);
-      return !span(a, body).apart(span(b, body));
-    }
-    for (std::size_t body = 0; body < program_.bodies.size(); ++body)
-      if (!span(a, body).apart(span(b, body))) return true;
-    return false;
-  }
   Stream stream_of(const Item& scratch) const {
     return program_.bodies[static_cast<std::size_t>(scratch.body)].steps[static_cast<std::size_t>(scratch.op)].stream;
   }
 
-  // Calls `found` with the placed items that may conflict with `item`. Most items are scratch. For such an item, the
-  // scratch of the same stream and of other bodies is skipped.
+  // Returns whether the items may be in use at the same time in a body that uses both.
+  bool interfere(const Item& a, const Item& b, std::size_t body) const {
+    // The ops of one stream do not overlap, and the scratch of an op is in use during this op alone.
+    if (a.buffer < 0 && b.buffer < 0 && stream_of(a) == stream_of(b)) return false;
+    return !span(a, body).apart(span(b, body));
+  }
+
+  // Calls `found` with each body that uses the item, and the item's window in it.
   template <class Found>
-  void others(const Item& item, Found&& found) const {
-    for (const std::size_t i : placed_buffers_) found(items_[i]);
-    for (const auto& [body, streams] : placed_scratch_) {
-      if (!apart_ && item.buffer < 0 && body != item.body) continue;
-      for (std::size_t s = 0; s < kNumStreams; ++s)
-        if (apart_ || item.buffer >= 0 || s != static_cast<std::size_t>(stream_of(item)))
-          for (const std::size_t i : streams[s]) found(items_[i]);
+  void windows(const Item& item, Found&& found) const {
+    const auto bodies = item.buffer >= 0
+                            ? std::pair<std::size_t, std::size_t>{0, spans_.size()}
+                            : std::pair{static_cast<std::size_t>(item.body), static_cast<std::size_t>(item.body) + 1};
+    for (std::size_t body = bodies.first; body < bodies.second; ++body)
+      if (const Lifespan& of = span(item, body); of.used) found(body, window_of(spans_[body], of));
+  }
+
+  // Returns the bytes of the placed items that the item interferes with, in ascending order.
+  std::vector<ByteRange> taken(std::size_t index) {
+    std::vector<ByteRange> ranges;
+    windows(items_[index], [&](std::size_t body, const Window& window) {
+      placed_[body].beside(span(items_[index], body), window, ranges, [&](std::size_t other) {
+        const Item& o = items_[other];
+        if (compared_[other] == index || !interfere(o, items_[index], body)) return;
+        compared_[other] = index;
+        ranges.emplace_back(o.offset, o.offset + o.bytes);
+      });
+    });
+    std::sort(ranges.begin(), ranges.end());
+    return ranges;
+  }
+
+  // Returns the lowest offset at which the item shares no byte with a placed item that interferes with it. If all items
+  // lie apart, that is the end of the placed items.
+  std::int64_t free_offset(std::size_t index) {
+    if (apart_) return plan_.peak.value;
+    std::int64_t offset = plan_.kept.value;
+    for (const auto& [first, last] : taken(index)) {
+      if (offset + items_[index].bytes <= first) break;
+      offset = std::max(offset, last);
     }
+    return offset;
   }
 
   void place(std::size_t index) {
     Item& item = items_[index];
-    std::vector<std::pair<std::int64_t, std::int64_t>> taken;
-    others(item, [&](const Item& other) {
-      if (interfere(other, item)) taken.emplace_back(other.offset, other.offset + other.bytes);
-    });
-    std::sort(taken.begin(), taken.end());
-    taken.erase(std::unique(taken.begin(), taken.end()), taken.end());
+    item.offset = free_offset(index);
+    if (!apart_)
+      windows(item, [&](std::size_t body, const Window& window) {
+        placed_[body].add(index, span(item, body), window, {item.offset, item.offset + item.bytes});
+      });
+    plan_.peak = std::max(plan_.peak, Bytes(item.offset + item.bytes));
     if (item.buffer >= 0)
-      placed_buffers_.push_back(index);
+      plan_.buffer_offset[static_cast<std::size_t>(item.buffer)] = item.offset;
     else
-      placed_scratch_[item.body][static_cast<std::size_t>(stream_of(item))].push_back(index);
-    std::int64_t offset = plan_.kept.value;
-    for (const auto& [first, last] : taken) {
-      if (offset + item.bytes <= first) break;
-      offset = std::max(offset, last);
-    }
-    item.offset = offset;
-    plan_.peak = std::max(plan_.peak, Bytes(offset + item.bytes));
-    if (item.buffer >= 0)
-      plan_.buffer_offset[static_cast<std::size_t>(item.buffer)] = offset;
-    else
-      plan_.scratch_offset[static_cast<std::size_t>(item.body)][static_cast<std::size_t>(item.op)] = offset;
+      plan_.scratch_offset[static_cast<std::size_t>(item.body)][static_cast<std::size_t>(item.op)] = item.offset;
   }
 
   const Program& program_;
@@ -175,8 +282,8 @@ class Packer {
   bool apart_;
   MemoryPlan& plan_;
   std::vector<Item> items_;
-  std::vector<std::size_t> placed_buffers_;
-  std::map<int, std::array<std::vector<std::size_t>, kNumStreams>> placed_scratch_;  // by body
+  std::vector<PlacedItems> placed_;    // by body
+  std::vector<std::size_t> compared_;  // by item: the item that it was last found to interfere with
 };
 
 }  // namespace
