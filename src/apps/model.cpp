@@ -27,16 +27,17 @@ Json describe(const arch::Architecture& a) {
             {"activation", std::string(name_of(a.activation))},
             {"parameters", arch::num_parameters(a)}};
   if (!a.experts) return json;
+  const arch::Experts& e = *a.experts;
   if (!a.dense()) json.erase("ffn");  // the width of a dense MLP, which no layer has
-  if (a.dense()) json["dense_layers"] = a.experts->dense_layers;
-  if (a.experts->scores != arch::RouterScores::kSoftmax) json["router_scores"] = name_of(a.experts->scores);
-  if (a.experts->scale != 1.0) json["router_scale"] = a.experts->scale;
-  if (a.biases_router()) json["router_bias_rate"] = a.experts->bias_rate;
-  if (a.drops_tokens()) json["expert_capacity"] = a.experts->capacity;
-  if (a.shares_experts()) json["shared_experts"] = a.experts->shared;
-  json.update({{"experts", a.experts->count},
-               {"experts_per_token", a.experts->per_token},
-               {"expert_ffn", a.experts->ffn},
+  if (a.dense()) json["dense_layers"] = e.dense_layers;
+  if (e.scores != arch::RouterScores::kSoftmax) json["router_scores"] = name_of(e.scores);
+  if (e.scale != 1.0) json["router_scale"] = e.scale;
+  if (a.biases_router()) json["router_bias_rate"] = e.bias_rate;
+  if (a.drops_tokens()) json["expert_capacity"] = e.capacity;
+  if (a.shares_experts()) json["shared_experts"] = e.shared;
+  json.update({{"experts", e.count},
+               {"experts_per_token", e.per_token},
+               {"expert_ffn", e.ffn},
                {"active_parameters", arch::num_active_parameters(a)}});
   return json;
 }

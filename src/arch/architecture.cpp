@@ -112,6 +112,11 @@ void check_experts(const Architecture& a) {
 
 }  // namespace
 
+const Experts& Architecture::sparse_experts() const {
+  MOLEN_CHECK(experts, "{} has no sparse layer", name);
+  return *experts;
+}
+
 std::int64_t capacity_of(const Experts& e, std::int64_t sequence) {
   if (!e.drops()) return sequence;
   const double even = static_cast<double>(e.per_token) * static_cast<double>(sequence) / static_cast<double>(e.count);

@@ -104,6 +104,7 @@ struct Architecture {
   bool sparse() const { return experts.has_value(); }      // whether any layer is sparse
   bool dense() const { return sparse_layers() < layers; }  // whether any layer has an MLP instead
   std::int64_t sparse_layers() const { return experts ? layers - experts->dense_layers : 0; }
+  const Experts& sparse_experts() const;  // returns the experts of a model that has sparse layers
   // Returns the number of columns of one expert's up projection, gate included.
   std::int64_t expert_up_size() const { return experts ? (gated() ? 2 : 1) * experts->ffn : 0; }
   bool biases_router() const { return experts && experts->bias_rate > 0.0; }

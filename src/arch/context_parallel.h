@@ -1,6 +1,6 @@
 // Sizes under context parallelism: the positions of a sequence on each of c context ranks, and the pairs of queries and
-// keys that attention computes. The sequence is cut into 2c chunks, and rank r has chunks r and 2c-1-r (the
-// zig-zag of Llama 3, arXiv 2407.21783, section 3.3.2). An early chunk attends to few positions and a late one to many,
+// keys that attention computes. The sequence is cut into 2c pieces, and rank r has pieces r and 2c-1-r (the
+// zig-zag of Llama 3, arXiv 2407.21783, section 3.3.2). An early piece attends to few positions and a late one to many,
 // so that every rank has nearly the same causal work.
 #pragma once
 
@@ -15,7 +15,7 @@ namespace molen::arch {
 // Throws UsageError naming parallel.context when a sequence has fewer than 2 positions per rank.
 void validate_context_parallel(std::int64_t sequence, int ranks);
 
-// Returns the positions of a rank, ascending: two runs, or one if its chunks are neighbours. The lengths of two chunks
+// Returns the positions of a rank, ascending: two runs, or one if its pieces are neighbours. The lengths of two pieces
 // differ by at most one position, and so do the numbers of positions of two ranks.
 std::vector<PositionRun> context_runs(std::int64_t sequence, int rank, int ranks);
 // Returns the number of a rank's positions: sequence / ranks, rounded down on some ranks and up on the others.

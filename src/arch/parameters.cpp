@@ -66,7 +66,7 @@ class Builder {
   // The order is that of Qwen3-MoE, OLMoE, DeepSeek-V2 and -V3. Gate|up of all experts are one matrix, and so are their
   // down projections, because grouped products read one matrix (math/experts.h).
   void experts(const std::string& mlp) {
-    const Experts& e = *arch_.experts;
+    const Experts& e = arch_.sparse_experts();
     matrix(mlp + "gate.weight", Role::kRouter, e.count, arch_.hidden, ShardDim::kNone);
     if (arch_.biases_router())
       vector(mlp + "gate.e_score_correction_bias", Role::kRouterBias, e.count, Init::kZeros, ShardDim::kNone);
@@ -153,7 +153,7 @@ std::int64_t num_parameters(const Architecture& arch) {
 std::int64_t num_active_parameters(const Architecture& arch) {
   std::int64_t total = 0;
   for (const Parameter& parameter : parameters(arch))
-    if (!moved_by_load(parameter.role) && (parameter.expert < 0 || parameter.expert < arch.experts->per_token))
+    if (!moved_by_load(parameter.role) && (parameter.expert < 0 || parameter.expert < arch.sparse_experts().per_token))
       total += parameter.elements();
   return total;
 }

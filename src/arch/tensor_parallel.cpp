@@ -14,7 +14,7 @@ bool fits(const Architecture& a, int ranks) {
   if (ranks > 1 && a.qk_norm == QkNorm::kAll) return false;
   const bool dense = a.sparse_layers() < a.layers;
   return ranks >= 1 && a.heads % ranks == 0 && (!dense || a.ffn % ranks == 0) &&
-         (!a.sparse() || a.experts->ffn % ranks == 0) && a.vocabulary >= ranks;
+         (!a.sparse() || a.sparse_experts().ffn % ranks == 0) && a.vocabulary >= ranks;
 }
 
 // Returns the number of consecutive query heads of a rank that share a KV head. It divides both the number of the
@@ -45,7 +45,7 @@ void validate_tensor_parallel(const Architecture& a, int ranks) {
   for (const int n : tensor_degrees(a, static_cast<int>(std::min<std::int64_t>(a.heads, 1024))))
     text += fmt::format("{}{}", text.empty() ? "" : ", ", n);
   std::string widths = a.sparse_layers() < a.layers ? fmt::format("FFN {}", a.ffn) : "";
-  if (a.sparse()) widths += fmt::format("{}experts of width {}", widths.empty() ? "" : ", ", a.experts->ffn);
+  if (a.sparse()) widths += fmt::format("{}experts of width {}", widths.empty() ? "" : ", ", a.sparse_experts().ffn);
   throw UsageError(
       "parallel.tensor: {} ranks cannot share {} heads, {} and vocabulary {} evenly; these degrees fit: {}", ranks,
       a.heads, widths, a.vocabulary, text);

@@ -364,7 +364,7 @@ Json mixtral_config(const Architecture& a) {
   json["model_type"] = "mixtral";
   json["sliding_window"] = nullptr;
   json["router_jitter_noise"] = 0.0;
-  add_experts(*a.experts, kMixtralKeys, json);
+  add_experts(a.sparse_experts(), kMixtralKeys, json);
   json.erase("attention_bias");
   return json;
 }
@@ -374,7 +374,7 @@ Json olmoe_config(const Architecture& a) {
   json["architectures"] = Json::array({"OlmoeForCausalLM"});
   json["model_type"] = "olmoe";
   json["clip_qkv"] = nullptr;
-  add_experts(*a.experts, kOlmoeKeys, json);
+  add_experts(a.sparse_experts(), kOlmoeKeys, json);
   json.erase("head_dim");
   return json;
 }
@@ -384,13 +384,13 @@ Json qwen3_moe_config(const Architecture& a) {
   json["architectures"] = Json::array({"Qwen3MoeForCausalLM"});
   json["model_type"] = "qwen3_moe";
   json["decoder_sparse_step"] = 1;
-  json["mlp_only_layers"] = first_layers(a.experts->dense_layers);
-  add_experts(*a.experts, kQwen3MoeKeys, json);
+  json["mlp_only_layers"] = first_layers(a.sparse_experts().dense_layers);
+  add_experts(a.sparse_experts(), kQwen3MoeKeys, json);
   return json;
 }
 
 Json dots1_config(const Architecture& a) {
-  const arch::Experts& e = *a.experts;
+  const arch::Experts& e = a.sparse_experts();
   Json json = qwen3_config(a);
   json["architectures"] = Json::array({"Dots1ForCausalLM"});
   json["model_type"] = "dots1";
@@ -434,8 +434,8 @@ bool is_like_llama(const Architecture& a) {
 }
 // Returns whether the experts are of the kind that Mixtral, OLMoE and Qwen3-MoE have.
 bool only_routed(const Architecture& a) {
-  return a.sparse() && !a.shares_experts() && a.experts->scores == arch::RouterScores::kSoftmax &&
-         a.experts->scale == 1.0 && !a.biases_router();
+  return a.sparse() && !a.shares_experts() && a.sparse_experts().scores == arch::RouterScores::kSoftmax &&
+         a.sparse_experts().scale == 1.0 && !a.biases_router();
 }
 bool is_llama(const Architecture& a) {
   return is_like_llama(a) && !a.norms_qk() && !a.sparse();
@@ -453,7 +453,7 @@ bool is_qwen3_moe(const Architecture& a) {
 
 bool is_dots1(const Architecture& a) {
   return is_like_llama(a) && a.qk_norm == arch::QkNorm::kHead && a.shares_experts() && a.biases_router() &&
-         a.experts->scores == arch::RouterScores::kSigmoid;
+         a.sparse_experts().scores == arch::RouterScores::kSigmoid;
 }
 
 bool is_gpt2(const Architecture& a) {
@@ -479,7 +479,7 @@ constexpr std::array kForms{Form{"llama", parse_llama, is_llama, llama_config},
 }  // namespace
 
 bool is_mixtral(const Architecture& a) {
-  return is_like_llama(a) && !a.norms_qk() && only_routed(a) && !a.dense() && a.experts->norm_topk;
+  return is_like_llama(a) && !a.norms_qk() && only_routed(a) && !a.dense() && a.sparse_experts().norm_topk;
 }
 
 void refuse_code(const Json& json, const std::string& origin) {
@@ -528,7 +528,7 @@ namespace {
 std::string kind_of_experts(const Architecture& a) {
   if (!a.sparse()) return "";
   return fmt::format(", {}experts{}{}{}", a.shares_experts() ? "shared " : "", a.dense() ? " behind dense layers" : "",
-                     a.experts->scores == arch::RouterScores::kSigmoid ? ", sigmoid scores" : "",
+                     a.sparse_experts().scores == arch::RouterScores::kSigmoid ? ", sigmoid scores" : "",
                      a.biases_router() ? ", biases of the router" : "");
 }
 

@@ -78,7 +78,7 @@ Kernel bind_all_to_all(const BindContext& c, const program::Step& step, comm::Co
   if (const program::Use* use = step.find(Arg::kExpertOffsets)) begin = c.flat(use->buffer);
   MOLEN_CHECK(from.device().is_cpu(), "expert ranks exchange rows in the memory of the host alone");
   const std::int64_t width = c.program.arch.hidden, bytes = width * from.element_size(),
-                     most = (home ? from : to).numel() / width, experts = c.program.arch.experts->count;
+                     most = (home ? from : to).numel() / width, experts = c.program.arch.sparse_experts().count;
   const DType dtype = dtype_of(c, step.operand(Arg::kTo));
   return [=](RunState& run, math::Scratch& scratch) mutable {
     const int ranks = group->size();

@@ -452,7 +452,8 @@ class Executor::Impl {
       result.balance_loss = s[program::kBalanceLoss] / each;
       result.z_loss = s[program::kZLoss] / each;
       if (program_.arch.drops_tokens())
-        result.dropped_share = s[program::kDropped] / (each * static_cast<double>(program_.arch.experts->per_token));
+        result.dropped_share =
+            s[program::kDropped] / (each * static_cast<double>(program_.arch.sparse_experts().per_token));
     }
     result.non_finite = state.non_finite;
     result.overflow = state.overflow;

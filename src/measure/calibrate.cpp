@@ -190,7 +190,8 @@ std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
       if (zero == 2 && (ranks == 1 || shape.layers > 2)) continue;
       if (apart && (ranks == 1 || shape.experts == 0)) continue;
       arch::Architecture arch = architecture(shape);
-      if (apart) arch.experts->count = (shape.experts + ranks - 1) / ranks * ranks;  // each rank has as many
+      if (arch.experts && apart)
+        arch.experts->count = (shape.experts + ranks - 1) / ranks * ranks;  // each rank has as many
       program::Setting setting;
       setting.mesh[apart ? mesh::Axis::kEp : mesh::Axis::kDpShard] = ranks;
       setting.zero = zero;

@@ -109,7 +109,7 @@ void route_backward(const Context& c, at::Tensor& d_rows, const at::Tensor& d_we
 
 void dispatch_forward(const Context& c, const at::Tensor& rows, const at::Tensor& choice, at::Tensor& expert_rows,
                       at::Tensor& places, at::Tensor& offsets) {
-  const i64 experts = c.arch.experts->count;
+  const i64 experts = c.arch.sparse_experts().count;
   math::expert_order(choice.size(0), choice.size(1), experts, choice.data_ptr<std::int32_t>(),
                      c.scratch.take<std::int32_t>(experts), offsets.data_ptr<std::int32_t>(),
                      places.data_ptr<std::int32_t>());

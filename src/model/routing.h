@@ -13,7 +13,7 @@
 namespace molen::model {
 
 inline math::reference::Router router_of(const Context& c, std::int64_t rows, const at::Tensor& labels) {
-  const arch::Experts& e = *c.arch.experts;
+  const arch::Experts& e = c.arch.sparse_experts();
   math::reference::Router router{rows, e.count, e.per_token};
   if (e.scores == arch::RouterScores::kSigmoid) router.score = math::reference::RouterScore::kSigmoid;
   router.renormalise = e.norm_topk;
@@ -40,7 +40,7 @@ RouterSums choose_experts(const Context& c, const T* logits, const T* bias, cons
   math::reference::balance_sums<T>(threads, router, c.shape.batch, bias != nullptr, logits, choice, scores, load,
                                    c.scratch);
   RouterSums sums{static_cast<double>(math::reference::z_loss_sum<T>(router, lse))};
-  const arch::Experts& e = *c.arch.experts;
+  const arch::Experts& e = c.arch.sparse_experts();
   if (e.drops())
     sums.dropped = static_cast<double>(math::limit_experts(router.N, router.k, router.E, c.shape.batch,
                                                            arch::capacity_of(e, c.shape.sequence), router.labels_N,
@@ -62,7 +62,7 @@ double balance_sum(const Context& c, const at::Tensor& load, std::int64_t sequen
 template <class T>
 void choose_backward(const Context& c, const at::Tensor& d_weights, const at::Tensor& labels, const Routed& of,
                      std::int64_t sequence, double grad_scale, T* d_logits) {
-  const arch::Experts& e = *c.arch.experts;
+  const arch::Experts& e = c.arch.sparse_experts();
   const double each = c.share.rank == 0 ? grad_scale / static_cast<double>(c.arch.sparse_layers()) : 0.0;
   const math::reference::RouterLosses losses{each * e.balance_loss * static_cast<double>(sequence), each * e.z_loss,
                                              c.shape.batch, sequence};

@@ -115,13 +115,13 @@ void resolve_expert_ranks(const Config& c, const arch::Architecture& arch, const
     throw UsageError("{}: {} ranks share the experts of sparse layers, which this model does not have (model.experts)",
                      c.where("parallel.expert"), n);
   const std::int64_t left = machine.ranks / (p.tensor * p.pipeline * p.context);
-  const auto fits = [&](std::int64_t m) { return arch.experts->count % m == 0; };
+  const auto fits = [&](std::int64_t m) { return arch.sparse_experts().count % m == 0; };
   if (left % n != 0)
     throw UsageError("{}: {} expert ranks do not divide the {} rank{} that the other axes leave of {}{}",
                      c.where("parallel.expert"), n, left, left == 1 ? "" : "s", machine.ranks, fitting(left, fits));
   if (!fits(n))
     throw UsageError("{}: {} ranks cannot share {} experts evenly{}", c.where("parallel.expert"), n,
-                     arch.experts->count, fitting(left, fits));
+                     arch.sparse_experts().count, fitting(left, fits));
   s.mesh[mesh::Axis::kEp] = static_cast<int>(n);
 }
 

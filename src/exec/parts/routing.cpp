@@ -9,7 +9,7 @@ namespace {
 // Returns the largest number of rows that the rank's tokens may take in expert order.
 std::int64_t sent_rows(const PartCall& call) {
   const arch::PartShape& shape = call.common.shape;
-  return arch::most_rows_of_experts(*call.common.arch.experts, shape.batch, shape.sequence, 1);
+  return arch::most_rows_of_experts(call.common.arch.sparse_experts(), shape.batch, shape.sequence, 1);
 }
 
 // Returns the number of tokens of a sequence, over all context ranks that share it.
@@ -19,7 +19,7 @@ std::int64_t sequence_of(const PartCall& call) {
 
 model::Routed routed_of(const PartCall& call) {
   const Operands& o = call.operands;
-  const std::int64_t experts = call.common.arch.experts->count;
+  const std::int64_t experts = call.common.arch.sparse_experts().count;
   model::Routed routed{o.rows(Arg::kScores),
                        o.flat(Arg::kLse),
                        o.rows(Arg::kChoice),
@@ -58,7 +58,8 @@ Kernel bind_route(const PartCall& call) {
 
 // Every context rank has the load of the whole sequence, and only the first of them counts it.
 Kernel bind_balance(const PartCall& call) {
-  const auto load = call.operands.view(Arg::kLoad, {call.common.shape.batch, 2, call.common.arch.experts->count});
+  const auto load =
+      call.operands.view(Arg::kLoad, {call.common.shape.batch, 2, call.common.arch.sparse_experts().count});
   auto scalars = call.operands.flat(Arg::kScalars);
   const bool counts = call.context.coordinates[mesh::Axis::kCp] == 0;
   return [=, common = call.common, sequence = sequence_of(call)](RunState&, math::Scratch& s) mutable {

@@ -332,7 +332,8 @@ std::size_t parameter_at(const Program& p, const mesh::PerAxis& at, const UnitEn
   // Parameters are in order of experts. The gate and up matrices of the experts alternate; the down matrices follow
   // each other directly.
   const std::size_t distance = p.parameters.at(index + 1).role == first.role ? 1 : 2;
-  return index + distance * rank * static_cast<std::size_t>(p.arch.experts->count / p.grid.sizes[mesh::Axis::kEp]);
+  return index +
+         distance * rank * static_cast<std::size_t>(p.arch.sparse_experts().count / p.grid.sizes[mesh::Axis::kEp]);
 }
 
 std::vector<GlobalRun> global_runs(const Program& p, const mesh::PerAxis& at, int unit, std::int64_t from,

@@ -97,10 +97,12 @@ void check_pieces(const Setting& s) {
 void check_expert_ranks(const arch::Architecture& arch, const Setting& s) {
   if (!s.shares_experts()) return;
   if (!arch.sparse()) throw UsageError("parallel.expert: {} ranks have no experts to share", s.expert_ranks());
-  if (arch.experts->count % s.expert_ranks() != 0)
-    throw UsageError("parallel.expert: {} ranks cannot share {} experts evenly", s.expert_ranks(), arch.experts->count);
+  if (arch.sparse_experts().count % s.expert_ranks() != 0)
+    throw UsageError("parallel.expert: {} ranks cannot share {} experts evenly", s.expert_ranks(),
+                     arch.sparse_experts().count);
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-  const auto rows = arch::most_rows_of_experts(*arch.experts, s.micro_batch, s.local_sequence(), s.expert_ranks());
+  const auto rows =
+      arch::most_rows_of_experts(arch.sparse_experts(), s.micro_batch, s.local_sequence(), s.expert_ranks());
   if (rows > kMost)
     throw UsageError("parallel.expert: the experts of a rank may get {} rows, and row numbers end at {}", rows, kMost);
   if (s.unit_layers > 1 && s.parameters_come())

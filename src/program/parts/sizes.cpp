@@ -34,7 +34,7 @@ Sizes::Sizes(const arch::Architecture& arch, const arch::PartShape& shape)
       L(E / shape.expert_ranks),
       G(arch.experts ? most_rows_of_experts(*arch.experts, B, S, shape.expert_ranks) : 0),
       drops(arch.drops_tokens()),
-      router_bias(arch.biases_router() ? arch.experts->count : 0),
+      router_bias(arch.biases_router() ? arch.sparse_experts().count : 0),
       X(arch.shared_up_size()),
       x(arch.shared_ffn()),
       norm_vectors(arch.norm == arch::Norm::kRms     ? 1

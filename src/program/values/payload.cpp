@@ -32,7 +32,8 @@ std::int64_t bytes_of_rows(const Program& p, const Step& step) {
   const Use* rows = step.find(Arg::kFrom);
   if (!rows || !p.arch.sparse()) return 0;
   const Rows& sent = step.attributes.rows;
-  return most_rows_of_experts(*p.arch.experts, sent.sequences, sent.length, 1) * p.arch.hidden * width_of(p, *rows);
+  return most_rows_of_experts(p.arch.sparse_experts(), sent.sequences, sent.length, 1) * p.arch.hidden *
+         width_of(p, *rows);
 }
 
 }  // namespace

@@ -89,11 +89,11 @@ std::optional<std::int64_t> width_of_letter(const arch::Architecture& a, char le
     case 'V':
       return a.vocabulary;
     case 'E':
-      return a.experts->count;
+      return a.sparse_experts().count;
     case 'O':
-      return a.experts->count + 1;
+      return a.sparse_experts().count + 1;
     case 't':
-      return a.experts->per_token;
+      return a.sparse_experts().per_token;
     case 'W':
       return a.expert_up_size();
     case 'X':
@@ -101,7 +101,7 @@ std::optional<std::int64_t> width_of_letter(const arch::Architecture& a, char le
     case 'x':
       return a.shared_ffn();
     case 'w':
-      return a.experts->ffn;
+      return a.sparse_experts().ffn;
     case '2':
       return 2;
     default:
@@ -131,13 +131,13 @@ std::int64_t size_of_letter(const Program& program, const Traits& t, char letter
     case 'B':
       return t.rows.sequences;
     case 'o':
-      return a.experts->count / t.expert_ranks() + 1;
+      return a.sparse_experts().count / t.expert_ranks() + 1;
     case 'p':
       return t.expert_ranks();
     case 'G':
-      return most_rows_of_experts(*a.experts, t.rows.sequences, t.rows.length, t.expert_ranks());
+      return most_rows_of_experts(a.sparse_experts(), t.rows.sequences, t.rows.length, t.expert_ranks());
     case 'M':
-      return most_rows_of_experts(*a.experts, t.rows.sequences, t.rows.length, 1);
+      return most_rows_of_experts(a.sparse_experts(), t.rows.sequences, t.rows.length, 1);
     default:
       throw Error("unknown letter '{}' of a shape", letter);
   }

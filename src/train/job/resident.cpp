@@ -84,8 +84,9 @@ void run_products(const Job& job) {
 template <class S>
 void run_grouped(const Job& job, std::int64_t out, std::int64_t in) {
   const int threads = job.setting.threads;
-  const std::int64_t experts = std::min<std::int64_t>(job.arch.experts->count, threads),
-                     slots = std::min<std::int64_t>(job.setting.tokens() * job.arch.experts->per_token, 128 * experts),
+  const std::int64_t experts = std::min<std::int64_t>(job.arch.sparse_experts().count, threads),
+                     slots = std::min<std::int64_t>(job.setting.tokens() * job.arch.sparse_experts().per_token,
+                                                    128 * experts),
                      scratch_bytes = std::is_same_v<S, float>
                                          ? math::grouped_tn_scratch(threads, out)
                                          : math::grouped_tn_narrow_scratch(threads, slots, out, in);
@@ -109,7 +110,7 @@ void run_grouped(const Job& job, std::int64_t out, std::int64_t in) {
 
 void run_experts(const Job& job) {
   const auto& a = job.arch;
-  for (const auto& [out, in] : {std::pair{a.expert_up_size(), a.hidden}, {a.hidden, a.experts->ffn}}) {
+  for (const auto& [out, in] : {std::pair{a.expert_up_size(), a.hidden}, {a.hidden, a.sparse_experts().ffn}}) {
     if (job.setting.kernels == arch::Kernels::kFused) run_grouped<float>(job, out, in);
     if (job.setting.kernels == arch::Kernels::kAten && job.setting.compute == DType::kBF16)
       run_grouped<std::uint16_t>(job, out, in);
