@@ -99,7 +99,8 @@ class Executor {
   const std::vector<program::Expanded>& ops() const;
 
   // Returns what this rank keeps of a unit's state from step to step, as a flat tensor. `family` is "param", "grad",
-  // "m", "v" or "master". The result is a part of the state when the layout shards it.
+  // "master" or the name of a state of the optimizer ("m", "v", "v_rows", ...). The result is a part of the state when
+  // the layout shards it.
   at::Tensor state(const std::string& family, int unit) const;
   bool has_state(const std::string& family) const;
   // Returns the element range of the unit that `state` of this family covers on this rank.

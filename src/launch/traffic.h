@@ -20,8 +20,8 @@ Traffic traffic_of(const exec::Executor& executor);  // so far
 Traffic since(const Traffic& before, const Traffic& now);
 
 // Throws Error naming axis, call and both figures unless every axis and kind of call has the number of calls and the
-// payload that the program gives.
-// For `all_to_all`, it compares calls alone: how many rows a rank exchanges is data.
+// payload that the program gives. Only the calls of `all_to_all` are compared, because the data decides how many rows a
+// rank exchanges.
 void require_planned(const Traffic& moved, const program::Payloads& planned);
 // Throws Error unless all ranks together have exchanged the bytes that their programs give for all_to_all, or with
 // `at_most`, as experts with a capacity do, no more. Collective over `world`.

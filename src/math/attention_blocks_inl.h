@@ -204,7 +204,7 @@ inline void transpose_square(F (&x)[kL]) {
   }
 }
 
-// scores [rows, kLdP], columns [strip begin, columns) += A [rows, D] times one strip of packed_transposed.
+// scores [rows, kLdP], columns [strip begin, columns) += A [rows, D] times one strip that pack_transposed has packed.
 inline void product_strip(i64 rows, i64 columns, i64 strip, const float* a, i64 lda, const float* packed, i64 D,
                           float* scores) {
   const i64 begin = strip * kStrip, n = smaller(columns - begin, kStrip);

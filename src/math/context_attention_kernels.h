@@ -53,7 +53,7 @@ struct ContextBackward {
 struct ContextKernels {
   // Computes `heads` query heads from `head` on. All of them read one key/value head, and heads * rows <= kForwardRows.
   void (*forward_rows)(const ContextForward&, i64 b, i64 head, i64 heads, const ContextRows& rows, float* scratch);
-  // Computes dk and dv of a tile of at most kTileColumns keys; With with_dq, also adds the tile's part of dq; the tiles
+  // Computes dk and dv of a tile of at most kTileColumns keys. With with_dq, also adds the tile's part of dq; the tiles
   // then come in rising order.
   void (*backward_keys)(const ContextBackward&, i64 b, i64 kv, const ContextRows& tile, bool with_dq, float* scratch);
   // Computes only dq, for at most kBackwardRows rows of one query head. The rows begin a multiple of kBackwardRows

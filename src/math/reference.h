@@ -48,7 +48,6 @@ inline int thread_index() {
 }
 
 // --- products: the three that a linear layer y = x W^T needs, W [out, in]
-// -------------------------------------------------
 
 namespace detail {
 // C_1n (+)= A_1k B_nk^T: n independent sums, each in the order of its terms.
@@ -133,7 +132,6 @@ void column_sums(int threads, std::int64_t rows, std::int64_t columns, const T* 
 }
 
 // --- norms
-// ------------------------------------------------------------------------------------------------------------------
 
 // RMSNorm (arXiv 1910.07467): rstd = 1/sqrt(mean(x^2) + eps), y = x rstd w.
 template <class T>
@@ -218,7 +216,6 @@ void norm_backward(int threads, std::int64_t rows, std::int64_t d, const T* d_y,
 }
 
 // --- norms of queries and keys
-// ------------------------------------------------------------------------------------------
 
 // RMSNorm of each group of q|k|v: y = x w rstd, rstd = 1/sqrt(mean(x^2) + eps).
 template <class T>
@@ -287,7 +284,6 @@ void qk_norm_backward(int threads, std::int64_t rows, const QkNormSizes& sizes, 
 }
 
 // --- RoPE
-// -------------------------------------------------------------------------------------------------------------------
 
 // RoFormer's rotation (arXiv 2104.09864) in Hugging Face's rotate-half pairing (i, i + D/2), in place on the first
 // `heads` heads (queries, then keys) of each row of `width` elements. Row n uses position n % sequence of the tables
@@ -310,7 +306,6 @@ void rope(int threads, std::int64_t rows, std::int64_t sequence, std::int64_t he
 }
 
 // --- attention
-// --------------------------------------------------------------------------------------------------------------
 
 struct AttentionSizes {
   std::int64_t batch, sequence, heads, kv_heads, head_dim;
@@ -441,7 +436,6 @@ void attention_backward(int threads, const AttentionSizes& a, const double* slop
 }
 
 // --- activations
-// ------------------------------------------------------------------------------------------------------------
 
 // SwiGLU (arXiv 2002.05202): a = g sigmoid(g) u for rows gate|up of 2f elements.
 template <class T>
@@ -488,7 +482,6 @@ void gelu_tanh_backward(int threads, std::int64_t count, const T* d_y, const T* 
 }
 
 // --- embedding
-// --------------------------------------------------------------------------------------------------------------
 
 // x_n = table[ids_n] (+ positions[n % S]); an id below 0 belongs to another rank's table and adds nothing.
 template <class T>
@@ -514,7 +507,6 @@ void embedding_backward(int threads, std::int64_t rows, std::int64_t sequence, s
 }
 
 // --- cross entropy
-// ----------------------------------------------------------------------------------------------------------
 
 // losses_r = log sum exp(logits_r) - logits_r[label]; with `gradient`, logits become (softmax - onehot) * grad_scale in
 // place. When label < 0, loss and gradient are zero.

@@ -66,7 +66,7 @@ inline bool larger(double a, double b) {
   return a > b || (std::isnan(a) && !std::isnan(b));
 }
 
-// Writes the k experts with the largest keys, in falling order of key. Of equal keys, the smaller index comes first.
+// Writes the k experts with the largest keys, in falling order of key. Among equal keys, the smaller index comes first.
 // key(e) returns the key of expert e.
 template <class Key>
 void choose(std::int64_t E, std::int64_t k, const Key& key, std::int32_t* choice) {
@@ -121,9 +121,9 @@ Accum<T> score(const Router& r, const T* logits, T* scores) {
 }  // namespace detail
 
 // Chooses the k experts of each token. Without a bias (bias_E null), they have the largest logits, because both kinds
-// of scores rise with the logit. With a bias, they have the largest score + bias (DeepSeek-V3, equation 16). Of equal
-// ones, the smaller index is chosen. The weights follow from the scores without bias (equations 12-14): w_nj = scale *
-// s_nc [/ sum over the k chosen].
+// of scores rise with the logit. With a bias, they have the largest score + bias (DeepSeek-V3, equation 16). Among
+// equal values, the smaller index is chosen. The weights follow from the scores without bias (equations 12-14): w_nj =
+// scale * s_nc [/ sum over the k chosen].
 //
 //   logits_NE -> choice_Nk (by falling key), weight_Nk; scores_NE and lse_N (log sum exp of the logits) are for the
 //   losses and the backward

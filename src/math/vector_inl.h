@@ -153,7 +153,6 @@ MOLEN_INLINE Range share(int64_t total, int64_t grain = 1) {
 constexpr int64_t kLine = 16;  // floats of a cache line
 
 // --- norms
-// ------------------------------------------------------------------------------------------------------------------
 
 template <class S>
 MOLEN_INLINE void apply_row(int64_t d, const S* x, float rstd, float mean, const S* w, const S* b, S* y) {
@@ -281,7 +280,6 @@ void norm_backward(int threads, int64_t rows, int64_t d, const S* d_y, const S* 
 }
 
 // --- norms of queries and keys
-// ---------------------------------------------------------------------------------------------
 
 // Returns 1 / sqrt(mean(x^2) + eps) of one group.
 template <class S>
@@ -349,7 +347,6 @@ void qk_norm_backward(int threads, int64_t rows, QkNormSizes sizes, double eps, 
 }
 
 // --- RoPE, activations
-// ------------------------------------------------------------------------------------------------------
 
 template <class S>
 void rope(int threads, int64_t rows, int64_t sequence, int64_t heads, int64_t head_dim, int64_t width,
@@ -446,7 +443,6 @@ void gelu_tanh_backward(int threads, int64_t count, const S* d_y, const S* x, S*
 }
 
 // --- rows and columns
-// -------------------------------------------------------------------------------------------------------
 
 void fill_rows(int threads, int64_t rows, int64_t width, const float* source, const float* bias, float* out) {
 #pragma omp parallel num_threads(threads)
@@ -554,12 +550,10 @@ void fill_zero(int threads, int64_t count, float* out) {
 }
 
 // --- experts
-// ----------------------------------------------------------------------------------------------------------------
 
 #include "math/vector_experts_inl.h"
 
 // --- cross entropy
-// ----------------------------------------------------------------------------------------------------------
 
 constexpr float kNothing = 1e-30f;
 

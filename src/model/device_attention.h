@@ -14,7 +14,7 @@ namespace molen::model::aten {
 
 struct AttentionWay {
   bool flash = false;                           // ATen's flash attention; otherwise scores are written out
-  std::int64_t scores = std::int64_t{1} << 24;  // most scores of a head that exist at once (at least one position's)
+  std::int64_t scores = std::int64_t{1} << 24;  // most scores of all heads that exist at once
 };
 // Chooses flash attention for 16-bit types on CUDA, with heads of at most 256 elements and a multiple of 8, without
 // ALiBi and without documents.

@@ -29,7 +29,6 @@ struct NormPointers {
 };
 
 // --- the two sets of kernels
-// ------------------------------------------------------------------------------------------------
 
 template <class T>
 struct Reference {
@@ -225,7 +224,6 @@ struct Fused {
 };
 
 // --- tensors to pointers
-// ----------------------------------------------------------------------------------------------------
 
 // Returns null for an undefined tensor.
 template <class T>
@@ -258,7 +256,6 @@ template <class K>
 using RealOf = typename K::Real;
 
 // --- pieces that parts share
-// ------------------------------------------------------------------------------------------------
 
 // y = [residual] + x W^T [+ b]. Residual and bias are added only in `rows` rows from `first` on.
 template <class K>

@@ -70,7 +70,6 @@ struct Batch {
 };
 
 // --- the oracle: composite operators under autograd
-// -------------------------------------------------------------------------
 
 at::Tensor oracle_norm(const arch::Architecture& a, const at::Tensor& x, const NormWeights& w) {
   if (a.norm == arch::Norm::kRms) return x * at::rsqrt(x.pow(2).mean(-1, true) + a.norm_eps) * w.weight_d;
@@ -127,7 +126,6 @@ at::Tensor oracle_loss(const arch::Architecture& a, const Weights& w, const Batc
 }
 
 // --- ours
-// -------------------------------------------------------------------------------------------------------------------
 
 at::ScalarType wide_type(DType compute) {
   return compute == DType::kF64 ? at::kDouble : at::kFloat;

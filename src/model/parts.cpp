@@ -13,7 +13,6 @@
 
 namespace molen::model {
 // --- RoPE's table
-// -----------------------------------------------------------------------------------------------------------
 
 RopeTable make_rope_table(const arch::Architecture& arch, std::int64_t sequence, at::ScalarType dtype,
                           at::Device device) {
@@ -45,7 +44,6 @@ at::Tensor make_slopes(const arch::Architecture& arch, int rank, int ranks) {
 }
 
 // --- the parts
-// --------------------------------------------------------------------------------------------------------------
 
 void embed_forward(const Context& c, const at::Tensor& ids, const at::Tensor& table, const at::Tensor& positions,
                    at::Tensor& x) {

@@ -40,7 +40,7 @@ enum class Arg {
   kRowMoment2,
   kColumnMoment2,
   kMaster,
-  kDirection,  // the direction in which an optimizer moves a unit's matrices
+  kDirection,  // what an optimizer that updates parameters whole sends to other tensor ranks
   kFrom,       // source of a collective, a message, a copy or a cast
   kTo,         // the destination of what kFrom names
   kOwn,        // the rank's own keys, next to the received keys

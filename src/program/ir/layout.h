@@ -1,5 +1,6 @@
 // Units: groups of parameters that are stored, reduced, updated and gathered together. A unit is the embedding, one
-// layer, several layers, half a layer, or the final norm with the head. Its parameters lie in one contiguous range of
+// layer, several layers, half a layer, the experts of a layer (with several expert ranks), or the final norm with the
+// head. Its parameters lie in one contiguous range of
 // elements. The matrices q|k|v lie side by side, and so do gate|up and the matrices of all experts of a layer, so that
 // a kernel can use each group as one matrix.
 #pragma once

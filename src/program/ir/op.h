@@ -72,7 +72,7 @@ inline constexpr OpPerStream kNoOps = [] {
   return none;
 }();
 
-// The category under which an op's seconds and joules are counted. The pipeline bubble is not a phase of any op: a
+// The category under which an op's seconds are counted. The pipeline bubble is not a phase of any op: a
 // Timeline shows it as time in which a stage is idle because it waits for other stages.
 enum class Phase {
   kData,
@@ -163,8 +163,9 @@ struct ClipScale {
   bool operator==(const ClipScale&) const = default;
 };
 // Updates a unit's parameters. `kind` names the optimizer, which says what states it has (values/optimizer.h). When
-// tensor ranks share matrices that the optimizer updates as a whole, the update has two ops: kDirection makes the
-// direction from gradient and momentum, and kApply applies it after an all-gather over these ranks.
+// tensor ranks share parameters that the optimizer updates as a whole, the update has two ops. kDirection makes what
+// the other ranks need (Muon: the direction; Adafactor: the gradient and a sum of squares). kApply updates the
+// parameters after an all-gather over these ranks.
 enum class UpdateStage { kWhole, kDirection, kApply };
 inline constexpr std::array kAllUpdateStages{UpdateStage::kWhole, UpdateStage::kDirection, UpdateStage::kApply};
 struct OptimizerStep {
@@ -172,13 +173,13 @@ struct OptimizerStep {
   UpdateStage stage = UpdateStage::kWhole;
   bool operator==(const OptimizerStep&) const = default;
 };
-// The values that a collective, message or copy moves. kUnit is the parameters or gradients of a unit. Every other
-// member is a value of one layer or of a chunk of the head (signature.h). Tensor ranks exchange the input of a layer,
-// its middle, their gradients, and the sums of a chunk of the head. Context ranks exchange the keys and values of a
-// layer, their gradients, and the sums that the router of a layer makes for each sequence. Expert ranks exchange the
-// offset at which the rows of each expert begin in expert order, the rows on their way to the experts and back, and the
-// gradients of these rows. Copies move the values that a layer keeps for backward: its input, its middle, and the
-// results of its parts (kQkv to kActivation).
+// The values that a collective, message or copy moves. kUnit is the parameters, the gradients or the directions
+// of a unit. Every other member is a value of one layer or of a chunk of the head (values/value.h). Tensor ranks
+// exchange the input of a layer, its middle, their gradients, and the sums of a chunk of the head. Context ranks
+// exchange the keys and values of a layer, their gradients, and the sums that the router of a layer makes for each
+// sequence. Expert ranks exchange the offset at which the rows of each expert begin in expert order, the rows on their
+// way to the experts and back, and the gradients of these rows. Copies move the values that a layer keeps for backward:
+// its input, its middle, and the results of its parts (kQkv to kActivation).
 enum class Moves {
   kUnit,
   kResidual,
@@ -406,7 +407,7 @@ std::string_view name_of(Stream stream);
 std::string_view name_of(Axis axis);
 std::string_view name_of(Access access);  // "reads", "consumes", "updates", "writes"
 std::string_view name_of(Range range);    // "all", "shard", "own", "replicated"
-std::string_view name_of(Moves moves);    // "unit", "x", "mid", ...: the names of the values (signature.h)
+std::string_view name_of(Moves moves);    // "unit"; "head" for kHeadSums; else the value's name: "x", "mid", ...
 std::string_view name_of(ComputePass pass);
 std::string_view name_of(Flag flag);
 std::string_view name_of(Epilogue epilogue);  // "add", "copy", "pack", "unpack", "assemble"

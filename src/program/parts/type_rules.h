@@ -15,7 +15,7 @@
 namespace molen::program {
 
 // The types of one operand of a part over tensor ranks, context ranks and expert ranks. Over data-parallel ranks and
-// stages every activation has one type (own_rows in type_checker.cpp).
+// stages every activation has one type (own_rows in types/check.cpp).
 struct OperandRule {
   Arg arg{};
   std::vector<AxisType> found;      // over tp, if the part reads the operand: one of these

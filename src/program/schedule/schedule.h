@@ -95,12 +95,12 @@ ScheduleCosts uniform_costs(const Schedule& schedule, double forward_s, double b
 
 struct ScheduleTimes {
   std::vector<std::vector<OpTime>> actions;  // by stage and position
-  double total_s = 0.0;                      // the end of the last action of all stages, when the clip barrier opens
+  double total_s = 0.0;                      // the end of the last action of all stages
 };
 // Starts each action when its stage is free and its inputs have arrived. Throws as check() does. Also throws UsageError
 // for costs that are negative, not finite, or not one for each global stage.
 ScheduleTimes simulate(const Schedule& schedule, const ScheduleCosts& costs);
-// Returns the idle seconds of all stages from the step's start to the clip barrier, divided by (stages x total_s).
+// Returns the idle seconds of all stages from the step's start to total_s, divided by (stages x total_s).
 double idle_share(const ScheduleTimes& times);
 
 // Returns PyTorch's CSV with compute actions only (docs/formats/pipeline-schedule.md). For each s that check() accepts,

@@ -77,9 +77,10 @@ void write_v(const Schedule& s, int stage, std::vector<Action>& order) {
 //   F of chunk 1                 while less than 2p activations are held
 //   F of chunk 0                 while less than 2p-1 are held
 //   W of chunk 1, W of chunk 0
-// The list cannot get stuck. Consider the earliest unfinished micro-batch. Of later micro-batches, a stage holds only F
-// of chunk 0, at most 2p-1 of them, so there is room for F of chunk 1 of the earliest one. When the earliest one still
-// needs F of chunk 0, the stage holds nothing of later micro-batches. All W of earlier micro-batches can run.
+// The list cannot get stuck. Consider the earliest unfinished micro-batch. A stage holds only F of
+// chunk 0 of later micro-batches, at most 2p-1 of them, so there is room for F of chunk 1 of the earliest one. When the
+// earliest one still needs F of chunk 0, the stage holds nothing of later micro-batches. All W of earlier micro-batches
+// can run.
 class GreedyV {
  public:
   explicit GreedyV(Schedule& schedule)

@@ -8,7 +8,7 @@
 
 namespace molen::program {
 
-// Returns a line like "all_reduce axis=dp of layers.3", or an empty string when there is no such op.
+// Returns a line such as "all_reduce axis=dp of grad.layer.3", or an empty string when there is no such op.
 std::string op_title(const Program& program, const std::vector<Expanded>& ops, int op);
 
 // Returns the lines of the ops from 3 before `op` to 3 after it in the expansion, with the names of their bodies. The

@@ -76,7 +76,7 @@ void TypeChecker::rule(const ReduceScatter& o) {
     scatter_rows(o, *from, *to);
 }
 
-// The sum may also include the residual gradient so far. Of that gradient, the rank must have the same rows.
+// The sum may also include the residual gradient so far. The rank must have the same rows of that gradient.
 void TypeChecker::scatter_rows(const ReduceScatter& o, const Use& from, const Use& to) {
   move(from, to, o.axis, kPartial, kOwnRows);
   const Use* so_far = find(Arg::kSoFar);

@@ -40,8 +40,8 @@ class TypeStates {
 
 // Returns whether a buffer has a segment for each parameter of its unit.
 bool of_parameters(const Buffer& buffer);
-// Returns whether a buffer holds directions of an optimizer. Only matrices that the optimizer updates as a whole have
-// directions.
+// Returns whether a buffer holds directions of an optimizer. Only parameters that the optimizer updates as a whole
+// have directions.
 bool of_directions(const Buffer& buffer);
 // Returns the piece of the rows that an op works on, or -1 for all rows.
 std::int64_t piece_of_rows(const Op& op);

@@ -105,7 +105,7 @@ enum class Value {
   kParamHost,     // offloaded parameters; or, in the compute type, updated on the host and then copied to the device
   kGradMessage,   // a gradient in a narrower message between data-parallel ranks; `step`: see
                   // `message` in signature.cpp
-  kDirection,     // the direction of the update of matrices that tensor ranks share: this rank's parts
+  kDirection,     // what tensor ranks exchange for parameters that are updated whole: this rank's parts
   kDirectionAll,  // the directions of all tensor ranks, one after another
   kMoment1,
   kMoment2,

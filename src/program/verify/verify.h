@@ -20,8 +20,11 @@ struct Finding {
 // Returns at most the first 20 findings of values and then the first 20 of types; none when the program is sound:
 //   - every operand exists, has the type and size that its op needs, and holds the value that its op needs: nothing is
 //     read before it is written or after its slot was given to another value
-//   - each micro-batch contributes once to each gradient; each unit is reduced exactly once after its last contribution
-//     (dp > 1), updated exactly once from the reduced, counted gradient, and gathered once (ZeRO-1)
+//   - each micro-batch contributes once to each gradient, and each contribution is reduced exactly once over the ranks:
+//   in
+//     each micro-batch if gradients are sharded
+//   - each unit is updated exactly once from the reduced, counted gradient, and gathered once over each axis over which
+//     its updated parameters are cut
 //   - ops that touch one buffer on two streams are ordered by `after`; `after` points backwards only
 //   - the types of operands over the mesh fit each op, and are those that the program states (types/check.h)
 //   - FLOPs, scratch and bytes are those of the op (values/costs.h); planned memory fits `device_memory`
