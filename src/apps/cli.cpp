@@ -42,7 +42,8 @@ config::Config load_config(const ConfigOptions& o, const config::Completion& mor
     plan::complete(c, problems);
     if (more) more(c, problems);
   };
-  if (!names_run(o)) return config::load(o.file ? std::optional<fs::path>(*o.file) : std::nullopt, sets, complete);
+  if (!o.file || !names_run(o))
+    return config::load(o.file ? std::optional<fs::path>(*o.file) : std::nullopt, sets, complete);
   config::Config c = config::load(fs::path(*o.file) / "config.toml", sets, complete);
   // A run's config.toml contains every key; a key at its default was not set by the user.
   const config::Config plain;

@@ -87,7 +87,7 @@ void recover(const fs::path& directory) {
 
 fs::path set_aside(const fs::path& checkpoint) {
   for (int number = 1;; ++number) {
-    const fs::path aside = checkpoint.string() + fmt::format("{}{}", kDamaged, number);
+    fs::path aside = checkpoint.string() + fmt::format("{}{}", kDamaged, number);
     if (path_exists(aside)) continue;
     rename_path(checkpoint, aside);
     sync_directory(checkpoint.parent_path());

@@ -164,7 +164,7 @@ class Phases {
 }  // namespace
 
 fs::path save(const std::vector<Span>& spans, const SaveOptions& options) {
-  const fs::path target = options.directory / step_name(options.step);
+  fs::path target = options.directory / step_name(options.step);
   const fs::path partial = options.directory / partial_name(options.step, options.token);
   const bool first = options.rank == 0;
   const auto require_owner = [&] {

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "base/error.h"
 
@@ -36,6 +38,12 @@ std::uint16_t narrow_f16(float value) {
 }
 
 template <class T>
+bool is_nan(T value) {
+  if constexpr (std::is_floating_point_v<T>) return std::isnan(value);
+  return false;
+}
+
+template <class T>
 void apply(T* __restrict target, const T* __restrict source, std::int64_t n, Reduce op) {
   // NaN must survive max and min: a comparison that is false for NaN keeps it.
   switch (op) {
@@ -44,11 +52,11 @@ void apply(T* __restrict target, const T* __restrict source, std::int64_t n, Red
       return;
     case Reduce::kMax:
       for (std::int64_t i = 0; i < n; ++i)
-        target[i] = source[i] <= target[i] ? target[i] : (target[i] != target[i] ? target[i] : source[i]);
+        target[i] = source[i] <= target[i] || is_nan(target[i]) ? target[i] : source[i];
       return;
     case Reduce::kMin:
       for (std::int64_t i = 0; i < n; ++i)
-        target[i] = source[i] >= target[i] ? target[i] : (target[i] != target[i] ? target[i] : source[i]);
+        target[i] = source[i] >= target[i] || is_nan(target[i]) ? target[i] : source[i];
       return;
   }
 }

@@ -296,7 +296,7 @@ Config from_json(const Json& json, std::string_view name) {
   for (const auto& [table, members] : json.items()) {
     if (!members.is_object()) throw UsageError("{}: {}: expected an object", name, shown(table));
     for (const auto& [key, value] : members.items()) {
-      const std::string full = table + "." + key;
+      const std::string full = fmt::format("{}.{}", table, key);
       if (!find_field(full)) unknown_key(fmt::format("{}: ", name), full);
       entries.insert_or_assign(full, Entry{value, {Origin::Kind::kFile, std::string(name)}});
     }

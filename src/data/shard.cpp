@@ -323,7 +323,7 @@ std::int64_t widen(const char* raw, std::span<std::int32_t> out, std::int64_t vo
     T value;
     std::memcpy(&value, raw + i * sizeof(T), sizeof(T));
     bad |= static_cast<std::int64_t>(value) < 0 || static_cast<std::int64_t>(value) >= vocabulary;
-    out[i] = static_cast<std::int32_t>(value);
+    out[i] = static_cast<std::int32_t>(value);  // NOLINT(bugprone-signed-char-misuse): a token, not a character
   }
   if (!bad) return -1;
   for (std::size_t i = 0;; ++i) {

@@ -25,11 +25,11 @@ class ReplayMeter : public Meter {
     if (after == points_.end())
       return Failure{fmt::format("{}: the recording ends at {} s", info().detail, points_.back().time_s)};
     const auto before = after == points_.begin() || after->time_s == t ? after : after - 1;
-    if (!before->joules || !after->joules)
-      return Failure{fmt::format("{}: nothing was recorded at {:.3f} s", info().detail, t)};
+    const std::optional<double> from = before->joules, to = after->joules;
+    if (!from || !to) return Failure{fmt::format("{}: nothing was recorded at {:.3f} s", info().detail, t)};
     const double span = after->time_s - before->time_s;
     const double share = span > 0 ? (t - before->time_s) / span : 0.0;
-    return Reading{Joules(*before->joules + share * (*after->joules - *before->joules)), 0};
+    return Reading{Joules(*from + share * (*to - *from)), 0};
   }
 
  private:
@@ -59,11 +59,12 @@ void read_line(const std::string& text, const std::string& origin, Recording& re
     if (!joules.is_null()) {
       if (!joules.is_number() || !std::isfinite(joules.get<double>()) || joules.get<double>() < 0)
         throw UsageError("{}: energy_j: {} must be joules >= 0 or null", origin, scope);
-      p.joules = joules.get<double>();
+      const double now = joules.get<double>();
+      p.joules = now;
       const auto earlier =
           std::find_if(points.rbegin(), points.rend(), [](const Point& q) { return q.joules.has_value(); });
-      if (earlier != points.rend() && *earlier->joules > *p.joules)
-        throw UsageError("{}: energy_j: {} goes back from {} to {}", origin, scope, *earlier->joules, *p.joules);
+      if (const double most = earlier != points.rend() ? earlier->joules.value_or(0.0) : 0.0; most > now)
+        throw UsageError("{}: energy_j: {} goes back from {} to {}", origin, scope, most, now);
     }
     points.push_back(p);
   }

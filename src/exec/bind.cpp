@@ -247,7 +247,7 @@ Kernel bind_optimizer(const BindContext& c, const Step& step) {
   const int threads = step.attributes.threads;
   const auto& [kind, stage] = std::get<program::OptimizerStep>(step.op);
   const optim::Rule rule = optim::rule_named(kind);
-  const double bias_rate = c.program.arch.biases_router() ? c.program.arch.experts->bias_rate : 0.0;
+  const double bias_rate = c.program.arch.biases_router() ? c.program.arch.sparse_experts().bias_rate : 0.0;
   const std::int64_t bytes = step.scratch.value;
   // Elements that belong to no matrix have no direction. They are gathered with the others, so they hold zeros.
   at::Tensor directions;
@@ -409,7 +409,7 @@ Kernel bind_cast(const BindContext& c, const Step& step) {
 // Returns the part of a value that a stage sends or receives: when tensor ranks share the rows, the rank's own rows.
 at::Tensor message_of(const BindContext& c, const Step& step, Arg arg) {
   const program::Rows& rows = step.attributes.rows;
-  const at::Tensor all = c.flat(step.operand(arg).buffer);
+  at::Tensor all = c.flat(step.operand(arg).buffer);
   if (!rows.sharded) return all;
   return all.narrow(0, 0, program::kept_rows(rows, c.program.grid, c.coordinates) * c.program.arch.hidden);
 }

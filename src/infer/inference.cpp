@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <iterator>
+#include <memory>
 #include <numeric>
 #include <utility>
 
@@ -125,8 +126,10 @@ class Inference::Impl {
     const std::int64_t bytes = program::part_cost(arch(), part, arch::Pass::kForward, shape).scratch.value;
     if (bytes > static_cast<std::int64_t>(workspace_.size()) - 64)
       workspace_.resize(static_cast<std::size_t>(bytes) + 64);
-    auto* base = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(workspace_.data()) + 63) / 64 * 64);
-    math::Scratch scratch(base, bytes);
+    void* base = workspace_.data();
+    std::size_t room = workspace_.size();
+    std::align(64, static_cast<std::size_t>(bytes), base, room);
+    math::Scratch scratch(static_cast<char*>(base), bytes);
     model::Context context{arch(), shape, scratch, false};
     if (slopes_.defined()) context.slopes = &slopes_;
     call(context);
@@ -230,9 +233,9 @@ class Inference::Impl {
          [&](const model::Context& c) { model::down_forward(c, r.activation, r.mid, r.weights.down(), r.y); });
   }
 
-  std::int64_t slots(const LayerRun& r) const { return r.rows() * arch().experts->per_token; }
+  std::int64_t slots(const LayerRun& r) const { return r.rows() * arch().sparse_experts().per_token; }
   void route(LayerRun& r) {
-    const arch::Experts& e = *arch().experts;
+    const arch::Experts& e = arch().sparse_experts();
     auto saved = stats(r.rows());
     const auto accurate = saved.rstd_N.options();
     r.routed = {at::empty({r.rows(), e.count}, accurate), at::empty({r.rows()}, accurate),
@@ -263,7 +266,7 @@ class Inference::Impl {
   void dispatch(LayerRun& r) {
     r.expert_rows = empty(slots(r), arch().hidden);
     r.places = at::empty_like(r.routed.choice_Nt);
-    r.offsets = at::empty({arch().experts->count + 1}, at::kInt);
+    r.offsets = at::empty({arch().sparse_experts().count + 1}, at::kInt);
     with(arch::Part::kDispatch, r.shape, [&](const model::Context& c) {
       model::dispatch_forward(c, r.routed_rows, r.routed.choice_Nt, r.expert_rows, r.places, r.offsets);
     });
@@ -275,7 +278,7 @@ class Inference::Impl {
     });
   }
   void expert_activation(LayerRun& r) {
-    r.activation = empty(slots(r), arch().experts->ffn);
+    r.activation = empty(slots(r), arch().sparse_experts().ffn);
     with(arch::Part::kExpertActivation, r.shape,
          [&](const model::Context& c) { model::activation_forward(c, r.up, r.activation); });
   }

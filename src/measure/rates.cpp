@@ -79,7 +79,7 @@ std::optional<Rate> stored_rate(const std::string& conditions) {
 }
 
 Rate store_rate(const std::string& conditions, double flops_per_s) {
-  const Rate rate{flops_per_s, utc_timestamp(wall_time()).substr(0, 10)};
+  Rate rate{flops_per_s, utc_timestamp(wall_time()).substr(0, 10)};
   change_rates([&](Json& rates) {
     rates[key_of(conditions)] = {{"flops_per_s", rate.flops_per_s}, {"measured", rate.measured}};
   });

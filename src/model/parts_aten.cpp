@@ -664,7 +664,7 @@ namespace {
 // On a device, combines all ranks' sums to the logarithm of the whole sum and to the losses.
 at::Tensor device_combine(const at::Tensor& sums, const at::Tensor& labels, at::Tensor& losses) {
   const at::Tensor all = sums.narrow(1, 0, losses.size(0));
-  const at::Tensor lse = at::logsumexp(all.select(2, 0), {0});
+  at::Tensor lse = at::logsumexp(all.select(2, 0), {0});
   losses.copy_(lse.sub(all.select(2, 1).sum(0)).mul_(labels.ge(0)));
   return lse;
 }
@@ -681,7 +681,7 @@ void device_gradient(const Context& c, const at::Tensor& sums, const at::Tensor&
 // Calls f with the element type of `values`, which are on the host.
 template <class F>
 void on_host(const at::Tensor& values, const F& f) {
-  if (values.scalar_type() == at::kDouble)
+  if (values.scalar_type() == at::kDouble)  // NOLINT(bugprone-branch-clone): the types differ
     f(double());
   else
     f(float());

@@ -10,10 +10,10 @@
 namespace molen::plan {
 namespace {
 
-void take_vocabulary(config::Config& c) {
+void take_vocabulary(config::Config& c, const std::string& tokenizer) {
   const std::string where = c.where("data.tokenizer");
   try {
-    config::assign(c, "model.vocabulary", data::Tokenizer::load(*c.data.tokenizer).vocab_size(),
+    config::assign(c, "model.vocabulary", data::Tokenizer::load(tokenizer).vocab_size(),
                    {config::Origin::Kind::kOther, "derived: data.tokenizer"});
   } catch (const MissingFileError& error) {
     throw MissingFileError("{}: {}; it would give model.vocabulary", where, error.what());
@@ -34,7 +34,10 @@ void require_model(const config::Config& c) {
 void complete(config::Config& c, config::Problems& problems) {
   const auto& m = c.model;
   const bool own = m.family && !m.preset;
-  if (own && !m.vocabulary && c.data.tokenizer) problems.none_of([&] { take_vocabulary(c); });
+  if (own && !m.vocabulary && c.data.tokenizer) {
+    const std::string tokenizer = *c.data.tokenizer;
+    problems.none_of([&] { take_vocabulary(c, tokenizer); });
+  }
   // Skips problems of the model that the checks have reported. When there is no model, the code that needs one reports
   // that.
   const bool said = std::any_of(problems.all().begin(), problems.all().end(),

@@ -80,7 +80,7 @@ std::vector<Grid> grids_of(const arch::Architecture& arch, const program::Settin
     }
   const std::size_t without = grids.size();
   for (int experts = 2; arch.sparse() && experts <= ranks; ++experts)
-    for (std::size_t i = 0; i < without && arch.experts->count % experts == 0; ++i) {
+    for (std::size_t i = 0; i < without && arch.sparse_experts().count % experts == 0; ++i) {
       if (ranks % (grids[i].tensor * grids[i].context * experts) != 0) continue;
       grids.push_back(grids[i]);
       grids.back().experts = experts;
@@ -302,6 +302,7 @@ std::vector<Layout> covering_pairs(const std::vector<Layout>& layouts) {
   }
   std::vector<bool> covered(having.size(), false);
   std::vector<std::size_t> fresh;  // pairs of a layout that are not covered yet
+  fresh.reserve(pairs.size());
   for (const auto& p : pairs) fresh.push_back(p.size());
   std::set<std::size_t> chosen;
   while (!fresh.empty()) {
@@ -315,6 +316,7 @@ std::vector<Layout> covering_pairs(const std::vector<Layout>& layouts) {
       }
   }
   std::vector<Layout> few;
+  few.reserve(chosen.size());
   for (const std::size_t i : chosen) few.push_back(layouts[i]);
   return few;
 }

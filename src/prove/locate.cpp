@@ -230,7 +230,7 @@ std::string locate_difference(const program::Program& reference, const ReadSampl
   for (const Key& key : keys_of(p.arch, !s.tensor())) {
     const at::Tensor whole = whole_of(world.rank() == 0 ? &alone : nullptr, key, s, world);
     const Rows rows = here.rows(key);
-    const std::string text = first_text(difference_at(rows, whole, key, bounds.gradients, s, world.rank()), world);
+    std::string text = first_text(difference_at(rows, whole, key, bounds.gradients, s, world.rank()), world);
     if (!text.empty()) return text;
     if (const std::int64_t token = missing(rows, whole, world); token >= 0)
       return fmt::format("{} of layer {} at sample {}, token {}, which no op writes", program::name_of(key.value),

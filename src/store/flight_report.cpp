@@ -185,7 +185,7 @@ std::vector<int> find_culprits(const Judgement& j) {
   // stopped rank before it kills it) blurs the picture.
   for (const auto& r : j.ranks)
     if (r.state == RankState::kAlarmed && r.seen.flight->saw_dead >= 0) return {r.seen.flight->saw_dead};
-  const auto dead = ranks_where(j, [](const auto& r) { return gone(r.state); });
+  auto dead = ranks_where(j, [](const auto& r) { return gone(r.state); });
   if (!dead.empty()) {
     const bool some_live = std::any_of(j.ranks.begin(), j.ranks.end(), [](const auto& r) {
       return !gone(r.state) && r.state != RankState::kEnded && r.state != RankState::kAlarmed;

@@ -177,7 +177,7 @@ Lease::Lease(fs::path directory, LeaseOptions options)
   for (const DirectoryEntry& entry : list_directory(directory_))
     if (const std::int64_t token = token_of(entry.name); token > 0 && token < token_)
       remove_file(directory_ / entry.name);
-  renewer_ = std::jthread([this](std::stop_token stop) { renew(stop); });
+  renewer_ = std::jthread([this](const std::stop_token& stop) { renew(stop); });
 }
 
 // Creates the file of the token, which only one process can do. A slow process that creates the file of an outdated

@@ -80,6 +80,7 @@ std::vector<Sighting> sight(const fs::path& directory, const FlightIdentity& of,
   };
   std::vector<Sighting> all;
   std::vector<std::optional<FlightState>> before;
+  before.reserve(static_cast<std::size_t>(of.ranks));
   for (int r = 0; r < of.ranks; ++r) before.push_back(look(r));
   std::this_thread::sleep_for(apart);
   for (int r = 0; r < of.ranks; ++r) {
@@ -147,6 +148,7 @@ double Watch::limit_s() const {
 
 void Watch::look_loop() {
   std::vector<Peer> peers;
+  peers.reserve(options_.peers.size());
   for (const int rank : options_.peers) peers.push_back({rank, 0, 0.0});
   double awake_s = 0.0;
   std::int64_t last = now_ns();

@@ -37,6 +37,7 @@ class Folder(unittest.TestCase):
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+        return path
 
     def git(self, *args):
         who = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
@@ -233,6 +234,12 @@ class CompileDatabase(Folder):
         said = subprocess.run([sys.executable, TOOLS / "compile_database.py", self.folder / "build"], capture_output=True, text=True, check=True).stdout
         self.assertEqual([(e["file"], e["command"]) for e in json.loads(said)], [(s, f"g++ -O1 -c {s}") for s in (*sources, alone)])
 
+    def test_units_are_the_files_that_have_a_source(self):
+        files = [self.put(f"build/release/{name}/Unity/unity_0_cxx.cxx", f'#include "{self.folder}/{source}"\n') for name, source in
+                 (("a", "src/base/a.cpp"), ("a_test", "src/base/a_test.cpp"), ("tool", "tests/tool.cpp"))] + [self.folder / "src/base/b.cpp", self.folder / "src/base/b_test.cpp"]
+        self.put("build/release/compile_commands.json", json.dumps([{"file": str(f), "command": f"g++ -c {f}", "directory": "/"} for f in files]))
+        said = subprocess.run([sys.executable, TOOLS / "compile_database.py", "--units", self.folder / "build/release"], capture_output=True, text=True, check=True).stdout
+        self.assertEqual([e["file"] for e in json.loads(said)], [str(files[0]), str(files[3])])
 
     def test_names_what_clang_can_read(self):
         self.put("build/CMakeFiles/x.dir/cmake_pch.hxx", f'/* generated */\n#pragma GCC system_header\n#include "{self.folder}/cmake/x.h"\n')
@@ -244,15 +251,16 @@ class CompileDatabase(Folder):
 
 
 class Tidy(Folder):
-    """`nightly.sh tidy` on a tree of one file."""
+    """`nightly.sh tidy` on a tree of one file, which is compiled alone or included by another."""
 
-    def tidy(self, source):
+    def tidy(self, source, joined=False):
         for name in ("tools/nightly.sh", "tools/compile_database.py", "tools/results.py", ".clang-tidy", "docs/results/metrics.json"):
             self.put(name, (ROOT / name).read_text())
             (self.folder / name).chmod(0o755)
         self.put("docs/results/records.jsonl", "")
         self.put("src/base/a.cpp", source)
-        self.put("build/release/compile_commands.json", json.dumps([{"file": str(self.folder / "src/base/a.cpp"), "command": f"g++ -std=c++20 -c {self.folder}/src/base/a.cpp", "directory": str(self.folder)}]))
+        compiled = self.put("build/release/Unity/unity_0_cxx.cxx", f'#include "{self.folder}/src/base/a.cpp"\n') if joined else self.folder / "src/base/a.cpp"
+        self.put("build/release/compile_commands.json", json.dumps([{"file": str(compiled), "command": f"g++ -std=c++20 -c {compiled}", "directory": str(self.folder)}]))
         self.git("init", "-q")
         self.git("add", "-A")
         self.git("commit", "-q", "-m", "a")
@@ -267,6 +275,18 @@ class Tidy(Folder):
 
     def test_with_a_finding_it_fails(self):
         code, said = self.tidy("int f(int a) { return a == a; }\n")
+        self.assertEqual(code, 1, said)
+        self.assertIn("[misc-redundant-expression", said)
+
+    def test_what_is_included_is_read_and_analysed(self):
+        code, said = self.tidy("int f(int a) { return a == a; }\nint g(int* p) { if (p) return 1; return *p; }\n", joined=True)
+        self.assertEqual(code, 1, said)
+        self.assertIn("[misc-redundant-expression", said)
+        self.assertIn("[clang-analyzer-core.NullDereference", said)
+
+    def test_a_source_outside_of_the_build_is_read(self):
+        self.put("src/base/b.cpp", "int f(int a) { return a == a; }\n")
+        code, said = self.tidy("int g(int a) { return a; }\n")
         self.assertEqual(code, 1, said)
         self.assertIn("[misc-redundant-expression", said)
 

@@ -187,7 +187,7 @@ Meters open_nvml(const Machine& machine, const NvmlOptions& options) {
     found.unavailable.push_back({"nvml", "gpu", loaded.reason()});
     return found;
   }
-  const auto library = loaded.value();
+  const auto& library = loaded.value();
   unsigned count = 0;
   if (const int error = library->count(&count); error != kSuccess) {
     found.unavailable.push_back({"nvml", "gpu", fmt::format("nvmlDeviceGetCount: {}", library->why(error))});

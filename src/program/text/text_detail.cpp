@@ -146,8 +146,10 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
   s.mesh[mesh::Axis::kTp] = static_cast<int>(integer("tp", 1, 1 << 16));
   s.mesh[mesh::Axis::kPp] = static_cast<int>(integer("pp", 1, 1 << 16));
   std::int64_t ranks = 1;
-  for (const int size : s.mesh.values)
-    if ((ranks *= size) > (std::int64_t{1} << 30)) throw UsageError("{}: more than {} ranks", where, 1 << 30);
+  for (const int size : s.mesh.values) {
+    ranks *= size;
+    if (ranks > (std::int64_t{1} << 30)) throw UsageError("{}: more than {} ranks", where, 1 << 30);
+  }
   if (s.pipelined()) {
     constexpr std::array kKinds{ScheduleKind::kGpipe, ScheduleKind::k1f1b, ScheduleKind::kInterleaved,
                                 ScheduleKind::kZbH1,  ScheduleKind::kZbV,  ScheduleKind::kFile};

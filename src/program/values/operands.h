@@ -54,26 +54,26 @@ inline Operand with(Arg arg, Access access, Operand o) {
   return o;
 }
 inline Operand reads(Arg arg, Operand o) {
-  return with(arg, Access::kRead, std::move(o));
+  return with(arg, Access::kRead, o);
 }
 inline Operand consumes(Arg arg, Operand o) {
-  return with(arg, Access::kConsume, std::move(o));
+  return with(arg, Access::kConsume, o);
 }
 inline Operand writes(Arg arg, Operand o) {
-  return with(arg, Access::kWrite, std::move(o));
+  return with(arg, Access::kWrite, o);
 }
 inline Operand updates(Arg arg, Operand o) {
-  return with(arg, Access::kUpdate, std::move(o));
+  return with(arg, Access::kUpdate, o);
 }
 // The op overwrites the operand or adds to it, as the step says.
 inline Operand adds(Arg arg, Operand o) {
   o.may_add = true;
-  return writes(arg, std::move(o));
+  return writes(arg, o);
 }
 // The op turns `before` into `after` in place.
 inline Operand turns(Arg arg, const Operand& before, Operand after) {
   after.before = {before.value, before.layer, before.step};
-  return updates(arg, std::move(after));
+  return updates(arg, after);
 }
 
 }  // namespace molen::program::operand

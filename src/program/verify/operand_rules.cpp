@@ -85,7 +85,7 @@ Operands between(Operand from, Operand to, bool sums) {
     to.within = kFrom;
   else
     to.may_add = sums;
-  return {sums ? consumes(kFrom, std::move(from)) : reads(kFrom, std::move(from)), writes(kTo, std::move(to))};
+  return {sums ? consumes(kFrom, from) : reads(kFrom, from), writes(kTo, to)};
 }
 
 class OperandRules {
@@ -192,7 +192,7 @@ class OperandRules {
     const bool master = t_.master != t_.compute;
     Operands operands{reads(kGrad, t_.offload.optimizer ? host(Value::kGradHost) : shares_.gradient(Share::kOwn)),
                       reads(kScalars, {Value::kScalars})};
-    const auto add = [&](Operand operand) { operands.push_back(std::move(operand)); };
+    const auto add = [&](const Operand& operand) { operands.push_back(operand); };
     if (o.stage == UpdateStage::kDirection) {
       if (!rule.whole_parameters)
         add(updates(rule.states.front().arg, {rule.states.front().value, unit_}));

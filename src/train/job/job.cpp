@@ -126,7 +126,7 @@ void refuse_changes(const config::Config& c, const config::Config& before, const
 
 // The file that has the program of a stage: the one that is given or, in a folder, such as that of a run, the stage's.
 fs::path program_file(const Job& job, int stage) {
-  const fs::path given = *job.options.program_file;
+  fs::path given = *job.options.program_file;
   if (fs::is_directory(given)) return given / store::program_name(stage);
   if (job.setting.pipelined())
     throw UsageError(
