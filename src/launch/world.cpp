@@ -120,7 +120,7 @@ void on_devices(const config::Config& c, Launch& launch) {
   if (launch.communicator == "threads")
     throw UsageError("{}: thread-ranks on cuda devices are for molen verify; start one process a device (mpirun -n {})",
                      c.where("device.kind"), launch.machine.ranks);
-  const int devices = at::accelerator::deviceCount();
+  const int devices = at::accelerator::deviceCount();  // NOLINT(bugprone-signed-char-misuse): a number
   if (launch.machine.local_ranks > devices)
     throw UsageError(
         "{}: {} ranks on this host share {} cuda devices; start one rank a device, or device.kind = \"cpu\"",

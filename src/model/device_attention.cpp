@@ -189,6 +189,7 @@ std::vector<AttentionPiece> flash_pieces(i64 batch, Runs queries, Runs keys) {
 std::vector<AttentionPiece> written_pieces(i64 batch, Runs queries, Runs keys, i64 scores) {
   std::vector<AttentionPiece> pieces;
   const i64 columns = count_positions(keys);
+  if (columns == 0 || count_positions(queries) == 0) return pieces;
   for (i64 sequence = 0, sequences = 0; sequence < batch; sequence += sequences) {
     i64 query = 0;
     sequences = std::clamp<i64>(scores / (count_positions(queries) * columns), 1, batch - sequence);

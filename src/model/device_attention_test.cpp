@@ -89,6 +89,8 @@ TEST(DeviceAttention, PiecesHaveEveryPairOnce) {
   // First, eight whole sequences are cut into three, three and two. Then each sequence is cut by queries.
   EXPECT_EQ(aten::written_pieces(8, whole, whole, 3 * 81 + 5).size(), 3U);
   EXPECT_EQ(aten::written_pieces(8, whole, whole, 80).size(), 16U);
+  EXPECT_TRUE(aten::written_pieces(8, {}, whole, 80).empty());
+  EXPECT_TRUE(aten::written_pieces(8, whole, {}, 80).empty());
 }
 
 // Results of attention over consecutive blocks of keys, by the device code or by molen's own kernels.
