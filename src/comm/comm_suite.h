@@ -234,6 +234,43 @@ class Suite {
       for (std::int64_t i = 0; i < in[static_cast<std::size_t>(r)]; ++i)
         ok = ok && load(t, receive.data(), sum(in, r) + i) == as(t, value(r, (base + r) * c_.rank() + i));
     expect(ok, fmt::format("all_to_all of {} x {}, shape {} is wrong", n, name_of(t), shape));
+    exchange_apart(t, n, base);
+  }
+
+  // The same exchange with blocks that lie apart and in the opposite order of ranks. `kGap` elements before each block
+  // belong to no block. An even rank gives offsets for what it sends, and an odd rank for what it receives.
+  void exchange_apart(DType t, std::int64_t n, std::int64_t base) {
+    constexpr std::int64_t kGap = 3;
+    const bool even = c_.rank() % 2 == 0;
+    const std::vector<std::int64_t> out(static_cast<std::size_t>(c_.size()), base + c_.rank());
+    std::vector<std::int64_t> in, out_at(out.size()), in_at(out.size());
+    for (int r = 0; r < c_.size(); ++r) in.push_back(base + r);
+    std::int64_t sent = 0, received = 0;
+    for (std::size_t r = out.size(); r-- > 0; sent += out[r], received += in[r])
+      out_at[r] = sent += kGap, in_at[r] = received += kGap;
+    const std::int64_t width = size_of(t);
+    const Bytes send = filled(t, sent, c_.rank());
+    Bytes receive(static_cast<std::size_t>(received * width), 0x5a);
+    const Blocks from = even ? Blocks(out, out_at) : Blocks(out), to = even ? Blocks(in) : Blocks(in, in_at);
+    counted("all_to_all", sum(out) * width, [&] { c_.all_to_all(send.data(), from, receive.data(), to, t); });
+    bool ok = true;
+    std::int64_t filled_bytes = 0;
+    for (int r = 0; r < c_.size(); ++r) {
+      // An even sender has a block for this rank behind the blocks of all later ranks; an odd sender has it in order.
+      const std::int64_t after = c_.size() - 1 - c_.rank(), count = base + r;
+      const std::int64_t first = r % 2 == 0 ? (after + 1) * kGap + after * count : c_.rank() * count;
+      const std::int64_t at = to.offset(r);
+      for (std::int64_t i = 0; i < count; ++i) ok = ok && load(t, receive.data(), at + i) == as(t, value(r, first + i));
+      filled_bytes += count * width;
+    }
+    if (!even)  // the gaps keep what they held; in order, the end of the buffer does
+      for (int r = 0; r < c_.size(); ++r)
+        for (std::int64_t b = -kGap * width; b < 0; ++b)
+          ok = ok && receive[static_cast<std::size_t>(to.offset(r) * width + b)] == 0x5a;
+    else
+      for (std::int64_t b = filled_bytes; b < received * width; ++b)
+        ok = ok && receive[static_cast<std::size_t>(b)] == 0x5a;
+    expect(ok, fmt::format("all_to_all of {} x {} between blocks that lie apart is wrong", n, name_of(t)));
   }
 
   // Sends around a ring. Even ranks send first, so that blocking calls cannot wait for each other; of an odd number of
@@ -398,6 +435,11 @@ class Suite {
     refuse("a count too many", [&] { c_.all_gather(data.data(), out.data(), many, DType::kI64); });
     refuse("a negative count",
            [&] { c_.reduce_scatter(data.data(), out.data(), negative, DType::kI64, Reduce::kSum); });
+    std::vector<std::int64_t> ones(static_cast<std::size_t>(c_.size()), 1), before(ones.size(), -1);
+    refuse("an offset too many",
+           [&] { c_.all_to_all(data.data(), Blocks(ones, many), out.data(), ones, DType::kI64); });
+    refuse("a negative offset",
+           [&] { c_.all_to_all(data.data(), ones, out.data(), Blocks(ones, before), DType::kI64); });
     refuse("a sum of u16", [&] { c_.all_reduce(data.data(), 1, DType::kU16, Reduce::kSum); });
     refuse("a root beyond the group", [&] { c_.broadcast(data.data(), 1, DType::kI64, c_.size()); });
     refuse("a message to oneself", [&] { c_.send(data.data(), 1, DType::kI64, c_.rank()); });

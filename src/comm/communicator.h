@@ -57,6 +57,22 @@ class TrafficByCall {
   std::array<Traffic, kAllCallKinds.size()> of_;
 };
 
+// The blocks of a buffer that all_to_all sends or receives: `counts[r]` elements for each rank r. Rank r's block begins
+// at element `offsets[r]`. Without offsets, the blocks lie one after another in rank order.
+struct Blocks {
+  Blocks(std::span<const std::int64_t> counts, std::span<const std::int64_t> offsets = {})
+      : counts(counts), offsets(offsets) {}
+  Blocks(const std::vector<std::int64_t>& counts) : counts(counts) {}
+  std::span<const std::int64_t> counts, offsets;
+  std::int64_t count(int rank) const { return counts[static_cast<std::size_t>(rank)]; }
+  std::int64_t offset(int rank) const;
+  // Returns the number of elements from the start of the buffer to the end of the last block.
+  std::int64_t extent() const;
+  // Returns the sum of all counts. Throws Error unless there are `ranks` counts and as many offsets, or no offsets, and
+  // none of them is negative.
+  std::int64_t total(int ranks) const;
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -75,9 +91,9 @@ class Communicator {
   // Concatenates every rank's `counts[rank]` elements in rank order into `receive`. `send` may be this rank's block of
   // `receive`.
   virtual void all_gather(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype) = 0;
-  // Sends a block of `counts_send[r]` elements of `send` to each rank r; the blocks lie in rank order.
-  virtual void all_to_all(const void* send, std::span<const std::int64_t> counts_send, void* receive,
-                          std::span<const std::int64_t> counts_receive, DType dtype) = 0;
+  // Sends rank r's block of `send` to each rank r, and receives a block from each. Elements of `receive` that lie
+  // between its blocks keep their values.
+  virtual void all_to_all(const void* send, const Blocks& sent, void* receive, const Blocks& received, DType dtype) = 0;
   virtual void broadcast(void* data, std::int64_t count, DType dtype, int root) = 0;
   virtual void send(const void* data, std::int64_t count, DType dtype, int to) = 0;
   virtual void recv(void* data, std::int64_t count, DType dtype, int from) = 0;

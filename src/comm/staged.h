@@ -54,11 +54,9 @@ class Staged final : public Communicator {
     inner_->all_gather(from.there, to.there, counts, t);
     to.back();
   }
-  void all_to_all(const void* send, std::span<const std::int64_t> sent, void* receive,
-                  std::span<const std::int64_t> received, DType t) override {
+  void all_to_all(const void* send, const Blocks& sent, void* receive, const Blocks& received, DType t) override {
     memory_.begin();
-    Buffer from(*this, send, total_of(sent, size()) * size_of(t)),
-        to(*this, receive, total_of(received, size()) * size_of(t));
+    Buffer from(*this, send, sent.extent() * size_of(t)), to(*this, receive, received.extent() * size_of(t));
     inner_->all_to_all(from.there, sent, to.there, received, t);
     to.back();
   }

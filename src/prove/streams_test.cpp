@@ -47,8 +47,8 @@ class OneAtATime final : public comm::Communicator {
   void all_gather(const void* send, void* receive, std::span<const std::int64_t> counts, DType t) override {
     alone([&] { inner_->all_gather(send, receive, counts, t); });
   }
-  void all_to_all(const void* send, std::span<const std::int64_t> sends, void* receive,
-                  std::span<const std::int64_t> receives, DType t) override {
+  void all_to_all(const void* send, const comm::Blocks& sends, void* receive, const comm::Blocks& receives,
+                  DType t) override {
     alone([&] { inner_->all_to_all(send, sends, receive, receives, t); });
   }
   void broadcast(void* data, std::int64_t count, DType t, int root) override {

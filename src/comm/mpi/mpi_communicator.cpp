@@ -141,22 +141,18 @@ class Mpi final : public Communicator {
     note(all, dtype);
   }
 
-  void all_to_all(const void* send, std::span<const std::int64_t> counts_send, void* receive,
-                  std::span<const std::int64_t> counts_receive, DType dtype) override {
+  void all_to_all(const void* send, const Blocks& sent, void* receive, const Blocks& received, DType dtype) override {
     kind_ = CallKind::kAllToAll;
-    const std::int64_t all = total_of(counts_send, size_);
-    total_of(counts_receive, size_);
-    const auto own = static_cast<std::size_t>(rank_);
-    if (counts_send[own] != counts_receive[own])
-      throw Error("all_to_all: rank {} sends {} elements to rank {}, which expects {}", rank_, counts_send[own], rank_,
-                  counts_receive[own]);
-    copy(byte(receive, offset_of(counts_receive, rank_), dtype), byte(send, offset_of(counts_send, rank_), dtype),
-         counts_send[own], dtype);
+    const std::int64_t all = sent.total(size_), own = sent.count(rank_);
+    received.total(size_);
+    if (own != received.count(rank_))
+      throw Error("all_to_all: rank {} sends {} elements to rank {}, which expects {}", rank_, own, rank_,
+                  received.count(rank_));
+    copy(byte(receive, received.offset(rank_), dtype), byte(send, sent.offset(rank_), dtype), own, dtype);
     for (int shift = 1; shift < size_; ++shift) {
       const int to = (rank_ + shift) % size_, from = (rank_ - shift + size_) % size_;
-      exchange(byte(send, offset_of(counts_send, to), dtype), counts_send[static_cast<std::size_t>(to)], to,
-               byte(receive, offset_of(counts_receive, from), dtype), counts_receive[static_cast<std::size_t>(from)],
-               from, dtype);
+      exchange(byte(send, sent.offset(to), dtype), sent.count(to), to, byte(receive, received.offset(from), dtype),
+               received.count(from), from, dtype);
     }
     note(all, dtype);
   }

@@ -135,26 +135,23 @@ class Nccl final : public Communicator {
     note(CallKind::kAllGather, all, dtype);
   }
 
-  void all_to_all(const void* send, std::span<const std::int64_t> counts_send, void* receive,
-                  std::span<const std::int64_t> counts_receive, DType dtype) override {
-    const std::int64_t all = total_of(counts_send, size()), in = total_of(counts_receive, size()),
-                       width = size_of(dtype);
-    const std::int64_t own = counts_send[unsign(rank())];
-    if (own != counts_receive[unsign(rank())])
+  void all_to_all(const void* send, const Blocks& sent, void* receive, const Blocks& received, DType dtype) override {
+    const std::int64_t all = sent.total(size()), width = size_of(dtype), own = sent.count(rank());
+    received.total(size());
+    if (own != received.count(rank()))
       throw Error("all_to_all: rank {} sends {} elements to rank {}, which expects {}", rank(), own, rank(),
-                  counts_receive[unsign(rank())]);
+                  received.count(rank()));
     const Call call{"all_to_all", all, dtype};
-    begin(call, {{send, all * width}, {receive, in * width}});
-    const char* mine = byte(send, offset_of(counts_send, rank()), dtype);
-    copy(byte(receive, offset_of(counts_receive, rank()), dtype), mine, own * width);
+    begin(call, {{send, sent.extent() * width}, {receive, received.extent() * width}});
+    if (own > 0)
+      copy(byte(receive, received.offset(rank()), dtype), byte(send, sent.offset(rank()), dtype), own * width);
     group(call, [&](Comm c, auto add) {
       for (int shift = 1; shift < size(); ++shift) {
         const int to = (rank() + shift) % size(), from = (rank() - shift + size()) % size();
-        if (const std::int64_t n = counts_send[unsign(to)] * width; n > 0)
-          add(api().send(byte(send, offset_of(counts_send, to), dtype), unsign(n), nccl::kUint8, to, c,
-                         device_->stream));
-        if (const std::int64_t n = counts_receive[unsign(from)] * width; n > 0)
-          add(api().recv(byte(receive, offset_of(counts_receive, from), dtype), unsign(n), nccl::kUint8, from, c,
+        if (const std::int64_t n = sent.count(to) * width; n > 0)
+          add(api().send(byte(send, sent.offset(to), dtype), unsign(n), nccl::kUint8, to, c, device_->stream));
+        if (const std::int64_t n = received.count(from) * width; n > 0)
+          add(api().recv(byte(receive, received.offset(from), dtype), unsign(n), nccl::kUint8, from, c,
                          device_->stream));
       }
     });

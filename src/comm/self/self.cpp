@@ -35,11 +35,11 @@ class Self final : public Communicator {
   void all_gather(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype) override {
     copy(CallKind::kAllGather, send, receive, counts, dtype);
   }
-  void all_to_all(const void* send, std::span<const std::int64_t> counts_send, void* receive,
-                  std::span<const std::int64_t> counts_receive, DType dtype) override {
-    const std::int64_t out = total_of(counts_send, 1), in = total_of(counts_receive, 1);
+  void all_to_all(const void* send, const Blocks& sent, void* receive, const Blocks& received, DType dtype) override {
+    const std::int64_t out = sent.total(1), in = received.total(1), width = size_of(dtype);
     if (out != in) throw Error("all_to_all: rank 0 sends {} elements to rank 0, which expects {}", out, in);
-    copy(CallKind::kAllToAll, send, receive, counts_send, dtype);
+    copy(CallKind::kAllToAll, static_cast<const char*>(send) + sent.offset(0) * width,
+         static_cast<char*>(receive) + received.offset(0) * width, sent.counts, dtype);
   }
   void broadcast(void*, std::int64_t count, DType dtype, int root) override {
     if (root != 0) throw Error("broadcast from rank {} of 1", root);

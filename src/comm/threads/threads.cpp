@@ -26,6 +26,7 @@ struct Call {
   std::vector<std::int64_t> counts;  // blocks per rank; {color, key} of a split
   bool alike = true;                 // count and counts must be the same on all ranks
   std::string_view kind{};
+  std::vector<std::int64_t> offsets{};  // of the blocks of an all_to_all
 
   bool same_as(const Call& o) const {
     if (kind != o.kind || dtype != o.dtype || detail != o.detail) return false;
@@ -242,21 +243,22 @@ class Threads final : public Communicator {
     });
   }
 
-  void all_to_all(const void* send, std::span<const std::int64_t> counts_send, void* receive,
-                  std::span<const std::int64_t> counts_receive, DType dtype) override {
-    const std::int64_t all = total_of(counts_send, size());
-    total_of(counts_receive, size());
-    const std::vector<std::int64_t> blocks(counts_send.begin(), counts_send.end());
-    counted(CallKind::kAllToAll, {all, dtype, "", send, receive, blocks, false}, [&] {
+  void all_to_all(const void* send, const Blocks& sent, void* receive, const Blocks& received, DType dtype) override {
+    const std::int64_t all = sent.total(size());
+    received.total(size());
+    Call call{all, dtype, "", send, receive, {sent.counts.begin(), sent.counts.end()}, false};
+    for (int r = 0; r < size(); ++r) call.offsets.push_back(sent.offset(r));
+    counted(CallKind::kAllToAll, std::move(call), [&] {
       for (int r = 0; r < size(); ++r) {
         const Call& from = group_->calls[static_cast<std::size_t>(r)];
-        const std::int64_t n = from.counts[static_cast<std::size_t>(rank_)];
-        const std::int64_t expected = counts_receive[static_cast<std::size_t>(r)];
+        const std::int64_t n = from.counts[static_cast<std::size_t>(rank_)], expected = received.count(r);
         if (n != expected)
           throw Error("all_to_all: rank {} sends {} elements to rank {}, which expects {}", other(r), n, me(),
                       expected);
-        read(r, static_cast<char*>(receive) + offset_of(counts_receive, r) * size_of(dtype),
-             static_cast<const char*>(from.send) + offset_of(from.counts, rank_) * size_of(dtype), n * size_of(dtype));
+        if (n == 0) continue;  // the rank may have no buffer
+        read(r, static_cast<char*>(receive) + received.offset(r) * size_of(dtype),
+             static_cast<const char*>(from.send) + from.offsets[static_cast<std::size_t>(rank_)] * size_of(dtype),
+             n * size_of(dtype));
       }
     });
   }
