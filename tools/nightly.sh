@@ -146,6 +146,7 @@ verify() {
         8) record_layouts "layouts/$family-context" --ranks 8 --cover pairs --set data.sequence_length=16 ;;
         4)
           record_layouts "layouts/$family-pieces" --ranks 4 --cover pairs --set parallel.tensor_chunks=3
+          [ "$family" = gpt ] || record_layouts "layouts/$family-tiles" --ranks 4 --cover pairs --set model.experts=8 --set model.experts_per_token=2 --set parallel.expert_tiles=2
           record_layouts "layouts/$family-halves" --ranks 4 --cover pairs --set parallel.unit_layers=half
           record_layouts "layouts/$family-threes" --ranks 4 --cover pairs --set parallel.unit_layers=3
           record_layouts "layouts/$family-host" --ranks 4 --cover pairs --set 'parallel.offload=["optimizer","gradients","parameters","activations"]'

@@ -59,12 +59,13 @@ struct VerifyArguments {
   }
 };
 
-// The model and batch of the configuration, its offloading, its units, and the number of pieces into which it cuts
-// rows; the rest of its layout, and its types, do not matter here. The threads of a rank are its share beside the other
-// ranks of its host.
+// The model and batch of the configuration, its offloading, its units, and the numbers of pieces of rows and of tiles
+// of experts; the rest of its layout, and its types, do not matter here. The threads of a rank are its share beside the
+// other ranks of its host.
 program::Setting base_setting(config::Config& c, const arch::Architecture& a, int local_ranks) {
   const auto offload = c.parallel.offload;
-  const std::int64_t chunks = c.parallel.tensor_chunks, unit_layers = c.parallel.unit_layers;
+  const std::int64_t chunks = c.parallel.tensor_chunks, tiles = c.parallel.expert_tiles,
+                     unit_layers = c.parallel.unit_layers;
   c.parallel = {};
   c.parallel.unit_layers = unit_layers;
   c.parallel.offload = offload;
@@ -74,6 +75,7 @@ program::Setting base_setting(config::Config& c, const arch::Architecture& a, in
     config::assign(c, "math.threads", plan::auto_threads(local_ranks), {config::Origin::Kind::kOther, "derived"});
   program::Setting setting = plan::resolve_setting(c, a, {});
   setting.tensor_chunks = chunks;
+  setting.expert_tiles = tiles;
   return setting;
 }
 
@@ -402,8 +404,8 @@ void add_verify_verb(CLI::App& app, Chosen& chosen) {
   add_node_option(*verb, *options);
   verb->add_option("--layouts", o->layouts,
                    "all: every layout that the model and the batch allow on this number of ranks (of the "
-                   "configuration's [parallel], only offload, unit_layers and tensor_chunks are used); given: the "
-                   "configuration's own layout; or a list of: " +
+                   "configuration's [parallel], only offload, unit_layers, tensor_chunks and expert_tiles are "
+                   "used); given: the configuration's own layout; or a list of: " +
                        fmt::format("{}", fmt::join(plan::strategies(), ",")))
       ->capture_default_str();
   verb->add_option(

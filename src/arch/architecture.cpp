@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "arch/tensor_parallel.h"
 #include "base/error.h"
 
 namespace molen::arch {
@@ -126,8 +127,18 @@ std::int64_t capacity_of(const Experts& e, std::int64_t sequence) {
 }
 
 std::int64_t most_rows_of_experts(const Experts& e, std::int64_t batch, std::int64_t sequence, int ranks) {
-  const std::int64_t own = e.count / ranks;
+  return most_rows_of_experts(e, batch, sequence, ranks, e.count / ranks);
+}
+
+std::int64_t most_rows_of_experts(const Experts& e, std::int64_t batch, std::int64_t sequence, int ranks,
+                                  std::int64_t own) {
   return ranks * batch * std::min(sequence * std::min(e.per_token, own), own * capacity_of(e, sequence));
+}
+
+std::pair<std::int64_t, std::int64_t> experts_of_tile(std::int64_t experts, std::int64_t tile, std::int64_t tiles) {
+  if (tile < 0) return {0, experts};
+  if (tile >= tiles) return {experts, experts};
+  return even_range(experts, static_cast<int>(tile), static_cast<int>(tiles));
 }
 
 void validate(const Architecture& a) {

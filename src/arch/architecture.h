@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace molen::arch {
@@ -65,6 +66,13 @@ std::int64_t capacity_of(const Experts& experts, std::int64_t sequence);
 // For each sequence of all ranks, this is the number of times that its tokens can choose experts of the rank, or the
 // number of tokens that these experts take if that is less.
 std::int64_t most_rows_of_experts(const Experts& experts, std::int64_t batch, std::int64_t sequence, int ranks);
+// Returns the same number for `own` experts of a rank.
+std::int64_t most_rows_of_experts(const Experts& experts, std::int64_t batch, std::int64_t sequence, int ranks,
+                                  std::int64_t own);
+
+// Returns the experts [first, second) of one of `tiles` tiles of a rank's `experts`, or all of them when `tile` is -1.
+// The tiles are as even as possible. A tile that does not exist has no experts.
+std::pair<std::int64_t, std::int64_t> experts_of_tile(std::int64_t experts, std::int64_t tile, std::int64_t tiles);
 
 struct Architecture {
   std::string name;  // the preset's name, or "custom"

@@ -243,6 +243,8 @@ struct PartShape {
   bool kv_copied = false;  // key and value weights are assembled for each use
   bool documents = false;  // attention stays within documents, which has its own kernels
   int expert_ranks = 1;    // ranks that share the experts of each layer
+  // For a part of the experts: which of `expert_tiles` tiles the op computes; -1: all experts of the rank.
+  std::int64_t expert_tile = -1, expert_tiles = 1;
   std::int64_t tokens() const { return batch * sequence; }
 };
 

@@ -72,6 +72,20 @@ TEST(ExpertCapacity, IsTheShareRoundedUp) {
   EXPECT_EQ(rows(1.25, 16), 16 * 3 * 80);
 }
 
+// Tiles are consecutive, have all experts, and differ by one expert at most.
+TEST(ExpertTiles, CutTheExpertsOfARank) {
+  using Range = std::pair<std::int64_t, std::int64_t>;
+  EXPECT_EQ(experts_of_tile(7, 0, 3), (Range{0, 3}));
+  EXPECT_EQ(experts_of_tile(7, 1, 3), (Range{3, 5}));
+  EXPECT_EQ(experts_of_tile(7, 2, 3), (Range{5, 7}));
+  EXPECT_EQ(experts_of_tile(7, -1, 3), (Range{0, 7}));
+  EXPECT_EQ(experts_of_tile(7, 3, 3), (Range{7, 7}));
+  // Four ranks with 3 sequences of 512 tokens, of which each chooses two experts.
+  const Experts e{.count = 16, .per_token = 2, .ffn = 704};
+  EXPECT_EQ(most_rows_of_experts(e, 3, 512, 4, 3), 4 * 3 * 512 * 2);
+  EXPECT_EQ(most_rows_of_experts(e, 3, 512, 4, 1), 4 * 3 * 512);
+}
+
 // At most half of the choices are computed.
 TEST(ExpertCapacity, BoundsTheWork) {
   Architecture a = bench_llama();

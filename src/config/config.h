@@ -73,6 +73,7 @@ struct ParallelTable {
   std::int64_t context = 1;
   std::string context_form = "gather";
   std::int64_t expert = 1;
+  std::int64_t expert_tiles = 1;
   std::int64_t data_replicate = 1;
   std::optional<std::int64_t> data_shard;  // nullopt: "auto", all ranks that the other axes do not use
   std::optional<std::string> sharding;

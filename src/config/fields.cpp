@@ -144,8 +144,10 @@ std::vector<Field> parallel_fields() {
            "rank during it"),
       make("parallel.expert", m, &T::expert, positive(kRanks), e,
            "ranks that share the experts of each sparse layer; they have different samples, and send each other the "
-           "rows "
-           "of their tokens"),
+           "rows of their tokens"),
+      make("parallel.expert_tiles", m, &T::expert_tiles, positive(64), e,
+           "with parallel.expert: number of tiles of a rank's experts; the rows of one tile travel while another is "
+           "multiplied"),
       make("parallel.data_replicate", m, &T::data_replicate, positive(kRanks), e,
            "groups that hold whole copies of the state"),
       make("parallel.data_shard", m, &T::data_shard, positive_or_auto(), e,

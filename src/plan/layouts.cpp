@@ -55,17 +55,22 @@ struct Grid {
   program::ContextForm form = program::ContextForm::kGather;
   std::int64_t chunks = 1;  // pieces of the rows
   int experts = 1;          // expert ranks
+  std::int64_t tiles = 1;   // of the experts of a rank
   std::string text() const { return layer_text() + context_text() + experts_text(); }
   std::string layer_text() const {
     if (tensor == 1) return "";
     return fmt::format(", tp {}{}{}", tensor, rows ? " with sequence parallelism" : "",
                        chunks > 1 ? fmt::format(" in {} pieces", chunks) : "");
   }
-  std::string experts_text() const { return experts == 1 ? "" : fmt::format(", ep {}", experts); }
+  std::string experts_text() const {
+    if (experts == 1) return "";
+    return fmt::format(", ep {}{}", experts, tiles > 1 ? fmt::format(" in {} tiles", tiles) : "");
+  }
   std::string context_text() const { return context == 1 ? "" : fmt::format(", cp {} {}", context, name_of(form)); }
 };
 
-// Returns the grids. Rows stay whole, or are cut into the configuration's number of pieces.
+// Returns the grids. Rows stay whole, or are cut into the configuration's number of pieces; the experts of a rank stay
+// together, or are cut into the configuration's number of tiles.
 std::vector<Grid> grids_of(const arch::Architecture& arch, const program::Setting& base, int ranks) {
   std::vector<Grid> grids;
   for (const int tensor : arch::tensor_degrees(arch, ranks))
@@ -82,8 +87,11 @@ std::vector<Grid> grids_of(const arch::Architecture& arch, const program::Settin
   for (int experts = 2; arch.sparse() && experts <= ranks; ++experts)
     for (std::size_t i = 0; i < without && arch.sparse_experts().count % experts == 0; ++i) {
       if (ranks % (grids[i].tensor * grids[i].context * experts) != 0) continue;
-      grids.push_back(grids[i]);
-      grids.back().experts = experts;
+      Grid grid = grids[i];
+      grid.experts = experts;
+      grids.push_back(grid);
+      grid.tiles = base.expert_tiles;
+      if (grid.tiles > 1 && grid.tiles <= arch.sparse_experts().count / experts) grids.push_back(grid);
     }
   return grids;
 }
@@ -182,7 +190,7 @@ std::vector<std::string> choices_of(const program::Setting& s) {
   return {sharding_of(s).choice(),
           Grid{s.tensor_ranks(), s.sequence_parallel, 1, {}, s.tensor_chunks}.layer_text(),
           Grid{1, false, s.context_ranks(), s.context_form}.context_text(),
-          s.shares_experts() ? fmt::format("ep {}", s.expert_ranks()) : "",
+          Grid{.experts = s.expert_ranks(), .tiles = s.expert_tiles}.experts_text(),
           Stages{s.pipeline, s.stages()}.text(),
           text(s.recompute),
           text(s.offload),
@@ -191,8 +199,8 @@ std::vector<std::string> choices_of(const program::Setting& s) {
 
 Layout layout_of(const program::Setting& s) {
   const Sharding sharding = sharding_of(s);
-  const Grid grid{s.tensor_ranks(), s.sequence_parallel, s.context_ranks(),
-                  s.context_form,   s.tensor_chunks,     s.expert_ranks()};
+  const Grid grid{s.tensor_ranks(), s.sequence_parallel, s.context_ranks(), s.context_form,
+                  s.tensor_chunks,  s.expert_ranks(),    s.expert_tiles};
   return {fmt::format("{}{}{}{}{}{}{}", sharding.text(), grid.text(), Stages{s.pipeline, s.stages()}.text(),
                       text(s.recompute), text(s.offload), text(s.order),
                       s.micro_batches() > 1 ? fmt::format(", {} micro-batches", s.micro_batches()) : ""),
@@ -220,6 +228,7 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
     s.mesh[mesh::Axis::kCp] = grid.context;
     s.context_form = grid.form;
     s.mesh[mesh::Axis::kEp] = grid.experts;
+    s.expert_tiles = grid.tiles;
     s.mesh[mesh::Axis::kDpShard] = sharding.shards / (grid.context * grid.experts);
     s.mesh[mesh::Axis::kDpReplicate] = sharding.replicas;
     s.zero = sharding.zero;
@@ -247,6 +256,9 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
   if (base.tensor_chunks > 1 &&
       std::none_of(layouts.begin(), layouts.end(), [](const Layout& l) { return l.setting.chunked_rows(); }))
     throw UsageError("parallel.tensor_chunks: no layout of {} ranks has rows for {} pieces", ranks, base.tensor_chunks);
+  if (base.expert_tiles > 1 &&
+      std::none_of(layouts.begin(), layouts.end(), [](const Layout& l) { return l.setting.expert_tiles > 1; }))
+    throw UsageError("parallel.expert_tiles: no layout of {} ranks has experts for {} tiles", ranks, base.expert_tiles);
   if (layouts.empty() && wanted.empty()) throw UsageError("{} has no layout of {} ranks", arch.name, ranks);
   if (layouts.empty()) throw UsageError("--layouts: none of these is a layout of {} ranks", ranks);
   return layouts;

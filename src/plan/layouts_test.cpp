@@ -153,6 +153,17 @@ TEST(Layouts, PairsAreCoveredByFew) {
   EXPECT_TRUE(covering_pairs({}).empty());
 }
 
+// The experts of a rank are cut into tiles only where there are enough of them.
+TEST(Layouts, TilesHaveAnExpertEach) {
+  auto sparse = model();
+  sparse.experts = arch::Experts{.count = 8, .per_token = 2, .ffn = 24};
+  program::Setting s = batch_of(1);
+  s.expert_tiles = 3;
+  std::map<int, std::set<std::int64_t>> tiles;  // by expert ranks
+  for (const Layout& l : layouts_of(sparse, s, 4, {})) tiles[l.setting.expert_ranks()].insert(l.setting.expert_tiles);
+  EXPECT_EQ(tiles, (std::map<int, std::set<std::int64_t>>{{1, {1}}, {2, {1, 3}}, {4, {1}}}));
+}
+
 // Each tensor rank has at least one row of each piece.
 TEST(Layouts, PiecesHaveARowForEachTensorRank) {
   program::Setting s = batch_of(1);
@@ -193,6 +204,7 @@ TEST(Layouts, NamesSayWhatDiffers) {
               s.tensor_chunks = 3;
             }),
             "NO_SHARD, tp 2 with sequence parallelism in 3 pieces");
+  EXPECT_EQ(name([](auto& s) { s.mesh[mesh::Axis::kEp] = 4, s.expert_tiles = 3; }), "NO_SHARD, ep 4 in 3 tiles");
   EXPECT_EQ(name([](auto& s) {
               s.mesh[mesh::Axis::kCp] = 4;
               s.context_form = program::ContextForm::kRing;
@@ -250,6 +262,9 @@ TEST(Layouts, RefusalsAreWhole) {
   pieces.tensor_chunks = 4;
   EXPECT_EQ(refused(pieces, 1, {}), "parallel.tensor_chunks: no layout of 1 ranks has rows for 4 pieces");
   EXPECT_EQ(refused(pieces, 2, {}), "accepted");
+  program::Setting tiles = batch_of(1);
+  tiles.expert_tiles = 2;
+  EXPECT_EQ(refused(tiles, 2, {}), "parallel.expert_tiles: no layout of 2 ranks has experts for 2 tiles");
 }
 
 // The layouts include those with and without the configuration's offload, with pieces of rows, and with micro-batches

@@ -110,6 +110,9 @@ void resolve_expert_ranks(const Config& c, const arch::Architecture& arch, const
                           program::Setting& s) {
   const auto& p = c.parallel;
   const std::int64_t n = p.expert;
+  if (n == 1 && p.expert_tiles > 1)
+    throw UsageError("{}: no expert ranks exchange rows in {} tiles; set parallel.expert above 1",
+                     c.where("parallel.expert_tiles"), p.expert_tiles);
   if (n == 1) return;
   if (!arch.sparse())
     throw UsageError("{}: {} ranks share the experts of sparse layers, which this model does not have (model.experts)",
@@ -122,7 +125,12 @@ void resolve_expert_ranks(const Config& c, const arch::Architecture& arch, const
   if (!fits(n))
     throw UsageError("{}: {} ranks cannot share {} experts evenly{}", c.where("parallel.expert"), n,
                      arch.sparse_experts().count, fitting(left, fits));
+  const std::int64_t own = arch.sparse_experts().count / n;
+  if (p.expert_tiles > own)
+    throw UsageError("{}: the {} experts that a rank has of each layer cannot be cut into {} tiles",
+                     c.where("parallel.expert_tiles"), own, p.expert_tiles);
   s.mesh[mesh::Axis::kEp] = static_cast<int>(n);
+  s.expert_tiles = p.expert_tiles;
 }
 
 void resolve_pipeline(const Config& c, const arch::Architecture& arch, const Machine& machine, program::Setting& s) {

@@ -115,6 +115,9 @@ inline std::vector<TestCase> all_test_cases() {
     Setting s = small_setting(2, zero);
     s.mesh[mesh::Axis::kEp] = 2;
     add(fmt::format("expert ranks, zero {}", zero), s, sparse);
+    s.expert_tiles = 2;
+    add(fmt::format("expert ranks, zero {}, in tiles", zero), s, sparse);
+    s.expert_tiles = 1;
     if (zero < 2) continue;
     s.mesh[mesh::Axis::kDpReplicate] = 2, s.own_over_dp = zero == 3;
     add(fmt::format("expert ranks, zero {}, two copies", zero), s, sparse);

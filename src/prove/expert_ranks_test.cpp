@@ -22,11 +22,6 @@ arch::Architecture apart() {
   return a;
 }
 
-Layout experts(int ranks, Layout l = {1, 0, false, 1}) {
-  l.experts = ranks, l.sequence = kSharedSequence;
-  return l;
-}
-
 // The same model with a dense layer, shared experts, sigmoid scores, biases of routers and one table at both ends. Each
 // token chooses 3 of 6 experts.
 arch::Architecture apart_and_shared() {

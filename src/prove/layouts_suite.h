@@ -129,6 +129,11 @@ inline Layout over_two_stages(Layout l, program::ScheduleKind kind, int chunks =
 // The tokens of a sequence in layouts of context ranks and of expert ranks; 2, 3 or 4 context ranks can share it.
 inline constexpr std::int64_t kSharedSequence = 24;
 
+inline Layout experts(int ranks, Layout l = {1, 0, false, 1}) {
+  l.experts = ranks, l.sequence = kSharedSequence;
+  return l;
+}
+
 inline program::Setting setting_of(int ranks, int zero, bool recompute, DType compute, std::int64_t micro = 2) {
   program::Setting s;
   s.mesh[mesh::Axis::kDpShard] = ranks;

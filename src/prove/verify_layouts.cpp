@@ -33,7 +33,7 @@ program::Setting alone(program::Setting s) {
   s.mesh = mesh::kOne;
   s.zero = 0;
   s.own_over_dp = s.sequence_parallel = false;
-  s.tensor_chunks = 1;
+  s.tensor_chunks = s.expert_tiles = 1;
   s.context_form = {};
   s.recompute = {};
   s.offload = {};

@@ -119,6 +119,21 @@ def expert_ranks(case):
     case.refused("program", "tiny.toml", set_of(dict(expert=3, **sparse)), "--ranks", 3, says=["parallel.expert", "4 experts"])
 
 
+@row("parallel.expert_tiles")
+def expert_tiles(case):
+    sparse = dict(expert=2, model__experts=8, model__experts_per_token=2, model__expert_ffn=20)
+    for tiles in (1, 2, 3):
+        cut = at(case, 2, expert_tiles=tiles, **sparse)
+        sends = [cut.count("all_to_all", axis="ep", moves=m) for m in ("expert_rows", "expert_out", "d_expert_out", "d_expert_rows")]
+        equal("exchanges of two layers", sends, [2 * tiles] * 4)
+        equal("products of experts", cut.count("forward", part="expert_up"), 2 * tiles)
+    first = at(case, 2, expert_tiles=4, **sparse)
+    equal("bytes of a tile", first.moved("all_to_all", axis="ep", moves="expert_rows", chunk=0), 2 * TOKENS * 2 * 24 * 8 // 4)
+    same_training(case, 2, "ep", {"all_to_all", "all_gather"}, expert_tiles=3, **sparse)
+    case.refused("program", "tiny.toml", set_of(dict(sparse, expert_tiles=5)), "--ranks", 2, says=["parallel.expert_tiles", "4 experts"])
+    case.refused("program", "tiny.toml", set_of(dict(sparse, expert=1, expert_tiles=2)), "--ranks", 2, says="parallel.expert_tiles")
+
+
 @row("parallel.zero", "parallel.sharding", "parallel.data_replicate", "parallel.data_shard")
 def sharding(case):
     whole = bytes_of(case, 4, zero=0)

@@ -24,6 +24,8 @@ for family, more in (("llama", ("model.kv_heads=3",)), ("gpt", ())):
         ok(f"verify: {family} with {way}, accumulating and not", {"micro-batches" in n for n in names if way in n} == {True, False}, names)
 host = proved("with states and activations on the host, and without", 50, *few, *small, "--set", 'parallel.offload=["optimizer","gradients","parameters","activations"]', "--ranks", 2, "--cover", "pairs")
 pieces = proved("with rows in pieces, and whole", 80, *few, *small, "--set", "parallel.tensor_chunks=3", "--ranks", 4, "--cover", "pairs")
+tiles = proved("with experts in tiles, and whole", 54, *few, *small, *[x for s in ("model.experts=8", "model.experts_per_token=2", "model.expert_ffn=20", "parallel.expert_tiles=3") for x in ("--set", s)], "--ranks", 2, "--cover", "pairs")
+ok("verify: some in tiles, some not", 5 <= sum("in 3 tiles" in n for n in tiles) < len(tiles), tiles)
 for unit in ("half", 2):
     proved(f"with units of {unit}", 50, *few, *small, "--set", f"parallel.unit_layers={unit}", "--ranks", 2, "--cover", "pairs")
 ok("verify: some with, some without", 10 <= sum("on the host" in n for n in host) < len(host) and 10 <= sum("in 3 pieces" in n for n in pieces) < len(pieces), (host, pieces))

@@ -12,21 +12,42 @@ std::int64_t rows_of(const PartCall& call) {
                                     call.ranks(mesh::Axis::kEp));
 }
 
-// Returns the number of rows that the experts have. With several expert ranks or a capacity, the routers decide it.
-std::int64_t present(const at::Tensor& offsets, std::int64_t all) {
-  return offsets.defined() ? offsets.data_ptr<std::int32_t>()[offsets.numel() - 1] : all;
-}
+// The experts that an op computes: all of the rank, or those of a tile.
+class ExpertsOfOp {
+ public:
+  explicit ExpertsOfOp(const PartCall& call) {
+    const std::int64_t experts = call.common.arch.sparse_experts().count / call.ranks(mesh::Axis::kEp);
+    const auto [first, end] = arch::experts_of_tile(experts, call.op.chunk, call.step.attributes.rows.expert_tiles);
+    first_ = first, count_ = end - first;
+    if (call.operands.has(Arg::kOffsets)) offsets_ = call.operands.flat(Arg::kOffsets).narrow(0, first_, count_ + 1);
+  }
+  // The first row of each expert, and the end.
+  const at::Tensor& offsets() const { return offsets_; }
+  at::Tensor matrices(const at::Tensor& of_all) const { return of_all.narrow(0, first_, count_); }
+  // Returns the rows of the experts. With several expert ranks or a capacity, the routers decide how many there are.
+  at::Tensor rows(const at::Tensor& all) const {
+    if (!offsets_.defined()) return all;
+    const auto* offsets = offsets_.data_ptr<std::int32_t>();
+    return all.narrow(0, offsets[0], offsets[count_] - offsets[0]);
+  }
+
+ private:
+  std::int64_t first_ = 0, count_ = 0;
+  at::Tensor offsets_;
+};
 
 Kernel bind_products(const PartCall& call, at::Tensor (UnitWeights::*weights)() const) {
   const Operands& o = call.operands;
   const std::int64_t rows = rows_of(call);
-  const auto x = o.view(Arg::kX, {rows, -1}), offsets = o.flat(Arg::kOffsets), weight = (o.param().*weights)();
+  const ExpertsOfOp experts(call);
+  const auto x = o.view(Arg::kX, {rows, -1}), offsets = experts.offsets(),
+             weight = experts.matrices((o.param().*weights)());
   if (!call.backward())
     return [=, common = call.common, y = o.view(Arg::kY, {rows, -1})](RunState&, math::Scratch& s) mutable {
       model::experts_forward(common.context(s), x, offsets, weight, y);
     };
   const auto d_y = o.view(Arg::kDY, {rows, -1});
-  auto d_x = o.view(Arg::kDX, {rows, -1}), d_weight = (o.grad().*weights)();
+  auto d_x = o.view(Arg::kDX, {rows, -1}), d_weight = experts.matrices((o.grad().*weights)());
   return [=, common = call.common](RunState&, math::Scratch& s) mutable {
     model::experts_backward(common.context(s), d_y, x, offsets, weight, d_x, d_weight);
   };
@@ -43,20 +64,17 @@ Kernel bind_expert_down(const PartCall& call) {
 Kernel bind_expert_activation(const PartCall& call) {
   const Operands& o = call.operands;
   const std::int64_t rows = rows_of(call);
+  const ExpertsOfOp experts(call);
   const auto up = o.view(Arg::kX, {rows, -1});
-  at::Tensor offsets;
-  if (o.has(Arg::kOffsets)) offsets = o.flat(Arg::kOffsets);
   if (!call.backward())
     return [=, common = call.common, a = o.view(Arg::kY, {rows, -1})](RunState&, math::Scratch& s) mutable {
-      const std::int64_t n = present(offsets, rows);
-      auto made = a.narrow(0, 0, n);
-      model::activation_forward(common.context(s), up.narrow(0, 0, n), made);
+      auto made = experts.rows(a);
+      model::activation_forward(common.context(s), experts.rows(up), made);
     };
   return [=, common = call.common, d_a = o.view(Arg::kDY, {rows, -1}), d_up = o.view(Arg::kDX, {rows, -1})](
              RunState&, math::Scratch& s) mutable {
-    const std::int64_t n = present(offsets, rows);
-    auto made = d_up.narrow(0, 0, n);
-    model::activation_backward(common.context(s), d_a.narrow(0, 0, n), up.narrow(0, 0, n), made);
+    auto made = experts.rows(d_up);
+    model::activation_backward(common.context(s), experts.rows(d_a), experts.rows(up), made);
   };
 }
 

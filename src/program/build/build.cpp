@@ -277,8 +277,9 @@ int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix)
     return o.role == b.role && o.unit == b.unit && o.layer == b.layer && o.place == b.place && o.chunk == b.chunk &&
            o.copy == 0 && o.slot == b.slot;
   };
-  if (const auto found = std::find_if(p.buffers.begin(), p.buffers.end(), same); found != p.buffers.end())
-    return static_cast<int>(found - p.buffers.begin());
+  // An op mostly uses buffers that were made for the ops just before it.
+  if (const auto found = std::find_if(p.buffers.rbegin(), p.buffers.rend(), same); found != p.buffers.rend())
+    return static_cast<int>(p.buffers.rend() - found) - 1;
   Operand held = operand;
   held.value = b.role;
   b.name = label_of(p, b, operand.host);

@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "arch/context_parallel.h"
 #include "arch/tensor_parallel.h"
@@ -14,6 +15,7 @@
 #include "program/ir/slots.h"
 #include "program/parts/part.h"
 #include "program/values/costs.h"
+#include "program/values/of_op.h"
 #include "program/values/of_setting.h"
 
 namespace molen::program {
@@ -152,8 +154,10 @@ class Recomputer {
     for (const Operand& changed : signature(p_, op, -1).operands) {
       const Operand o = changed.as_found();
       const auto part = dropped(o);
-      if (!reads(o.access) || !part || !again_.emplace(*part, o.layer).second) continue;
-      Step step = detail::compute_step(p_, *part, ComputePass::kRecompute, o.layer, -1);
+      if (!reads(o.access) || !part) continue;
+      const std::int64_t tile = by_tiles(p_.setting.rows(), *part) ? o.chunk : -1;
+      if (!again_.emplace(*part, o.layer, tile).second) continue;
+      Step step = detail::compute_step(p_, *part, ComputePass::kRecompute, o.layer, tile);
       make_again(step.op);
       rename(step, "re");
       steps_.push_back(std::move(step));
@@ -169,7 +173,7 @@ class Recomputer {
 
   Program& p_;
   std::map<bool, Makers> makers_;  // one for dense layers and one for sparse layers
-  std::set<std::pair<arch::Part, std::int64_t>> again_;
+  std::set<std::tuple<arch::Part, std::int64_t, std::int64_t>> again_;  // part, layer and tile of experts
   std::vector<Step> steps_;
 };
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "program/build/build.h"
-#include "program/ir/slots.h"
+#include "program/build/latest_ops.h"
 #include "program/memory/memory.h"
 
 namespace molen::program::pass {
@@ -103,11 +103,11 @@ void set_edges(Program& p, Edges edges) {
 
 // Returns the edges that a program has, and those for its hazards. `all` is the expanded program. `ahead` is the bound
 // of Recent.
-Edges ordered_edges(const Program& p, const std::vector<Expanded>& all, const Slots& slots, Edges edges,
+Edges ordered_edges(const Program& p, const std::vector<Expanded>& all, const Places& places, Edges edges,
                     std::size_t ahead) {
-  // `reader` and `writer` are the latest reader and writer of each place on each stream so far. `known` has, for each
-  // stream, the last op of every other stream that is known to have ended before the next op of the stream.
-  std::vector<OpPerStream> reader(slots.places(), kNoOps), writer(slots.places(), kNoOps);
+  // `known` has, for each stream, the last op of every other stream that is known to have ended before the next op of
+  // the stream.
+  LatestOps latest_ops(p, places);
   std::array<OpPerStream, kNumStreams> known;
   known.fill(kNoOps);
   std::vector<OpPerStream> at_end(all.size(), kNoOps);    // by op: what is known to have ended when it has
@@ -120,24 +120,18 @@ Edges ordered_edges(const Program& p, const std::vector<Expanded>& all, const Sl
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Step& step = *all[i].step;
     const auto own = static_cast<std::size_t>(step.stream);
-    const auto place = [&](const Use& use) { return slots.place(use.buffer, all[i].micro_batch); };
     const auto learn = [&](int op) {
       for (std::size_t t = 0; t < kNumStreams; ++t)
         known[own][t] = std::max(known[own][t], at_end[static_cast<std::size_t>(op)][t]);
     };
     for (const int a : all[i].after) learn(a);
     OpPerStream need = turns.before(all[i], static_cast<int>(i));
-    const auto want = [&](const OpPerStream& ops) {
-      for (std::size_t s = 0; s < kNumStreams; ++s) need[s] = std::max(need[s], ops[s]);
-    };
+    const auto want = [&](const OpPerStream& ops) { keep_latest(need, ops); };
     if (step.unless) want(agreed);
     want(recent.before(all[i]));
     const auto axis = axis_of(step.op);
     if (axis) want(communicated[static_cast<std::size_t>(*axis)]);
-    for (const Use& use : step.operands) {
-      want(writer[place(use)]);
-      if (use.changes()) want(reader[place(use)]);
-    }
+    latest_ops.keep_needed(all[i], need);
     // The latest op comes first, because an op that it waits for needs no edge of its own.
     const auto latest = [&] {
       std::size_t found = kNumStreams;
@@ -157,7 +151,7 @@ Edges ordered_edges(const Program& p, const std::vector<Expanded>& all, const Sl
     recent.add(all[i], static_cast<int>(i));
     if (axis) communicated[static_cast<std::size_t>(*axis)][own] = static_cast<int>(i);
     if (std::holds_alternative<Agree>(step.op)) agreed[own] = static_cast<int>(i);
-    for (const Use& use : step.operands) (use.changes() ? writer : reader)[place(use)][own] = static_cast<int>(i);
+    latest_ops.add(all[i], static_cast<int>(i));
   }
   for (auto& body : edges)
     for (auto& after : body) std::sort(after.begin(), after.end());
@@ -177,9 +171,9 @@ bool on_several_streams(const Program& p) {
 // is used only if the plan does not grow.
 Program order_streams(Program p) {
   const std::vector<Expanded> all = expand(p);
-  const Slots slots(p);
+  const Places places(p);
   const Edges given = edges_of(p);
-  const auto with = [&](std::size_t ahead) { return ordered_edges(p, all, slots, given, ahead); };
+  const auto with = [&](std::size_t ahead) { return ordered_edges(p, all, places, given, ahead); };
   Edges free = with(kUnbounded);
   if (!on_several_streams(p)) {
     set_edges(p, std::move(free));

@@ -71,6 +71,11 @@ inline constexpr OpPerStream kNoOps = [] {
   none.fill(-1);
   return none;
 }();
+// Keeps, for each stream, the later op of the two lists.
+constexpr void keep_latest(OpPerStream& ops, const OpPerStream& others) {
+  for (std::size_t s = 0; s < ops.size(); ++s)
+    if (ops[s] < others[s]) ops[s] = others[s];
+}
 
 // The category under which an op's seconds are counted. The pipeline bubble is not a phase of any op: a
 // Timeline shows it as time in which a stage is idle because it waits for other stages.
@@ -139,7 +144,8 @@ struct Compute {
   ComputePass pass{};
   std::int64_t layer = -1;  // -1 for a part outside the layers
   // The index of the op among several of one part: for the head, the chunk of Setting::head_chunk tokens; for attention
-  // in a ring, the step; for a product beside a tensor-parallel exchange, the piece of Setting::tensor_chunks.
+  // in a ring, the step; for a product beside a tensor-parallel exchange, the piece of Setting::tensor_chunks; for a
+  // part of the experts beside the exchange of expert ranks, the tile of Setting::expert_tiles.
   std::int64_t chunk = -1;
   bool operator==(const Compute&) const = default;
 };
@@ -237,6 +243,7 @@ struct AllToAll {
   Axis axis{};
   Moves moves = Moves::kExpertRows;
   std::int64_t layer = -1;
+  std::int64_t chunk = -1;  // the tile of Setting::expert_tiles whose rows are sent, or -1 for all rows
   bool home() const { return moves == Moves::kExpertOut || moves == Moves::kDExpertRows; }
   bool operator==(const AllToAll&) const = default;
 };
@@ -338,11 +345,13 @@ struct OpRef {
 };
 
 // The rows of a micro-batch on a rank, one for each token: `sequences` x `length`. Tensor ranks exchange the rows in
-// `pieces`. With `sharded`, each tensor rank keeps a part of the residual stream's rows.
+// `pieces`. With `sharded`, each tensor rank keeps a part of the residual stream's rows. Expert ranks exchange the rows
+// of their experts in `expert_tiles`: each tile has the rows of some experts of every rank.
 struct Rows {
   std::int64_t sequences = 0, length = 0;
   std::int64_t pieces = 1;
   bool sharded = false;
+  std::int64_t expert_tiles = 1;
   std::int64_t count() const { return sequences * length; }
   bool in_pieces() const { return sharded && pieces > 1; }
   bool operator==(const Rows&) const = default;

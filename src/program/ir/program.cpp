@@ -57,6 +57,7 @@ std::string sharding_text(const Setting& s) {
   text += s.own_over_dp ? ", optimizer states over all" : "";
   if (s.offload.any()) text += fmt::format(", {} on the host", text_of(s.offload));
   if (s.shares_experts()) text += fmt::format(", {} expert ranks", s.expert_ranks());
+  if (s.expert_tiles > 1) text += fmt::format(" in {} tiles", s.expert_tiles);
   if (s.context()) text += fmt::format(", {} context ranks{}", s.context_ranks(), s.ring() ? " in a ring" : "");
   if (s.tensor())
     text += fmt::format(", {} tensor ranks{}", s.tensor_ranks(), s.sequence_parallel ? ", sequence parallel" : "");
@@ -92,6 +93,19 @@ void check_pieces(const Setting& s) {
         "parallel.tensor_chunks: {} tokens of a micro-batch in {} pieces have no row for each of {} tensor "
         "ranks",
         s.tokens(), s.tensor_chunks, s.tensor_ranks());
+}
+
+void check_expert_tiles(const arch::Architecture& arch, const Setting& s) {
+  if (s.expert_tiles < 1 || s.expert_tiles > kMaxExpertTiles)
+    throw UsageError("parallel.expert_tiles: 1 to {} tiles, not {}", kMaxExpertTiles, s.expert_tiles);
+  if (s.expert_tiles == 1) return;
+  if (!s.shares_experts())
+    throw UsageError("parallel.expert_tiles: no expert ranks exchange rows in {} tiles; set parallel.expert above 1",
+                     s.expert_tiles);
+  const std::int64_t experts = arch.sparse_experts().count / s.expert_ranks();
+  if (s.expert_tiles > experts)
+    throw UsageError("parallel.expert_tiles: the {} experts that a rank has of each layer cannot be cut into {} tiles",
+                     experts, s.expert_tiles);
 }
 
 void check_expert_ranks(const arch::Architecture& arch, const Setting& s) {
@@ -138,6 +152,7 @@ Program describe(const arch::Architecture& arch, const Setting& setting) {
   p.setting = setting;
   arch::validate_tensor_parallel(arch, setting.tensor_ranks());
   check_expert_ranks(p.arch, setting);
+  check_expert_tiles(p.arch, setting);
   p.local = arch::tensor_local(p.arch, setting.tensor_ranks());
   p.parameters = arch::tensor_local_parameters(arch, setting.tensor_ranks());
   p.chunks = chunks_of(arch, setting);

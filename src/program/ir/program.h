@@ -80,6 +80,8 @@ enum class Purpose { kTrain, kEvaluate };
 
 // Limit of Setting::tensor_chunks. With more pieces, the cost of the additional messages exceeds the gain.
 inline constexpr std::int64_t kMaxTensorChunks = 64;
+// Limit of Setting::expert_tiles, for the same reason.
+inline constexpr std::int64_t kMaxExpertTiles = 64;
 
 // The parts of a layer whose forward results are dropped and computed again before the first backward op that reads
 // them (program/build/recompute.h has the text form). The value that a layer hands to the next layer is always kept, so
@@ -131,6 +133,9 @@ struct Setting {
   // The number of pieces in which tensor ranks exchange the rows of a micro-batch and multiply them (Wang et al. 2023,
   // "Overlap Communication with Dependent Computation via Decomposition", section 4). Requires sequence_parallel.
   std::int64_t tensor_chunks = 1;
+  // Tiles in which expert ranks exchange the rows of their experts. The exchange of one tile runs beside the GEMMs of
+  // another.
+  std::int64_t expert_tiles = 1;
   ContextForm context_form = ContextForm::kGather;
   std::int64_t unit_layers = 1;  // layers whose parameters are gathered, reduced and updated together; or kHalfLayer
   int prefetch = 1;              // number of units that are gathered or copied from the host ahead of the one in use
@@ -206,7 +211,7 @@ struct Setting {
   std::int64_t local_sequence() const { return sequence / context_ranks(); }  // tokens of each sequence on a rank
   std::int64_t tokens() const { return micro_batch * local_sequence(); }      // tokens of a micro-batch on a rank
   std::int64_t positions() const { return global_batch * sequence; }          // of the global batch
-  Rows rows() const { return {micro_batch, local_sequence(), tensor_chunks, sharded_rows()}; }
+  Rows rows() const { return {micro_batch, local_sequence(), tensor_chunks, sharded_rows(), expert_tiles}; }
   std::int64_t head_chunks() const { return (tokens() + head_chunk - 1) / head_chunk; }
   std::int64_t head_chunk_tokens(std::int64_t chunk) const {
     return std::min(head_chunk, tokens() - chunk * head_chunk);

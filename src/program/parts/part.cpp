@@ -110,6 +110,10 @@ bool PartDeclaration::computed_again() const {
                       [](const PartOperand& o) { return writes(o.access) && o.after > 0; });
 }
 
+bool PartDeclaration::computes_experts() const {
+  return std::ranges::any_of(forward, [](const PartOperand& o) { return writes(o.access) && of_experts(o.value); });
+}
+
 bool PartDeclaration::reads_role(arch::Role role, bool is_tied) const {
   const auto among = [&](const std::vector<arch::Role>& list) {
     return std::find(list.begin(), list.end(), role) != list.end();

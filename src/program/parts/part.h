@@ -103,6 +103,9 @@ struct PartDeclaration {
   arch::PartCost (*context_cost)(const arch::Architecture& arch, arch::Pass pass, const arch::PartShape& shape,
                                  const ContextShare& share) = nullptr;
 
+  // Whether the part computes the experts of a rank. With several expert ranks, it may run once for each tile of them
+  // (Rows::expert_tiles).
+  bool computes_experts() const;
   bool has_backward() const { return !backward.empty(); }
   const Implementation* find_kernels(arch::Kernels name) const;  // null if the part has none of this name
   // Returns whether the part has parameters in a model of this architecture: norms may have none.

@@ -48,7 +48,12 @@ Sizes::Sizes(const arch::Architecture& arch, const arch::PartShape& shape)
       kv_copied(shape.kv_copied),
       rounds(e < a),
       bf16(shape.compute == DType::kBF16),
-      position(arch.position) {}
+      position(arch.position) {
+  if (L == 0) return;
+  const auto [first, end] = arch::experts_of_tile(L, shape.expert_tile, shape.expert_tiles);
+  R = R * end / L - R * first / L;
+  L = end - first;
+}
 
 double product(i64 m, i64 n, i64 k) {
   return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);

@@ -21,19 +21,21 @@ struct Sizes {
   i64 B, S, N, C, d, Q, q, U, f, V, h, k, D, e, a, g;
   i64 query_norm, key_norm;  // values that a norm of queries, or of keys, is taken over
   i64 E, t, W, w, M;         // sizes of a sparse layer (values/value.h); M = N t slots; 0 in models without one
-  i64 R;                     // the most slots that the experts take: M without a capacity
-  i64 L, G;                  // experts of a rank, and the most rows that they may get: E and R with one expert rank
-  bool drops;                // experts have a capacity
-  i64 router_bias;           // elements of the router's bias
-  i64 X, x;                  // of the shared experts: columns of gate|up, and their summed width
-  i64 norm_vectors;          // weight and bias of a norm: 0, 1 or 2
-  i64 stats;                 // numbers that a norm keeps for each row
-  i64 biases;                // 1 when products have them
-  i64 ranks;                 // tensor ranks
-  i64 threads;               // at least 1
-  bool documents;            // attention stays within documents
-  bool kv_copied;            // key and value weights are assembled for each use
-  bool rounds;               // elements have 16 bits
+  // L: experts of a rank. R: the slots that they take if tokens are spread evenly over all experts; M without a
+  // capacity. An op on a tile of the experts has the tile's share of both. G: the most rows that all experts of the
+  // rank may get. With one expert rank, L is E and G is R.
+  i64 R, L, G;
+  bool drops;        // experts have a capacity
+  i64 router_bias;   // elements of the router's bias
+  i64 X, x;          // of the shared experts: columns of gate|up, and their summed width
+  i64 norm_vectors;  // weight and bias of a norm: 0, 1 or 2
+  i64 stats;         // numbers that a norm keeps for each row
+  i64 biases;        // 1 when products have them
+  i64 ranks;         // tensor ranks
+  i64 threads;       // at least 1
+  bool documents;    // attention stays within documents
+  bool kv_copied;    // key and value weights are assembled for each use
+  bool rounds;       // elements have 16 bits
   bool bf16;
   arch::Position position;
 };

@@ -59,7 +59,8 @@ class Differences {
 
   void of_batch() {
     const auto text = [](const Rows& r) {
-      return fmt::format("{}x{} in {} pieces{}", r.sequences, r.length, r.pieces, r.sharded ? ", sharded" : "");
+      return fmt::format("{}x{} in {} pieces{}{}", r.sequences, r.length, r.pieces, r.sharded ? ", sharded" : "",
+                         r.expert_tiles > 1 ? fmt::format(", in {} tiles of experts", r.expert_tiles) : "");
     };
     if (!(has_.rows == asked_.rows)) add("the rows of a micro-batch", text(has_.rows), text(asked_.rows));
     if (p_.has_head()) number("the rows of a chunk of the head", has_.tile, asked_.tile);

@@ -56,6 +56,7 @@ std::string setting_to_text(const Setting& s) {
          (s.shares_experts() ? fmt::format(" ep={}", s.expert_ranks()) : "") + kernels_text(s) +
          (s.optimizer == Setting{}.optimizer ? "" : " optimizer=" + s.optimizer) +
          (s.tensor_chunks > 1 ? fmt::format(" tensor_chunks={}", s.tensor_chunks) : "") +
+         (s.expert_tiles > 1 ? fmt::format(" expert_tiles={}", s.expert_tiles) : "") +
          (s.unit_layers == 1            ? ""
           : s.unit_layers == kHalfLayer ? " unit_layers=half"
                                         : fmt::format(" unit_layers={}", s.unit_layers)) +
@@ -168,6 +169,7 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
   s.order = mesh::parse_order(text("order"));
   s.sequence_parallel = integer("sequence_parallel", 0, 1) == 1;
   if (values.count("tensor_chunks")) s.tensor_chunks = integer("tensor_chunks", 1, kMaxTensorChunks);
+  if (values.count("expert_tiles")) s.expert_tiles = integer("expert_tiles", 1, kMaxExpertTiles);
   if (values.count("unit_layers"))
     s.unit_layers = text("unit_layers") == "half" ? kHalfLayer : integer("unit_layers", 1, 1 << 16);
   s.own_over_dp = integer("own_over_dp", 0, 1) == 1;

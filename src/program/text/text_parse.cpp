@@ -255,12 +255,18 @@ class Parser {
       o.layer = number<std::int64_t>(
           take(v, "layer", ""), 0,
           o.moves == Moves::kHead ? program_.setting.head_chunks() - 1 : program_.arch.layers - in_a_layer(o.moves));
-    if constexpr (requires { o.chunk; })
+    if constexpr (std::is_same_v<O, AllToAll>) {
+      if (v.count("chunk")) o.chunk = tile(v);
+    } else if constexpr (requires { o.chunk; }) {
       if (v.count("chunk")) o.chunk = piece(v);
+    }
   }
 
   std::int64_t piece(std::map<std::string, std::string>& v) const {
     return number<std::int64_t>(take(v, "chunk", ""), 0, program_.setting.tensor_chunks - 1);
+  }
+  std::int64_t tile(std::map<std::string, std::string>& v) const {
+    return number<std::int64_t>(take(v, "chunk", ""), 0, program_.setting.expert_tiles - 1);
   }
 
   static bool one_of(Moves moves, std::initializer_list<Moves> known) {
@@ -308,6 +314,7 @@ class Parser {
     if (d.ring_step && v.count("chunk"))
       c.chunk = number<std::int64_t>(take(v, "chunk", ""), 0, program_.setting.context_ranks() - 1);
     if (d.halves && v.count("chunk")) c.chunk = piece(v);
+    if (d.computes_experts() && v.count("chunk")) c.chunk = tile(v);
     return c;
   }
 
@@ -452,6 +459,7 @@ class Parser {
       a.rows.length = number<std::int64_t>(t.substr(cross + 1), 1, std::int64_t{1} << 30);
     }
     a.rows.pieces = number<std::int64_t>(take(v, "pieces", "1"), 1, kMaxTensorChunks);
+    a.rows.expert_tiles = number<std::int64_t>(take(v, "expert_tiles", "1"), 1, kMaxExpertTiles);
     a.rows.sharded = flag(v, "sharded");
     a.tile = number<std::int64_t>(take(v, "tile", "0"), 0, std::int64_t{1} << 30);
     a.positions = number<std::int64_t>(take(v, "positions", "0"), 0, std::int64_t{1} << 60);

@@ -36,6 +36,7 @@ Setting unusual() {
   s.own_over_dp = true;
   s.sequence_parallel = true;
   s.tensor_chunks = 7;
+  s.expert_tiles = 15;
   s.context_form = ContextForm::kRing;
   s.unit_layers = 8;
   s.prefetch = 9;
@@ -86,19 +87,18 @@ TEST(SettingText, HoldsAllOfASetting) {
   s.pipeline.layers.clear();
   s.kernels = arch::Kernels::kReference;
   EXPECT_EQ(setting_from_text(values_of(s), "x"), s);
-  EXPECT_EQ(
-      setting_to_text(unusual()),
-      "purpose=evaluate dp_replicate=2 dp_shard=3 cp=4 tp=5 order=tp,cp,pp,dp_shard,dp_replicate,ep "
-      "sequence_parallel=1 zero=2 own_over_dp=1 prefetch=9 offload=optimizer,gradients,activations "
-      "recompute=attention global_batch=10 micro_batch=11 sequence=12 document_mask=1 compute=bf16 master=fp64 "
-      "reduce=fp16 kernels=aten threads=13 head_chunk=14 context_form=ring ep=7 tensor_chunks=7 unit_layers=8 pp=6 "
-      "schedule=zb-v placement=v chunks=2 halves=1 stage=1 layers=3,4,5");
+  EXPECT_EQ(setting_to_text(unusual()),
+            "purpose=evaluate dp_replicate=2 dp_shard=3 cp=4 tp=5 order=tp,cp,pp,dp_shard,dp_replicate,ep "
+            "sequence_parallel=1 zero=2 own_over_dp=1 prefetch=9 offload=optimizer,gradients,activations "
+            "recompute=attention global_batch=10 micro_batch=11 sequence=12 document_mask=1 compute=bf16 master=fp64 "
+            "reduce=fp16 kernels=aten threads=13 head_chunk=14 context_form=ring ep=7 tensor_chunks=7 expert_tiles=15 "
+            "unit_layers=8 pp=6 schedule=zb-v placement=v chunks=2 halves=1 stage=1 layers=3,4,5");
 }
 
 TEST(SettingText, EveryKeyIsNeeded) {
   // Keys that older texts lack keep their defaults.
   const std::map<std::string, bool> optional{
-      {"tensor_chunks", true}, {"unit_layers", true}, {"layers", true}, {"ep", true}};
+      {"tensor_chunks", true}, {"expert_tiles", true}, {"unit_layers", true}, {"layers", true}, {"ep", true}};
   for (const auto& [key, value] : values_of(unusual())) {
     auto values = values_of(unusual());
     values.erase(key);
@@ -227,9 +227,9 @@ TEST(SettingText, TheShardingInWords) {
   EXPECT_EQ(sharding_text(s), "ZeRO-3");
   EXPECT_EQ(sharding_text(unusual()),
             "ZeRO-2 over dp_replicate 2 x dp_shard 3 x ep 7 x cp 4, optimizer states over all, "
-            "optimizer,gradients,activations on the host, 7 expert ranks, 4 context ranks in a ring, 5 tensor ranks, "
-            "sequence parallel "
-            "in 7 pieces, 6 stages, zb-v of 2 chunks each");
+            "optimizer,gradients,activations on the host, 7 expert ranks in 15 tiles, 4 context ranks in a ring, 5 "
+            "tensor ranks, "
+            "sequence parallel in 7 pieces, 6 stages, zb-v of 2 chunks each");
   s = unusual();
   s.context_form = ContextForm::kGather;
   s.sequence_parallel = false;
@@ -237,8 +237,8 @@ TEST(SettingText, TheShardingInWords) {
   s.own_over_dp = false;
   s.offload = {};
   EXPECT_EQ(sharding_text(s),
-            "ZeRO-2 over dp_replicate 2 x dp_shard 3 x ep 7 x cp 4, 7 expert ranks, 4 context ranks, 5 tensor ranks, 6 "
-            "stages, zb-v");
+            "ZeRO-2 over dp_replicate 2 x dp_shard 3 x ep 7 x cp 4, 7 expert ranks in 15 tiles, 4 context ranks, 5 "
+            "tensor ranks, 6 stages, zb-v");
 }
 
 // Ranks of a later stage have the program of that stage. Without a pipeline, all ranks have the same program.

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "program/types/type_checker.h"
+#include "program/values/tiles.h"
 
 namespace molen::program {
 namespace {
@@ -174,8 +175,10 @@ TypeChecker::Segments TypeChecker::segments_of(const Step& step, const Use& use)
   const std::size_t count = states_.segments(use.buffer);
   Segments segments;
   if (!of_parameters(buffer_of(use))) {
-    const std::int64_t piece = piece_of_rows(step.op);
-    if (piece >= 0 && count > 1 && buffer_of(use).role != Value::kScalars) return {static_cast<std::size_t>(piece)};
+    if (count > 1 && buffer_of(use).role != Value::kScalars) {
+      const std::int64_t tile = tile_of(p_, step, use).number, piece = tile >= 0 ? tile : piece_of_rows(step.op);
+      if (piece >= 0) return {static_cast<std::size_t>(piece)};
+    }
     for (std::size_t i = 0; i < count; ++i) segments.push_back(i);
     return segments;
   }
@@ -185,6 +188,7 @@ TypeChecker::Segments TypeChecker::segments_of(const Step& step, const Use& use)
     if (use.range == Range::kReplicated && parameter.shard != arch::ShardDim::kNone) continue;
     if (of_directions(buffer_of(use)) && !unit_of(use).entries[i].whole) continue;
     if (c && !has_parameter(p_, *c, parameter)) continue;
+    if (c && !in_tile(p_, step.attributes.rows, *c, parameter)) continue;
     if (c && use.arg == Arg::kGrad && !makes_gradient(*c, parameter.role)) continue;
     segments.push_back(i);
   }

@@ -1,6 +1,7 @@
 #include "program/types/part_rules.h"
 
 #include "base/error.h"
+#include "program/values/of_op.h"
 #include "program/values/optimizer.h"
 
 namespace molen::program {
@@ -17,6 +18,13 @@ std::vector<OperandRule> part_rule(const Compute& c, int context_ranks, bool key
 
 bool has_parameter(const Program& p, const Compute& c, const arch::Parameter& parameter) {
   return parameter.layer == c.layer && declaration_of(c.part).reads_role(parameter.role, p.arch.tied);
+}
+
+bool in_tile(const Program& p, const Rows& rows, const Compute& c, const arch::Parameter& parameter) {
+  if (!by_tiles(rows, c.part)) return true;
+  const std::int64_t experts = p.arch.sparse_experts().count / p.grid.sizes[mesh::Axis::kEp];
+  const auto [first, end] = arch::experts_of_tile(experts, c.chunk, rows.expert_tiles);
+  return first <= parameter.expert && parameter.expert < end;
 }
 
 bool makes_gradient(const Compute& c, arch::Role role) {

@@ -16,6 +16,9 @@ std::vector<OperandRule> part_rule(const Compute& part, int context_ranks, bool 
 
 // Returns whether a part of a layer reads the parameter and makes its gradient.
 bool has_parameter(const Program& program, const Compute& part, const arch::Parameter& parameter);
+// Returns whether the parameter belongs to the experts that an op of a part computes: those of its tile, if the experts
+// of a rank are cut into tiles.
+bool in_tile(const Program& program, const Rows& rows, const Compute& part, const arch::Parameter& parameter);
 // Returns whether this pass of the part makes the parameter's gradient. The halves of a norm's backward divide the
 // gradients of the part between them.
 bool makes_gradient(const Compute& part, arch::Role role);

@@ -4,6 +4,7 @@
 
 #include "program/parts/part.h"
 #include "program/types/part_rules.h"
+#include "program/values/tiles.h"
 
 namespace molen::program {
 
@@ -25,7 +26,11 @@ std::int64_t piece_of_rows(const Op& op) {
 TypeStates::TypeStates(const Program& p) : slots_(p), first_(slots_.places()) {
   std::int64_t pieces = 1;
   for (const Body& body : p.bodies)
-    for (const Step& step : body.steps) pieces = std::max(pieces, piece_of_rows(step.op) + 1);
+    for (const Step& step : body.steps) {
+      pieces = std::max(pieces, piece_of_rows(step.op) + 1);
+      if (step.attributes.rows.expert_tiles == 1) continue;
+      for (const Use& use : step.operands) pieces = std::max(pieces, tile_of(p, step, use).number + 1);
+    }
   std::size_t states = 0;
   for (std::size_t b = 0; b < p.buffers.size(); ++b) {
     const Buffer& buffer = p.buffers[b];

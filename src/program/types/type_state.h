@@ -1,5 +1,6 @@
 // The type checker keeps a type for each segment of a buffer. A buffer of a unit has a segment for each parameter, the
-// step's sums have one for each sum, and any other buffer has one for each piece of its rows.
+// step's sums have one for each sum, and any other buffer has one for each piece of its rows, or for each tile of rows
+// in the order of experts.
 #pragma once
 
 #include <cstdint>

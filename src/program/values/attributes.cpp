@@ -101,6 +101,7 @@ std::string text_of(const Attributes& a) {
   add(a.rows.count() > 0, "rows", fmt::format("{}x{}", a.rows.sequences, a.rows.length));
   add(a.rows.pieces > 1, "pieces", a.rows.pieces);
   add(a.rows.sharded, "sharded", 1);
+  add(a.rows.expert_tiles > 1, "expert_tiles", a.rows.expert_tiles);
   add(a.tile > 0, "tile", a.tile);
   add(a.positions > 0, "positions", a.positions);
   add(a.scaled, "scaled", 1);

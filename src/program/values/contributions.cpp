@@ -53,7 +53,9 @@ std::size_t expected_contributions(const Program& p, const Traits& t, int unit) 
       const Blocks block = d.standing == Standing::kAttentionBlock ? Blocks::kAttention : Blocks::kMlp;
       const bool experts = t.shares_experts() && std::ranges::any_of(d.roles, arch::of_expert);
       if (u.has(l, block) && u.experts == experts && d.has_parameters(p.arch))
-        parts += by_chunks(t.rows, part) ? pieces : 1;
+        parts += by_tiles(t.rows, part)    ? static_cast<std::size_t>(t.rows.expert_tiles)
+                 : by_chunks(t.rows, part) ? pieces
+                                           : 1;
     }
   return 2 * parts * static_cast<std::size_t>(t.micro_batches);
 }

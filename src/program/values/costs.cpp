@@ -66,6 +66,10 @@ PartOfRank part_of(const Program& p, const Compute& c, const Step& step) {
     of.shape.batch = 1;
     of.shape.sequence = last - first;
   }
+  if (by_tiles(a.rows, c.part)) {
+    of.shape.expert_tile = c.chunk;
+    of.shape.expert_tiles = a.rows.expert_tiles;
+  }
   of.shape.kv_copied = of.shape.tensor_ranks > 1 && arch::kv_replicated(p.arch, of.shape.tensor_ranks);
   of.shape.documents = step.find(Arg::kDocuments) != nullptr;
   of.context_ranks = p.grid.sizes[mesh::Axis::kCp];
@@ -118,11 +122,18 @@ void cost_optimizer(const Program& p, const OptimizerStep& o, std::int64_t read,
   }
 }
 
-// The scratch holds the rows in the order in which ranks send them: the rows of one rank are side by side.
+// The scratch holds the rows of the tile in the order in which ranks send them: the rows of one rank are side by side.
 void cost_exchange(const Program& p, const AllToAll& o, Step& step) {
   step.moved = payload_of(p, step, {});
-  if (const Use* there = step.find(o.home() ? Arg::kFrom : Arg::kTo))
-    step.scratch = Bytes(arch::aligned(used_bytes(p, *there, {})));
+  const Use* there = step.find(o.home() ? Arg::kFrom : Arg::kTo);
+  if (!there || !p.arch.sparse()) return;
+  const arch::Experts& experts = p.arch.sparse_experts();
+  const Rows& rows = step.attributes.rows;
+  const int ranks = p.grid.sizes[mesh::Axis::kEp];
+  const auto [first, end] = arch::experts_of_tile(experts.count / ranks, o.chunk, rows.expert_tiles);
+  const std::int64_t most = most_rows_of_experts(experts, rows.sequences, rows.length, ranks, end - first);
+  step.scratch =
+      Bytes(arch::aligned(most * p.arch.hidden * size_of(p.buffers[static_cast<std::size_t>(there->buffer)].dtype)));
 }
 
 }  // namespace

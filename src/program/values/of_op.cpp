@@ -64,6 +64,10 @@ bool by_chunks(const Rows& rows, arch::Part part) {
   return rows.in_pieces() && has_halves(part);
 }
 
+bool by_tiles(const Rows& rows, arch::Part part) {
+  return rows.expert_tiles > 1 && declaration_of(part).computes_experts();
+}
+
 Value kept_value(Moves moves) {
   static const auto values = [] {
     std::array<std::optional<Value>, kAllMoves.size()> all;

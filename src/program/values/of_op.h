@@ -13,6 +13,8 @@ int unit_of_part(const Program& program, arch::Part part, std::int64_t layer);
 // Returns whether an op of this part runs once for each piece of its rows: true for the products before and after which
 // tensor ranks exchange rows.
 bool by_chunks(const Rows& rows, arch::Part part);
+// Returns whether an op of this part runs once for each tile of a rank's experts.
+bool by_tiles(const Rows& rows, arch::Part part);
 // Returns whether tensor ranks share matrices of a unit that the optimizer updates whole (UpdateStage).
 bool shares_whole_matrices(const Program& program, int unit);
 // Returns the stream that an op runs on.

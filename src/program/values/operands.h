@@ -19,7 +19,8 @@ struct Operand {
   Range range = Range::kAll;
   std::int64_t step = 0;  // the step of a ring, or of a message
   bool host = false;      // the copy of a kept value that is offloaded to the host
-  // The piece of the value's rows that an op uses (Rows::pieces); -1: all rows.
+  // The piece of the value's rows that an op uses (Rows::pieces), or the tile of rows in the order of experts
+  // (Rows::expert_tiles); -1: all rows.
   std::int64_t chunk = -1;
   Arg arg{};
   Access access{};

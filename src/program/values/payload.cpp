@@ -27,13 +27,15 @@ std::int64_t message_bytes(const Program& p, const Rows& rows, const Use& value,
 }
 
 // Returns the bytes of the rows that a rank sends to experts for a micro-batch, and gets back. There is one row for
-// each slot; with a capacity, there are at most as many rows as all experts take.
-std::int64_t bytes_of_rows(const Program& p, const Step& step) {
+// each slot; with a capacity, there are at most as many rows as all experts take. A tile has the share of its experts.
+std::int64_t bytes_of_rows(const Program& p, const Step& step, std::int64_t tile) {
   const Use* rows = step.find(Arg::kFrom);
   if (!rows || !p.arch.sparse()) return 0;
   const Rows& sent = step.attributes.rows;
-  return most_rows_of_experts(p.arch.sparse_experts(), sent.sequences, sent.length, 1) * p.arch.hidden *
-         width_of(p, *rows);
+  const std::int64_t all = most_rows_of_experts(p.arch.sparse_experts(), sent.sequences, sent.length, 1),
+                     experts = p.arch.sparse_experts().count / p.grid.sizes[mesh::Axis::kEp];
+  const auto [first, end] = arch::experts_of_tile(experts, tile, sent.expert_tiles);
+  return (all * end / experts - all * first / experts) * p.arch.hidden * width_of(p, *rows);
 }
 
 }  // namespace
@@ -63,7 +65,7 @@ Bytes payload_of(const Program& p, const Step& step, const mesh::PerAxis& at) {
         // later.
         constexpr bool sends = std::is_same_v<O, ReduceScatter> || std::is_same_v<O, Send>;
         // Routers decide how many rows a rank sends and receives. Over all ranks, one row is sent for each slot.
-        if constexpr (std::is_same_v<O, AllToAll>) return bytes_of_rows(p, step);
+        if constexpr (std::is_same_v<O, AllToAll>) return bytes_of_rows(p, step, o.chunk);
         const Use* use = step.find(sends ? Arg::kFrom : Arg::kTo);
         if constexpr (!std::is_same_v<O, ReduceScalars>)
           if (!use) return 0;

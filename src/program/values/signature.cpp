@@ -167,6 +167,13 @@ Signature all_gather(const Traits& t, const AllGather& o, int unit) {
   return gathered({Value::kParam, unit, t.owns_part_of_shard() ? Range::kShard : Range::kOwn}, {Value::kParam, unit});
 }
 
+// Returns the signature on one tile of the experts; values that are not in the order of experts have no tiles.
+Signature of_tile(Signature s, std::int64_t tile) {
+  for (Operand& o : s.operands)
+    if (!of_unit(o.value) && in_expert_order(o.value)) o.chunk = tile;
+  return s;
+}
+
 // The rows that a rank has for its experts are in the order of these experts. The first exchange also writes the row at
 // which each expert begins.
 Signature all_to_all(const AllToAll& o) {
@@ -174,8 +181,9 @@ Signature all_to_all(const AllToAll& o) {
   const Operand offsets{Value::kOffsetsAll, o.layer};
   Signature s{{reads(kFrom, {o.home() ? there : here, o.layer}), reads(kOffsets, offsets),
                writes(kTo, {o.home() ? here : there, o.layer})}};
-  if (o.moves == Moves::kExpertRows) s.operands.push_back(writes(kExpertOffsets, {Value::kExpertOffsets, o.layer}));
-  return s;
+  if (o.moves == Moves::kExpertRows && o.chunk <= 0)
+    s.operands.push_back(writes(kExpertOffsets, {Value::kExpertOffsets, o.layer}));
+  return of_tile(std::move(s), o.chunk);
 }
 
 // Returns the parameters in the compute type that an update writes.
@@ -238,6 +246,7 @@ Signature signature(const Program& program, const Traits& traits, const Op& op, 
       Match{
           [&](const Compute& c) {
             Signature s{operands_of(program, traits, c, unit_of_part(program, c.part, c.layer))};
+            if (by_tiles(traits.rows, c.part)) return of_tile(std::move(s), c.chunk);
             return by_chunks(traits.rows, c.part) ? piece_of(std::move(s), c.chunk) : s;
           },
           [&](const LoadBatch&) {

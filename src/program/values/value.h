@@ -274,10 +274,13 @@ constexpr const ValueInfo& info_of(Value value) {
 constexpr ValueClass class_of(Value value) {
   return info_of(value).of;
 }
+// Returns whether a value has the rows that the experts of a rank get.
+constexpr bool of_experts(Value value) {
+  return info_of(value).shape.starts_with('G');
+}
 // Returns whether a value has a row for each slot (a token with one of its experts), in the order of experts.
 constexpr bool in_expert_order(Value value) {
-  const std::string_view shape = info_of(value).shape;
-  return shape.starts_with('G') || shape.starts_with('M');
+  return of_experts(value) || info_of(value).shape.starts_with('M');
 }
 
 constexpr std::string_view name_of(Value value) {

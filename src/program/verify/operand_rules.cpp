@@ -78,6 +78,13 @@ Operands on_piece(Operands operands, std::int64_t chunk) {
   return operands;
 }
 
+// Rows in the order of experts are exchanged and computed tile by tile.
+Operands on_tile(Operands operands, std::int64_t tile) {
+  for (Operand& o : operands)
+    if (in_expert_order(o.value)) o.chunk = tile;
+  return operands;
+}
+
 // If both operands are in one buffer, the op makes or gathers a part within that buffer. If they are in two buffers,
 // the op may add its sums to earlier ones.
 Operands between(Operand from, Operand to, bool sums) {
@@ -94,6 +101,7 @@ class OperandRules {
 
   Operands operator()(const Compute& c) const {
     Operands declared = operands_of(p_, t_, c, unit_of_part(p_, c.part, c.layer));
+    if (by_tiles(t_.rows, c.part)) return on_tile(std::move(declared), c.chunk);
     return by_chunks(t_.rows, c.part) ? on_piece(std::move(declared), c.chunk) : declared;
   }
   Operands operator()(const LoadBatch&) const {
@@ -149,14 +157,15 @@ class OperandRules {
     return between(shares_.parameters(way.smaller), shares_.parameters(way.larger), false);
   }
   // The rows that a rank has for its experts are in the order of these experts. The first exchange also writes the row
-  // at which each expert begins.
+  // at which each expert begins. If rows are exchanged tile by tile, the first tile does that for all of them.
   Operands operator()(const AllToAll& o) const {
     auto [from, to] = rows_of_experts(o.moves);
     if (o.home()) std::swap(from, to);
     Operands operands{reads(kFrom, {from, o.layer}), reads(kOffsets, {Value::kOffsetsAll, o.layer}),
                       writes(kTo, {to, o.layer})};
-    if (o.moves == Moves::kExpertRows) operands.push_back(writes(kExpertOffsets, {Value::kExpertOffsets, o.layer}));
-    return operands;
+    const bool first = o.moves == Moves::kExpertRows && o.chunk <= 0;
+    if (first) operands.push_back(writes(kExpertOffsets, {Value::kExpertOffsets, o.layer}));
+    return on_tile(std::move(operands), o.chunk);
   }
   Operands operator()(const Send& o) const { return {reads(kFrom, {exchanged(o.moves).kept, o.layer})}; }
   Operands operator()(const Receive& o) const { return {writes(kTo, {exchanged(o.moves).kept, o.layer})}; }

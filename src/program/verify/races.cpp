@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 
 #include "program/ir/slots.h"
+#include "program/values/tiles.h"
 
 namespace molen::program {
 namespace {
@@ -29,11 +31,6 @@ std::vector<OpPerStream> known_by(const std::vector<Expanded>& ops) {
   return known;
 }
 
-// Keeps, for each stream, the later op of the two lists.
-void keep_latest(OpPerStream& ops, const OpPerStream& others) {
-  for (std::size_t s = 0; s < kNumStreams; ++s) ops[s] = std::max(ops[s], others[s]);
-}
-
 // Returns whether the op works in the space that instances use in turn: the plan may give the bytes of one instance to
 // another.
 bool in_shared_space(const Program& p, const Step& step) {
@@ -44,12 +41,24 @@ bool in_shared_space(const Program& p, const Step& step) {
   return step.scratch.value > 0 || std::any_of(step.operands.begin(), step.operands.end(), transient);
 }
 
+bool has_tiles(const Program& p) {
+  for (const Body& body : p.bodies)
+    for (const Step& step : body.steps)
+      if (step.attributes.rows.expert_tiles > 1) return true;
+  return false;
+}
+
 // The history of the ops so far, in list order. For each stream it has the latest op that read or changed each place,
 // that communicated over each axis, that decided a flag, and that worked in the shared space for an earlier instance.
 class History {
  public:
   explicit History(const Program& p)
-      : p_(p), slots_(p), readers_(slots_.places(), kNoOps), changers_(slots_.places(), kNoOps) {
+      : p_(p),
+        slots_(p),
+        readers_(slots_.places(), kNoOps),
+        changers_(slots_.places(), kNoOps),
+        in_tiles_(has_tiles(p)) {
+    if (in_tiles_) tiles_.resize(slots_.places());
     communicated_.fill(kNoOps);
   }
 
@@ -64,8 +73,14 @@ class History {
     // The ranks of a group must communicate in the same order, on whatever streams their ops run.
     if (const auto axis = axis_of(e.step->op)) keep_latest(needed, communicated_[static_cast<std::size_t>(*axis)]);
     for (const Use& use : e.step->operands) {
-      keep_latest(needed, changers_[place(e, use)]);
-      if (use.changes()) keep_latest(needed, readers_[place(e, use)]);
+      Tiles* tiles = tiles_of(e, use);
+      const std::size_t place = slots_.place(use.buffer, e.micro_batch);
+      keep_latest(needed, changers_[place]);
+      if (use.changes()) keep_latest(needed, readers_[place]);
+      if (!tiles) continue;
+      const Ops& ops = tiles->ops[tile_of(p_, *e.step, use).number];
+      keep_latest(needed, ops.changers);
+      if (use.changes()) keep_latest(needed, ops.readers);
     }
     return needed;
   }
@@ -75,15 +90,50 @@ class History {
     if (std::holds_alternative<Agree>(e.step->op)) flag_[stream] = op;
     if (const auto axis = axis_of(e.step->op)) communicated_[static_cast<std::size_t>(*axis)][stream] = op;
     if (in_shared_space(p_, *e.step)) in_space_[stream] = op;
-    for (const Use& use : e.step->operands) (use.changes() ? changers_ : readers_)[place(e, use)][stream] = op;
+    for (const Use& use : e.step->operands) {
+      const std::size_t place = slots_.place(use.buffer, e.micro_batch);
+      if (Tiles* tiles = tiles_of(e, use)) {
+        Ops& ops = tiles->ops[tile_of(p_, *e.step, use).number];
+        (use.changes() ? ops.changers : ops.readers)[stream] = op;
+      } else {
+        (use.changes() ? changers_ : readers_)[place][stream] = op;
+      }
+    }
   }
 
  private:
-  std::size_t place(const Expanded& e, const Use& use) const { return slots_.place(use.buffer, e.micro_batch); }
+  struct Ops {
+    OpPerStream readers = kNoOps, changers = kNoOps;
+  };
+  // The latest ops on each tile of the rows in a place, for tiles of one layer and micro-batch.
+  struct Tiles {
+    std::int64_t layer = -1, micro_batch = -1;
+    std::map<std::int64_t, Ops> ops;  // by the number of the tile
+  };
+
+  // Returns the tiles of the place if the op uses a tile of the operand, and null if it uses the whole operand. In that
+  // case, and when the tiles belong to another layer or micro-batch, the earlier ops on tiles become ops on the whole
+  // place.
+  Tiles* tiles_of(const Expanded& e, const Use& use) {
+    if (!in_tiles_) return nullptr;
+    const std::size_t place = slots_.place(use.buffer, e.micro_batch);
+    const Tile tile = tile_of(p_, *e.step, use);
+    Tiles& tiles = tiles_[place];
+    if (tile.number < 0 || tiles.layer != tile.layer || tiles.micro_batch != e.micro_batch) {
+      for (const auto& [number, ops] : tiles.ops) {
+        keep_latest(readers_[place], ops.readers);
+        keep_latest(changers_[place], ops.changers);
+      }
+      tiles = {tile.layer, e.micro_batch, {}};
+    }
+    return tile.number < 0 ? nullptr : &tiles;
+  }
 
   const Program& p_;
   Slots slots_;
   std::vector<OpPerStream> readers_, changers_;              // by place
+  bool in_tiles_;                                            // whether any op works on a tile
+  std::vector<Tiles> tiles_;                                 // by place
   std::array<OpPerStream, kAllAxes.size()> communicated_{};  // by axis
   OpPerStream flag_ = kNoOps, in_space_ = kNoOps, earlier_instances_ = kNoOps;
   int instance_ = -1;

@@ -107,6 +107,9 @@ TEST(Refusals, OfSettings) {
       [](Setting& s) { s.tensor_chunks = 0; },
       [](Setting& s) { s.tensor_chunks = 2; },
       [](Setting& s) { s.tensor_chunks = 1 << 20; },
+      [](Setting& s) { s.expert_tiles = 0; },
+      [](Setting& s) { s.expert_tiles = 2; },
+      [](Setting& s) { s.expert_tiles = 1 << 20; },
       [](Setting& s) {
         s.mesh[mesh::Axis::kTp] = 2, s.sequence_parallel = true, s.tensor_chunks = 4, s.sequence = 3, s.micro_batch = 1;
       },

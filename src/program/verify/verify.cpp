@@ -19,6 +19,7 @@
 #include "program/values/costs.h"
 #include "program/values/epilogues.h"
 #include "program/values/of_op.h"
+#include "program/values/tiles.h"
 #include "program/values/value_memory.h"
 #include "program/verify/inferred.h"
 #include "program/verify/needs.h"
@@ -38,7 +39,7 @@ struct Held {
   std::int64_t layer = -1;
   std::int64_t micro_batch = -1;
   std::int64_t step = 0;    // step of a ring
-  std::int64_t chunk = -1;  // piece of rows, when each piece has a buffer of its own
+  std::int64_t chunk = -1;  // piece of rows, when each piece has a buffer of its own; tiles share one
   std::string text() const {
     if (!defined) return "nothing";
     std::string t(name_of(value));
@@ -57,7 +58,7 @@ class Verifier {
         t_(inferred_traits(p)),
         ops_(expand(p)),
         slots_(p),
-        pieces_(row_chunks(t_.rows).size()),
+        pieces_(std::max(row_chunks(t_.rows).size(), static_cast<std::size_t>(t_.rows.expert_tiles))),
         held_(slots_.places() * pieces_),
         needs_(p, t_),
         units_(p, t_, [this](const Expanded* e, const std::string& what) {
@@ -178,7 +179,7 @@ class Verifier {
       }
   }
 
-  // Returns what a buffer holds, by piece of its rows: all pieces, or only the piece of the operand `of`.
+  // Returns what a buffer holds, by piece or tile of its rows: all of them, or only that of the operand `of`.
   std::span<Held> held(int buffer, std::int64_t micro_batch, const Operand& of = {}) {
     const std::span<Held> all(held_.data() + slots_.place(buffer, micro_batch) * pieces_, pieces_);
     const bool part = of.chunk >= 0 && !chunk_apart(p_, of);
@@ -193,17 +194,22 @@ class Verifier {
 
   // Checks that the piece of the rows that an op works on fits the setting.
   bool piece_fits(const Expanded& e) {
-    const auto fits = [&](bool in_pieces, std::int64_t chunk) {
-      const bool right = in_pieces ? chunk >= 0 && chunk < t_.rows.pieces : chunk < 0;
-      if (!right && in_pieces)
-        report(e, "works on {} of the rows, but must work on one of their {} pieces",
-               chunk < 0 ? "all" : fmt::format("piece {}", chunk), pieces_);
+    const auto one_of = [&](std::string_view piece, bool cut, std::int64_t pieces, std::int64_t chunk) {
+      const bool right = cut ? chunk >= 0 && chunk < pieces : chunk < 0;
+      if (!right && cut)
+        report(e, "works on {} of the rows, but must work on one of their {} {}s",
+               chunk < 0 ? "all" : fmt::format("{} {}", piece, chunk), pieces, piece);
       else if (!right)
-        report(e, "works on piece {} of the rows, but the rows are not in pieces", chunk);
+        report(e, "works on {} {} of the rows, but the rows are not in {}s", piece, chunk, piece);
       return right;
     };
-    if (const auto* c = std::get_if<Compute>(&e.step->op))
+    const auto fits = [&](bool cut, std::int64_t chunk) { return one_of("piece", cut, t_.rows.pieces, chunk); };
+    const std::int64_t tiles = t_.rows.expert_tiles;
+    if (const auto* c = std::get_if<Compute>(&e.step->op)) {
+      if (declaration_of(c->part).computes_experts()) return one_of("tile", tiles > 1, tiles, c->chunk);
       return has_halves(c->part) ? fits(by_chunks(t_.rows, c->part), c->chunk) : true;
+    }
+    if (const auto* o = std::get_if<AllToAll>(&e.step->op)) return one_of("tile", tiles > 1, tiles, o->chunk);
     if (const auto* o = std::get_if<ReduceScatter>(&e.step->op)) return fits(in_pieces(o->moves), o->chunk);
     if (const auto* o = std::get_if<AllGather>(&e.step->op)) return fits(in_pieces(o->moves), o->chunk);
     return true;
@@ -314,7 +320,7 @@ class Verifier {
   void read(const Expanded& e, const Use& use, const Need& need) {
     const Operand want = need.operand.as_found();
     if (lifetime_of(t_, want.value) != Lifetime::kTransient) return;
-    unread_.erase(use.buffer);
+    erase_read(use.buffer, want.chunk);
     const Held needed = holding(want, e.micro_batch);
     const std::span<Held> now = held(use.buffer, e.micro_batch, want);
     const auto wrong = std::find_if(now.begin(), now.end(), [&](const Held& piece) { return !(piece == needed); });
@@ -335,10 +341,15 @@ class Verifier {
     if (want.value == Value::kDNormed)
       chunks_in_[use.buffer] =
           now.front().defined && now.front().value == Value::kDNormed ? chunks_in_[use.buffer] + 1 : 1;
-    std::fill(now.begin(), now.end(), holding(want, e.micro_batch));
+    const Held holds = holding(want, e.micro_batch);
+    // Tiles of another layer or micro-batch may lie where this tile is written (values/tiles.h).
+    if (t_.rows.expert_tiles > 1 && tile_of(p_, *e.step, use).number >= 0)
+      for (Held& tile : held(use.buffer, e.micro_batch))
+        if (!(tile == holds)) tile = {};
+    std::fill(now.begin(), now.end(), holds);
     const bool copied =
         is_copy(e.step->op) && p_.buffers[static_cast<std::size_t>(use.buffer)].lifetime == Lifetime::kTransient;
-    if ((brought(want) || copied) && !unread_.emplace(use.buffer, text_of(p_, e)).second)
+    if ((brought(want) || copied) && !unread_.try_emplace({use.buffer, want.chunk}, text_of(p_, e)).second)
       report(e, "writes {} again, but no op has read the value that was put there last",
              p_.buffers[static_cast<std::size_t>(use.buffer)].name);
   }
@@ -353,9 +364,16 @@ class Verifier {
   }
 
   void report_unread() {
-    for (const auto& [buffer, gather] : unread_)
-      report_all("{}: writes {}, which no op reads", gather, p_.buffers[static_cast<std::size_t>(buffer)].name);
+    for (const auto& [place, gather] : unread_)
+      report_all("{}: writes {}, which no op reads", gather, p_.buffers[static_cast<std::size_t>(place.first)].name);
     unread_.clear();
+  }
+  // Notes that an op has read a piece or tile of a buffer, or all of them when `chunk` is -1.
+  void erase_read(int buffer, std::int64_t chunk) {
+    for (auto unread = unread_.lower_bound({buffer, -1}); unread != unread_.end() && unread->first.first == buffer;) {
+      const std::int64_t written = unread->first.second;
+      unread = chunk < 0 || written < 0 || written == chunk ? unread_.erase(unread) : std::next(unread);
+    }
   }
 
   void semantics(const Expanded& e) {
@@ -568,8 +586,8 @@ class Verifier {
   const Traits t_;
   std::vector<Expanded> ops_;
   Slots slots_;
-  std::size_t pieces_;      // pieces of rows; 1 when rows are whole
-  std::vector<Held> held_;  // by place and piece
+  std::size_t pieces_;      // pieces of rows, or tiles of experts; 1 when rows are whole
+  std::vector<Held> held_;  // by place, and piece or tile
   Needs needs_;
   UnitLedger units_;
   std::set<std::tuple<int, int, std::int64_t, std::int64_t>> messages_;
@@ -577,7 +595,9 @@ class Verifier {
       inputs_;  // first halves of backwards that have run: part, layer, chunk, micro-batch
   std::set<std::int64_t> chunks_, loaded_;
   detail::LossesOfLayers losses_;
-  std::map<int, std::string> unread_;      // unread buffers from other ranks, and their ops
+  // The buffers from other ranks that no op has read, with their pieces or tiles (-1: all), and the ops that wrote
+  // them.
+  std::map<std::pair<int, std::int64_t>, std::string> unread_;
   std::map<int, std::int64_t> chunks_in_;  // how many chunks of the head's gradient a buffer holds
   std::array<std::vector<Axis>, kNumScalars> summed_over_;
   bool scalars_zeroed_ = false, clipped_ = false, agreed_ = false;

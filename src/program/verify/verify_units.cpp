@@ -38,7 +38,8 @@ void UnitLedger::add(const Expanded& e, const Compute& c) {
   const bool table =
       of_head(c.part) || (p_.arch.tied && declaration_of(c.part).reads_role(arch::Role::kEmbedding, true));
   const auto target = [&](int half) {
-    return table ? Target{-1, -1, half} : Target{static_cast<int>(c.part), c.layer, half};
+    if (table) return Target{-1, -1, half, -1};
+    return Target{static_cast<int>(c.part), c.layer, half, by_tiles(t_.rows, c.part) ? c.chunk : -1};
   };
   bool earlier = state.zeroed;
   for (const int half : halves) earlier = earlier || state.written.count(target(half)) > 0;

@@ -40,8 +40,9 @@ class UnitLedger {
   // backward makes both halves; when a half has no gradient of its own, the other half makes both.
   using Contribution = std::tuple<int, std::int64_t, std::int64_t, std::int64_t, int>;
 
-  // The parameters of a gradient that an op writes: part, layer and half.
-  using Target = std::tuple<int, std::int64_t, int>;
+  // The parameters of a gradient that an op writes: part, layer, half, and the tile of experts, which is -1 if the op
+  // writes those of all experts or of none.
+  using Target = std::tuple<int, std::int64_t, int, std::int64_t>;
 
   // The history of a unit in this step.
   struct State {

@@ -63,7 +63,7 @@ StepRecord record_of(std::int64_t step) {
   r.loss = 3.25;
   r.grad_norm = 0.75;
   r.lr = 0.001953125;
-  r.router = {1.25, 10.5};
+  r.router = {1.25, 10.5, {}};
   r.loss_scale = 1024;
   r.skipped_steps = 3;
   r.tokens_total = 640;
