@@ -118,7 +118,7 @@ TEST_F(FileSystemTest, AfterAPowerCutTheOldOrTheNewFileIsThere) {
       } catch (const Error&) {
       }
     }
-    for (const auto which : {Durable::kSynced, Durable::kEntries, Durable::kRandom}) {
+    for (const auto which : {Durable::kSynced, Durable::kEntries, Durable::kRandom, Durable::kAsWritten}) {
       faulty.lay_out(root_ / "after", which, static_cast<std::uint64_t>(call));
       const std::string found = read_file(root_ / "after" / "a");
       EXPECT_TRUE(found == "old" || found == "new") << "cut before call " << call << ": '" << found << "'";
@@ -142,6 +142,8 @@ TEST_F(FileSystemTest, TheFakeLosesWhatWasNotSynced) {
   }
   faulty.lay_out(root_ / "synced", FaultyFileSystem::Durable::kSynced);
   faulty.lay_out(root_ / "entries", FaultyFileSystem::Durable::kEntries);
+  faulty.lay_out(root_ / "written", FaultyFileSystem::Durable::kAsWritten);
+  EXPECT_EQ(read_file(root_ / "written" / "a"), "new");
   EXPECT_EQ(read_file(root_ / "synced" / "a"), "old");
   EXPECT_EQ(read_file(root_ / "entries" / "a"), "");
 }

@@ -47,10 +47,11 @@ class FaultyFileSystem : public FileSystem {
   std::function<int(const fs::path&)> on_open, on_list;
   std::function<int(const fs::path&)> on_read;
 
-  enum class Durable { kSynced, kEntries, kRandom };
+  enum class Durable { kSynced, kEntries, kRandom, kAsWritten };
   // The content of the disk after the power cut. kSynced: only contents and directory entries that fsync made durable.
   // kEntries: all entries as they were, with contents of their last fsync. kRandom: a random choice of these two for
-  // each directory and file.
+  // each directory and file. kAsWritten: everything that was written. This is what kill -9 leaves, because the kernel
+  // keeps the writes of a process that it kills.
   void lay_out(const fs::path& to, Durable which, std::uint64_t seed = 0) {
     const std::lock_guard lock(mutex_);
     std::mt19937_64 random(seed);
@@ -287,7 +288,7 @@ class FaultyFileSystem : public FileSystem {
     }
     // Content that was not synced may have reached the disk anyway.
     std::string content = n.content;
-    if (which == Durable::kRandom && !durable && places_.contains(id)) {
+    if ((which == Durable::kAsWritten || (which == Durable::kRandom && !durable)) && places_.contains(id)) {
       const int fd = FileSystem::open(places_[id], O_RDONLY, 0);
       content = content_of(fd);
       FileSystem::close(fd);

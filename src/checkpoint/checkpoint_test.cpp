@@ -5,11 +5,10 @@
 #include <rapidcheck/gtest.h>
 #include <sys/wait.h>
 
-#include <barrier>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <numeric>
-#include <thread>
 
 #include "base/error.h"
 #include "base/test_bounds.h"
@@ -20,6 +19,7 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint/test_folder.h"
 #include "checkpoint/test_golden.h"
+#include "checkpoint/test_ranks.h"
 
 namespace molen::checkpoint {
 namespace {
@@ -47,41 +47,6 @@ std::string message_of(const std::function<void()>& action) {
   } catch (const Error& error) {
     return GoldenMessages::note(error.what());
   }
-}
-
-// Runs all ranks of a save as threads that agree at a barrier. Returns each rank's error, or "".
-std::vector<std::string> save_ranks(const std::vector<std::vector<Span>>& spans, const fs::path& directory,
-                                    std::int64_t step, int keep = 0) {
-  const int ranks = static_cast<int>(spans.size());
-  std::barrier barrier(ranks);
-  std::atomic<int> failures = 0;
-  std::vector<std::string> errors(spans.size());
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      const Agree agree = [&](bool ok) {
-        if (!ok) ++failures;
-        barrier.arrive_and_wait();
-        const bool all = failures == 0;
-        barrier.arrive_and_wait();
-        return all;
-      };
-      try {
-        save(spans[static_cast<std::size_t>(rank)], {.directory = directory,
-                                                     .step = step,
-                                                     .rank = rank,
-                                                     .ranks = ranks,
-                                                     .agree = agree,
-                                                     .state = {{"step", step}},
-                                                     .attachments = {},
-                                                     .keep = keep});
-      } catch (const Error& error) {
-        errors[static_cast<std::size_t>(rank)] = error.what();
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  return errors;
 }
 
 fs::path save_one(const fs::path& directory, std::int64_t step, const std::vector<float>& values, int keep = 0) {

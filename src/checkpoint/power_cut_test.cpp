@@ -10,6 +10,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/test_folder.h"
+#include "checkpoint/test_ranks.h"
 
 namespace molen::checkpoint {
 namespace {
@@ -62,8 +63,9 @@ std::int64_t cut_everywhere(const Scenario& scenario) {
     const std::string last = call < static_cast<std::int64_t>(faulty.log().size())
                                  ? faulty.log()[static_cast<std::size_t>(call)]
                                  : "the end";
-    for (const auto& [which, seed] : {std::pair(Durable::kSynced, 0), std::pair(Durable::kEntries, 0),
-                                      std::pair(Durable::kRandom, 1), std::pair(Durable::kRandom, 2)}) {
+    for (const auto& [which, seed] :
+         {std::pair(Durable::kSynced, 0), std::pair(Durable::kEntries, 0), std::pair(Durable::kRandom, 1),
+          std::pair(Durable::kRandom, 2), std::pair(Durable::kAsWritten, 0)}) {
       SCOPED_TRACE(fmt::format("cut before call {} ({}), kind {} {}", call, last, static_cast<int>(which), seed));
       faulty.lay_out(folder / "after", which, static_cast<std::uint64_t>(call * 10 + seed));
       const fs::path after = folder / "after/checkpoints";
@@ -91,6 +93,25 @@ TEST(PowerCut, OfTheFirstSave) {
                                      }});
   fmt::print("a first save makes {} calls\n", calls);
   EXPECT_GT(calls, 20);
+}
+
+// Two ranks write a file each, and the first rank publishes both.
+TEST(PowerCut, OfASaveOfTwoRanks) {
+  const std::vector<float> values(35, 2.0f);
+  const auto rows = [&](std::int64_t first, std::int64_t count) {
+    return std::vector<Span>{{"a", DType::kF32, {5, 7}, {{first, 0}, {count, 7}}, values.data(), {}}};
+  };
+  const auto calls = cut_everywhere({[](const fs::path& d) { save_step(d, 1, 0); },
+                                     [&](const fs::path& d) {
+                                       for (const std::string& error : save_ranks({rows(0, 3), rows(3, 2)}, d, 2))
+                                         if (!error.empty()) throw Error("{}", error);
+                                     },
+                                     [](const fs::path& d, bool done) {
+                                       const std::int64_t newest = newest_whole(d);
+                                       EXPECT_TRUE(newest == 2 || (!done && newest == 1)) << newest;
+                                     }});
+  fmt::print("a save of two ranks makes {} calls\n", calls);
+  EXPECT_GT(calls, 30);
 }
 
 TEST(PowerCut, OfASaveThatPrunes) {

@@ -80,8 +80,8 @@ class PreparePower : public ::testing::Test {
       const std::string last = call < static_cast<std::int64_t>(faulty.log().size())
                                    ? faulty.log()[static_cast<std::size_t>(call)]
                                    : "the end";
-      for (const auto& [which, seed] :
-           {std::pair(Durable::kSynced, 0), std::pair(Durable::kEntries, 0), std::pair(Durable::kRandom, 1)}) {
+      for (const auto& [which, seed] : {std::pair(Durable::kSynced, 0), std::pair(Durable::kEntries, 0),
+                                        std::pair(Durable::kRandom, 1), std::pair(Durable::kAsWritten, 0)}) {
         SCOPED_TRACE(fmt::format("cut before call {} ({}), kind {} {}", call, last, static_cast<int>(which), seed));
         faulty.lay_out(after, which, static_cast<std::uint64_t>(call * 10 + seed));
         EXPECT_TRUE(faulty.was_cut() || content_of(after / "out") == whole) << "it had said that it was done";

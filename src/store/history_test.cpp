@@ -133,7 +133,8 @@ TEST_F(HistoryTest, AMoveCutShortIsFinishedByRepeatingIt) {
     } catch (const IoError&) {
       EXPECT_TRUE(faulty.was_cut());
     }
-    for (const auto which : {FaultyFileSystem::Durable::kSynced, FaultyFileSystem::Durable::kEntries}) {
+    using Durable = FaultyFileSystem::Durable;
+    for (const auto which : {Durable::kSynced, Durable::kEntries, Durable::kAsWritten}) {
       faulty.lay_out(after, which);
       abandon_records(after, {2, kAnew, false});
       EXPECT_EQ(read_file(after / "metrics.jsonl"), "") << call;

@@ -16,7 +16,7 @@ namespace {
 using Durable = FaultyFileSystem::Durable;
 constexpr std::array kKinds{std::pair(Durable::kSynced, 0), std::pair(Durable::kEntries, 0),
                             std::pair(Durable::kRandom, 1), std::pair(Durable::kRandom, 2),
-                            std::pair(Durable::kRandom, 3)};
+                            std::pair(Durable::kRandom, 3), std::pair(Durable::kAsWritten, 0)};
 
 class Folder {
  public:

@@ -22,8 +22,9 @@ shards()
 family = "llama"
 layers = 1
 hidden = 256
-ffn = 8192
-heads = 4
+ffn = 8196
+heads = 6
+head_dim = 40
 vocabulary = 17408
 max_sequence = 64
 tied = true
@@ -49,8 +50,8 @@ keep = 0
 [energy]
 meters = ["none"]
 """)
-LAYOUTS = {"one": (1, []), "owned": (2, ["parallel.zero=1"]), "columns": (2, ["parallel.tensor=2"])}
-OTHERS = {"sharded": (2, ["parallel.sharding=FULL_SHARD"]), "thirds": (3, ["parallel.zero=1"])}  # thirds end anywhere
+LAYOUTS = {"one": (1, []), "owned": (2, ["parallel.zero=1"]), "columns": (2, ["parallel.tensor=2"]), "triples": (3, ["parallel.tensor=3"])}
+OTHERS = {"sharded": (2, ["parallel.sharding=FULL_SHARD"]), "thirds": (3, ["parallel.zero=1"]), "fourths": (4, ["parallel.sharding=FULL_SHARD"])}  # thirds end anywhere
 
 
 def train(name, layout, *sets, words=()):
@@ -93,7 +94,7 @@ def export(name, step, folder, *more):
     return weights(folder)
 
 
-for source, target in (("one", "columns"), ("columns", "one"), ("columns", "sharded"), ("owned", "columns"), ("columns", "thirds")):
+for source, target in (("one", "columns"), ("columns", "one"), ("columns", "sharded"), ("owned", "columns"), ("columns", "thirds"), ("columns", "fourths"), ("triples", "one"), ("triples", "columns"), ("triples", "thirds"), ("triples", "fourths"), ("columns", "triples")):
     name = f"{source}-to-{target}"
     shutil.copytree(work / f"runs/{source}-parts/checkpoints/step-000000001", work / f"runs/{name}/checkpoints/step-000000001")
     train(name, target)
@@ -102,7 +103,7 @@ for source, target in (("one", "columns"), ("columns", "one"), ("columns", "shar
 # --- the bytes themselves ----------------------------------------------------------------------------------------------------------------
 stored, _ = torch_model.read_safetensors(work / "runs/one-parts/checkpoints/step-000000002/rank-00000.safetensors")
 mine = {k: v for k, v in stored.items() if not k.startswith("optimizer.")}
-ok("tensors are as large as they must be", mine["model.embed_tokens.weight"].nbytes > 2**24 and mine["model.layers.0.mlp.down_proj.weight"].size == 2**21)
+ok("tensors are as large as they must be", mine["model.embed_tokens.weight"].nbytes > 2**24 and mine["model.layers.0.mlp.down_proj.weight"].size >= 2**21)
 ok("no two pieces of a tensor are alike", len({mine["model.embed_tokens.weight"].reshape(-1)[i : i + 2**18].tobytes() for i in range(0, 17 * 2**18, 2**18)}) == 17)
 ok("an export has the checkpoint's bytes", same(export("one-parts", 2, "hf"), mine))
 # Every layout starts from the same bits, so that files of several ranks can be held against one rank's.

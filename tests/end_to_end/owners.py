@@ -66,6 +66,7 @@ for label, words, launcher in worlds:
 before = lines("twice")
 wait(lambda: lines("twice") > before + 3, job)
 stop(job)
+ok("every line names the run", {m["run_id"] for m in metrics("twice").values()} == {json.loads((work / "runs/twice/run.json").read_text())["id"]} and len({m["run_id"] for m in metrics("twice").values()}) == 1)
 ok("the first one was not disturbed", {m["attempt"] for m in metrics("twice").values()} == {1} and checkpoints("twice") == [len(metrics("twice"))])
 job = start("one", "checkpoint.dir=shared")
 r = run("train", "long.toml", "--set", "run.name=other", "--set", "checkpoint.dir=shared", code=1)
