@@ -234,14 +234,16 @@ class Suite {
       for (std::int64_t i = 0; i < in[static_cast<std::size_t>(r)]; ++i)
         ok = ok && load(t, receive.data(), sum(in, r) + i) == as(t, value(r, (base + r) * c_.rank() + i));
     expect(ok, fmt::format("all_to_all of {} x {}, shape {} is wrong", n, name_of(t), shape));
-    exchange_apart(t, n, base);
+    for (const int which : {0, 1, 2}) exchange_apart(t, n, base, which);
   }
 
   // The same exchange with blocks that lie apart and in the opposite order of ranks. `kGap` elements before each block
-  // belong to no block. An even rank gives offsets for what it sends, and an odd rank for what it receives.
-  void exchange_apart(DType t, std::int64_t n, std::int64_t base) {
+  // belong to no block. If `which` is 0, even ranks give offsets for what they send, and odd ranks for what they
+  // receive; if it is 1, the other way round; if it is 2, all ranks give both.
+  void exchange_apart(DType t, std::int64_t n, std::int64_t base, int which) {
     constexpr std::int64_t kGap = 3;
-    const bool even = c_.rank() % 2 == 0;
+    const auto sends_apart = [&](int rank) { return which == 2 || rank % 2 == which; };
+    const bool receives_apart = which == 2 || !sends_apart(c_.rank());
     const std::vector<std::int64_t> out(static_cast<std::size_t>(c_.size()), base + c_.rank());
     std::vector<std::int64_t> in, out_at(out.size()), in_at(out.size());
     for (int r = 0; r < c_.size(); ++r) in.push_back(base + r);
@@ -251,19 +253,20 @@ class Suite {
     const std::int64_t width = size_of(t);
     const Bytes send = filled(t, sent, c_.rank());
     Bytes receive(static_cast<std::size_t>(received * width), 0x5a);
-    const Blocks from = even ? Blocks(out, out_at) : Blocks(out), to = even ? Blocks(in) : Blocks(in, in_at);
+    const Blocks from = sends_apart(c_.rank()) ? Blocks(out, out_at) : Blocks(out),
+                 to = receives_apart ? Blocks(in, in_at) : Blocks(in);
     counted("all_to_all", sum(out) * width, [&] { c_.all_to_all(send.data(), from, receive.data(), to, t); });
     bool ok = true;
     std::int64_t filled_bytes = 0;
     for (int r = 0; r < c_.size(); ++r) {
-      // An even sender has a block for this rank behind the blocks of all later ranks; an odd sender has it in order.
+      // If the sender's blocks lie apart, this rank's block is behind those of all later ranks.
       const std::int64_t after = c_.size() - 1 - c_.rank(), count = base + r;
-      const std::int64_t first = r % 2 == 0 ? (after + 1) * kGap + after * count : c_.rank() * count;
+      const std::int64_t first = sends_apart(r) ? (after + 1) * kGap + after * count : c_.rank() * count;
       const std::int64_t at = to.offset(r);
       for (std::int64_t i = 0; i < count; ++i) ok = ok && load(t, receive.data(), at + i) == as(t, value(r, first + i));
       filled_bytes += count * width;
     }
-    if (!even)  // the gaps keep what they held; in order, the end of the buffer does
+    if (receives_apart)  // the gaps keep what they held; in order, the end of the buffer does
       for (int r = 0; r < c_.size(); ++r)
         for (std::int64_t b = -kGap * width; b < 0; ++b)
           ok = ok && receive[static_cast<std::size_t>(to.offset(r) * width + b)] == 0x5a;

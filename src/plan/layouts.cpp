@@ -55,7 +55,7 @@ struct Grid {
   program::ContextForm form = program::ContextForm::kGather;
   std::int64_t chunks = 1;  // pieces of the rows
   int experts = 1;          // expert ranks
-  std::int64_t tiles = 1;   // of the experts of a rank
+  std::int64_t tiles = 1;   // tiles into which the experts of a rank are cut
   std::string text() const { return layer_text() + context_text() + experts_text(); }
   std::string layer_text() const {
     if (tensor == 1) return "";
@@ -253,14 +253,14 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
       for (const Sharding& sharding : shardings_of(ranks / stages.count / grid.tensor))
         if (wanted.empty() || std::find(wanted.begin(), wanted.end(), sharding.strategy) != wanted.end())
           add(stages, grid, sharding);
+  if (layouts.empty() && wanted.empty()) throw UsageError("{} has no layout of {} ranks", arch.name, ranks);
+  if (layouts.empty()) throw UsageError("--layouts: none of these is a layout of {} ranks", ranks);
   if (base.tensor_chunks > 1 &&
       std::none_of(layouts.begin(), layouts.end(), [](const Layout& l) { return l.setting.chunked_rows(); }))
     throw UsageError("parallel.tensor_chunks: no layout of {} ranks has rows for {} pieces", ranks, base.tensor_chunks);
   if (base.expert_tiles > 1 &&
       std::none_of(layouts.begin(), layouts.end(), [](const Layout& l) { return l.setting.expert_tiles > 1; }))
     throw UsageError("parallel.expert_tiles: no layout of {} ranks has experts for {} tiles", ranks, base.expert_tiles);
-  if (layouts.empty() && wanted.empty()) throw UsageError("{} has no layout of {} ranks", arch.name, ranks);
-  if (layouts.empty()) throw UsageError("--layouts: none of these is a layout of {} ranks", ranks);
   return layouts;
 }
 

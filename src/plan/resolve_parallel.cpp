@@ -110,6 +110,9 @@ void resolve_expert_ranks(const Config& c, const arch::Architecture& arch, const
                           program::Setting& s) {
   const auto& p = c.parallel;
   const std::int64_t n = p.expert;
+  if (p.expert_tiles > 1 && !arch.sparse())
+    throw UsageError("{}: {} tiles of the experts of sparse layers, which this model does not have (model.experts)",
+                     c.where("parallel.expert_tiles"), p.expert_tiles);
   if (n == 1 && p.expert_tiles > 1)
     throw UsageError("{}: no expert ranks exchange rows in {} tiles; set parallel.expert above 1",
                      c.where("parallel.expert_tiles"), p.expert_tiles);

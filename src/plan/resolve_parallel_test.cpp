@@ -59,6 +59,9 @@ TEST(ResolveParallel, TensorRanksThatDoNotFit) {
   EXPECT_EQ(setting_on({"parallel.tensor=2", "model.qk_norm=head"}, eight).tensor_ranks(), 2);
   EXPECT_EQ(refusal({"parallel.sequence=true"}, eight),
             "--set parallel.sequence: sequence parallelism cuts rows over tensor ranks; parallel.tensor is 1");
+  EXPECT_EQ(refusal({"parallel.expert_tiles=2"}, eight),
+            "--set parallel.expert_tiles: 2 tiles of the experts of sparse layers, which this model does not have "
+            "(model.experts)");
   EXPECT_EQ(refusal({"parallel.tensor=2", "parallel.tensor_chunks=2"}, eight),
             "--set parallel.tensor_chunks: rows can travel in pieces only with sequence parallelism; set "
             "parallel.sequence = true");

@@ -219,8 +219,10 @@ TEST(ExpertRanksOptimizers, UpdateTheSameModel) {
 TEST(ExpertRanksLoad, OneRankMayGetAllRowsAndAnotherNone) {
   auto a = apart();
   a.experts->bias_rate = 1e-6;
-  const auto trained = [&](const Layout& l) {
-    const auto stages = proved_stages(a, setting_of(l, DType::kF64));
+  const auto trained = [&](const Layout& l, std::int64_t tiles = 1) {
+    auto setting = setting_of(l, DType::kF64);
+    setting.expert_tiles = tiles;
+    const auto stages = proved_stages(a, setting);
     Trial trial;
     trial.steps = 3;
     trial.prepare = [&](const exec::Executor& executor) {
@@ -256,9 +258,13 @@ TEST(ExpertRanksLoad, OneRankMayGetAllRowsAndAnotherNone) {
   };
   const auto zeros = static_cast<std::int64_t>(without_zeros(one));
   EXPECT_EQ(zeros, a.layers * (a.experts->count - a.experts->per_token) * 3);
-  for (const Layout& l : {experts(2), experts(4, {1, 1, false, 1}), of_tensor(2, true, experts(2))}) {
-    SCOPED_TRACE(fmt::format("{} expert ranks", l.experts));
-    Outcome many = trained(l);
+  // In two tiles, the first tile of the first rank gets all rows, and the other tile of that rank gets none.
+  for (const auto& [l, tiles] : {std::pair{experts(2), 1},
+                                 {experts(4, {1, 1, false, 1}), 1},
+                                 {of_tensor(2, true, experts(2)), 1},
+                                 {experts(2), 2}}) {
+    SCOPED_TRACE(fmt::format("{} expert ranks, {} tiles", l.experts, tiles));
+    Outcome many = trained(l, tiles);
     EXPECT_EQ(static_cast<std::int64_t>(without_zeros(many)), zeros);
     const Difference d = difference(one, many);
     EXPECT_LE(d.parameters, 1e-9) << d.worst_parameter;

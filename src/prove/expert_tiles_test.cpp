@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "program/test_edit.h"
+#include "program/types/check.h"
 #include "prove/layouts_suite.h"
 
 namespace molen::prove {
@@ -75,7 +76,9 @@ TEST_P(ExpertTiles, AnEvaluationIsSound) {
   s.purpose = program::Purpose::kEvaluate;
   s.offload = {};
   const auto stages = proved_stages(eight(), s);
-  EXPECT_EQ(program::parse(program::print(stages.front()), "text"), stages.front());
+  // All layers use the same buffers in turn, as without tiles.
+  s.expert_tiles = 1;
+  EXPECT_EQ(stages.front().buffers, proved_stages(eight(), s).front().buffers);
 }
 
 // The ops say all that the verifier needs.
@@ -114,7 +117,8 @@ TEST(ExpertTilesTraffic, IsThatOfNone) {
 TEST(ExpertTilesCosts, AddUp) {
   struct Sums {
     Flops model, hardware;
-    std::int64_t rows = 0, scratch = 0;
+    std::int64_t rows = 0, scratch = 0;    // of exchanges
+    std::int64_t moved = 0, products = 0;  // of the products of experts: bytes, and how many ops there are
   };
   const auto sums_of = [](std::int64_t tiles) {
     const auto p = program::build(eight(), in_tiles(experts(2, {1, 3, false, 1}), tiles, DType::kF32));
@@ -122,6 +126,9 @@ TEST(ExpertTilesCosts, AddUp) {
     for (const program::Body& body : p.bodies)
       for (const program::Step& step : body.steps) {
         s.model += step.model_flops, s.hardware += step.hardware_flops;
+        const auto* c = std::get_if<program::Compute>(&step.op);
+        if (c && (c->part == arch::Part::kExpertUp || c->part == arch::Part::kExpertDown))
+          s.moved += step.moved.value, ++s.products;
         if (!std::holds_alternative<program::AllToAll>(step.op)) continue;
         s.rows += step.moved.value, s.scratch = std::max(s.scratch, step.scratch.value);
         EXPECT_EQ(step.epilogues.at(0).moved.value, 2 * step.moved.value);
@@ -134,6 +141,9 @@ TEST(ExpertTilesCosts, AddUp) {
     EXPECT_EQ(tiled.model, whole.model);
     EXPECT_EQ(tiled.hardware, whole.hardware);
     EXPECT_EQ(tiled.rows, whole.rows);
+    // Each further tile reads one more offset of 4 bytes.
+    EXPECT_EQ(tiled.products, tiles * whole.products);
+    EXPECT_EQ(tiled.moved, whole.moved + 4 * (tiles - 1) * whole.products);
   }
   // Each token chooses two experts, so a tile of one expert gets at most half as many rows as four experts.
   EXPECT_EQ(2 * sums_of(4).scratch, whole.scratch);
@@ -143,6 +153,7 @@ struct TileMutant {
   std::string name;
   std::string where;     // words of the lines that are edited
   std::string from, to;  // an empty `from` stands for the whole op, which is then left out or, if `to` says so, doubled
+  std::string says{};    // words of one of the findings
 };
 const std::string kTwice = "twice";
 
@@ -182,6 +193,8 @@ TEST(ExpertTilesMutants, AreRefused) {
       {"a tile is sent twice", "all_to_all axis=ep moves=expert_rows layer=0 chunk=1", "", kTwice},
       {"another tile is sent", "all_to_all axis=ep moves=expert_rows layer=0 chunk=1", "chunk=1", "chunk=2"},
       {"all rows are sent", "all_to_all axis=ep moves=expert_rows layer=0 chunk=1", " chunk=1", ""},
+      {"all gradients are sent", "all_to_all axis=ep moves=d_expert_out layer=0 chunk=1", " chunk=1", "",
+       "works on all of the rows, but must work on one of their 3 tiles"},
       {"a tile does not return", "all_to_all axis=ep moves=expert_out layer=1 chunk=2", "", ""},
       {"a tile's gradient does not return", "all_to_all axis=ep moves=d_expert_rows layer=1 chunk=0", "", ""},
       {"a tile is not multiplied", "forward part=expert_up layer=1 chunk=2", "", ""},
@@ -195,12 +208,24 @@ TEST(ExpertTilesMutants, AreRefused) {
   for (const TileMutant& m : mutants) {
     SCOPED_TRACE(m.name);
     try {
-      EXPECT_FALSE(program::verify(ordered_again(mutated(sound, m))).empty());
+      const auto findings = program::verify(ordered_again(mutated(sound, m)));
+      EXPECT_FALSE(findings.empty());
+      EXPECT_TRUE(std::ranges::any_of(
+          findings, [&](const program::Finding& f) { return f.text.find(m.says) != std::string::npos; }));
     } catch (const UsageError&) {  // the text is refused before it is verified
     }
   }
   const TileMutant beyond{"a tile that does not exist", "forward part=expert_up layer=0 chunk=0", "chunk=0", "chunk=3"};
   EXPECT_THROW(mutated(sound, beyond), UsageError);
+}
+
+// The types find a missing tile by themselves.
+TEST(ExpertTilesMutants, TypesMissATile) {
+  const program::Program p = program::build(eight(), in_tiles(experts(2, {1, 2, false, 3}), 3, DType::kF64));
+  ASSERT_TRUE(program::type_errors(p).empty());
+  for (const char* where : {"backward part=expert_up layer=0 chunk=1", "forward part=expert_up layer=1 chunk=2",
+                            "all_to_all axis=ep moves=expert_out layer=0 chunk=0"})
+    EXPECT_FALSE(program::type_errors(mutated(p, {"a tile is missing", where, "", ""})).empty()) << where;
 }
 
 // A tile of one layer may lie where another tile of another layer lay, so what that tile held is lost.

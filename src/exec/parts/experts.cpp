@@ -1,6 +1,7 @@
 // The experts of a sparse layer, on rows in expert order.
 #include "model/experts.h"
 #include "exec/parts/part.h"
+#include "program/values/tiles.h"
 
 namespace molen::exec {
 namespace {
@@ -16,8 +17,7 @@ std::int64_t rows_of(const PartCall& call) {
 class ExpertsOfOp {
  public:
   explicit ExpertsOfOp(const PartCall& call) {
-    const std::int64_t experts = call.common.arch.sparse_experts().count / call.ranks(mesh::Axis::kEp);
-    const auto [first, end] = arch::experts_of_tile(experts, call.op.chunk, call.step.attributes.rows.expert_tiles);
+    const auto [first, end] = program::experts_of_tile(call.context.program, call.step.attributes.rows, call.op.chunk);
     first_ = first, count_ = end - first;
     if (call.operands.has(Arg::kOffsets)) offsets_ = call.operands.flat(Arg::kOffsets).narrow(0, first_, count_ + 1);
   }

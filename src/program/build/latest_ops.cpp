@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "program/values/tiles.h"
 #include "program/values/value.h"
 
 namespace molen::program {
@@ -52,13 +51,13 @@ LatestOps::LatestOps(const Program& p, const Places& places)
       places_(places),
       readers_(places_.count(), kNoOps),
       changers_(places_.count(), kNoOps),
-      of_tiles_(places_.count(), {-1, -1}) {}
+      last_tiles_(places_.count(), {Tile{}, -1}) {}
 
 void LatestOps::join_tiles(const Expanded& e, const Use& use, const Places::Range& all) {
   const Tile tile = tile_of(p_, *e.step, use);
   if (tile.number < 0) return;
-  const std::pair of{tile.layer, e.micro_batch};
-  if (std::exchange(of_tiles_[all.first], of) == of) return;
+  const auto [last, micro_batch] = std::exchange(last_tiles_[all.first], {tile, e.micro_batch});
+  if (of_same_rows(last, tile) && micro_batch == e.micro_batch) return;
   join(readers_, all);
   join(changers_, all);
 }

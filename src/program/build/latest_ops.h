@@ -7,11 +7,13 @@
 #include <vector>
 
 #include "program/ir/slots.h"
+#include "program/values/tiles.h"
 
 namespace molen::program {
 
 // The places of memory that ops use, as indices. A place is a slot of a buffer (ir/slots.h). If ops use the rows of a
-// buffer tile by tile, each tile of a slot is a place of its own.
+// buffer tile by tile, each tile of a slot is a place of its own. Tiles of different rows may share bytes all the same
+// (values/tiles.h); LatestOps takes care of that.
 class Places {
  public:
   using Range = std::pair<std::size_t, std::size_t>;  // [first, second)
@@ -39,14 +41,14 @@ class LatestOps {
   void add(const Expanded& op, int index);
 
  private:
-  // When an op uses a tile of another layer or micro-batch than the last op did, all tiles may share bytes with it.
-  // From then on, each tile counts as used by the latest op of any tile.
+  // When an op uses a tile of other rows than the last op did, it may share bytes with all earlier tiles. From then on,
+  // each tile counts as used by the latest op of any tile.
   void join_tiles(const Expanded& op, const Use& use, const Places::Range& all);
 
   const Program& p_;
   const Places& places_;
-  std::vector<OpPerStream> readers_, changers_;                  // by place
-  std::vector<std::pair<std::int64_t, std::int64_t>> of_tiles_;  // layer and micro-batch, by place
+  std::vector<OpPerStream> readers_, changers_;            // by place
+  std::vector<std::pair<Tile, std::int64_t>> last_tiles_;  // the tile used last, and its micro-batch, by place
 };
 
 }  // namespace molen::program

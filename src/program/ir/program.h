@@ -133,8 +133,8 @@ struct Setting {
   // The number of pieces in which tensor ranks exchange the rows of a micro-batch and multiply them (Wang et al. 2023,
   // "Overlap Communication with Dependent Computation via Decomposition", section 4). Requires sequence_parallel.
   std::int64_t tensor_chunks = 1;
-  // Tiles in which expert ranks exchange the rows of their experts. The exchange of one tile runs beside the GEMMs of
-  // another.
+  // The number of tiles in which expert ranks exchange the rows of their experts. The exchange of one tile runs beside
+  // the GEMMs of another.
   std::int64_t expert_tiles = 1;
   ContextForm context_form = ContextForm::kGather;
   std::int64_t unit_layers = 1;  // layers whose parameters are gathered, reduced and updated together; or kHalfLayer

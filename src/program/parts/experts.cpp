@@ -1,5 +1,5 @@
 // The experts of a sparse layer on rows in expert order: grouped products, one for each expert on its rows, and the
-// activation between them. There are at most R rows; without a capacity there is one row for each slot.
+// activation between them. Costs are those of R rows; a rank gets at most G.
 #include <algorithm>
 
 #include "program/parts/part.h"

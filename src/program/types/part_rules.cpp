@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "program/values/of_op.h"
 #include "program/values/optimizer.h"
+#include "program/values/tiles.h"
 
 namespace molen::program {
 
@@ -22,8 +23,7 @@ bool has_parameter(const Program& p, const Compute& c, const arch::Parameter& pa
 
 bool in_tile(const Program& p, const Rows& rows, const Compute& c, const arch::Parameter& parameter) {
   if (!by_tiles(rows, c.part)) return true;
-  const std::int64_t experts = p.arch.sparse_experts().count / p.grid.sizes[mesh::Axis::kEp];
-  const auto [first, end] = arch::experts_of_tile(experts, c.chunk, rows.expert_tiles);
+  const auto [first, end] = experts_of_tile(p, rows, c.chunk);
   return first <= parameter.expert && parameter.expert < end;
 }
 

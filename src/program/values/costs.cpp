@@ -10,6 +10,7 @@
 #include "program/values/of_op.h"
 #include "program/values/optimizer.h"
 #include "program/values/payload.h"
+#include "program/values/tiles.h"
 #include "program/values/value_memory.h"
 
 namespace molen::program {
@@ -130,7 +131,7 @@ void cost_exchange(const Program& p, const AllToAll& o, Step& step) {
   const arch::Experts& experts = p.arch.sparse_experts();
   const Rows& rows = step.attributes.rows;
   const int ranks = p.grid.sizes[mesh::Axis::kEp];
-  const auto [first, end] = arch::experts_of_tile(experts.count / ranks, o.chunk, rows.expert_tiles);
+  const auto [first, end] = experts_of_tile(p, rows, o.chunk);
   const std::int64_t most = most_rows_of_experts(experts, rows.sequences, rows.length, ranks, end - first);
   step.scratch =
       Bytes(arch::aligned(most * p.arch.hidden * size_of(p.buffers[static_cast<std::size_t>(there->buffer)].dtype)));

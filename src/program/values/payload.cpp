@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/match.h"
+#include "program/values/tiles.h"
 #include "program/values/value_memory.h"
 
 namespace molen::program {
@@ -34,7 +35,7 @@ std::int64_t bytes_of_rows(const Program& p, const Step& step, std::int64_t tile
   const Rows& sent = step.attributes.rows;
   const std::int64_t all = most_rows_of_experts(p.arch.sparse_experts(), sent.sequences, sent.length, 1),
                      experts = p.arch.sparse_experts().count / p.grid.sizes[mesh::Axis::kEp];
-  const auto [first, end] = arch::experts_of_tile(experts, tile, sent.expert_tiles);
+  const auto [first, end] = experts_of_tile(p, sent, tile);
   return (all * end / experts - all * first / experts) * p.arch.hidden * width_of(p, *rows);
 }
 

@@ -10,7 +10,12 @@ Tile tile_of(const Program& p, const Step& step, const Use& use) {
   if (const auto* c = std::get_if<Compute>(&step.op))
     return by_tiles(rows, c->part) ? Tile{c->chunk, c->layer} : Tile{};
   const auto* exchange = std::get_if<AllToAll>(&step.op);
-  return exchange && rows.expert_tiles > 1 ? Tile{exchange->chunk, exchange->layer} : Tile{};
+  if (!exchange || rows.expert_tiles == 1) return {};
+  return {exchange->chunk, exchange->layer, (use.arg == Arg::kFrom) != exchange->home()};
+}
+
+std::pair<std::int64_t, std::int64_t> experts_of_tile(const Program& p, const Rows& rows, std::int64_t tile) {
+  return arch::experts_of_tile(p.arch.sparse_experts().count / p.grid.sizes[mesh::Axis::kEp], tile, rows.expert_tiles);
 }
 
 }  // namespace molen::program

@@ -73,7 +73,7 @@ class History {
     // The ranks of a group must communicate in the same order, on whatever streams their ops run.
     if (const auto axis = axis_of(e.step->op)) keep_latest(needed, communicated_[static_cast<std::size_t>(*axis)]);
     for (const Use& use : e.step->operands) {
-      Tiles* tiles = tiles_of(e, use);
+      Tiles* tiles = enter_tiles(e, use);
       const std::size_t place = slots_.place(use.buffer, e.micro_batch);
       keep_latest(needed, changers_[place]);
       if (use.changes()) keep_latest(needed, readers_[place]);
@@ -92,7 +92,7 @@ class History {
     if (in_shared_space(p_, *e.step)) in_space_[stream] = op;
     for (const Use& use : e.step->operands) {
       const std::size_t place = slots_.place(use.buffer, e.micro_batch);
-      if (Tiles* tiles = tiles_of(e, use)) {
+      if (Tiles* tiles = enter_tiles(e, use)) {
         Ops& ops = tiles->ops[tile_of(p_, *e.step, use).number];
         (use.changes() ? ops.changers : ops.readers)[stream] = op;
       } else {
@@ -105,26 +105,27 @@ class History {
   struct Ops {
     OpPerStream readers = kNoOps, changers = kNoOps;
   };
-  // The latest ops on each tile of the rows in a place, for tiles of one layer and micro-batch.
+  // The latest ops on each tile of a place, for tiles of the same rows.
   struct Tiles {
-    std::int64_t layer = -1, micro_batch = -1;
+    Tile last;
+    std::int64_t micro_batch = -1;
     std::map<std::int64_t, Ops> ops;  // by the number of the tile
   };
 
-  // Returns the tiles of the place if the op uses a tile of the operand, and null if it uses the whole operand. In that
-  // case, and when the tiles belong to another layer or micro-batch, the earlier ops on tiles become ops on the whole
-  // place.
-  Tiles* tiles_of(const Expanded& e, const Use& use) {
+  // Returns the tiles of the place if the op uses a tile of the operand, and null if it uses the whole operand. Before
+  // that, makes the earlier ops on tiles ops on the whole place if this op uses the whole operand or a tile of other
+  // rows.
+  Tiles* enter_tiles(const Expanded& e, const Use& use) {
     if (!in_tiles_) return nullptr;
     const std::size_t place = slots_.place(use.buffer, e.micro_batch);
     const Tile tile = tile_of(p_, *e.step, use);
     Tiles& tiles = tiles_[place];
-    if (tile.number < 0 || tiles.layer != tile.layer || tiles.micro_batch != e.micro_batch) {
+    if (tile.number < 0 || !of_same_rows(tiles.last, tile) || tiles.micro_batch != e.micro_batch) {
       for (const auto& [number, ops] : tiles.ops) {
         keep_latest(readers_[place], ops.readers);
         keep_latest(changers_[place], ops.changers);
       }
-      tiles = {tile.layer, e.micro_batch, {}};
+      tiles = {tile, e.micro_batch, {}};
     }
     return tile.number < 0 ? nullptr : &tiles;
   }

@@ -192,7 +192,7 @@ class Verifier {
     return {true, o.value, o.layer, micro_batch, o.step, chunk_apart(p_, o) ? o.chunk : -1};
   }
 
-  // Checks that the piece of the rows that an op works on fits the setting.
+  // Checks that the piece of the rows, or the tile of the experts, that an op works on fits the other ops.
   bool piece_fits(const Expanded& e) {
     const auto one_of = [&](std::string_view piece, bool cut, std::int64_t pieces, std::int64_t chunk) {
       const bool right = cut ? chunk >= 0 && chunk < pieces : chunk < 0;
@@ -342,7 +342,7 @@ class Verifier {
       chunks_in_[use.buffer] =
           now.front().defined && now.front().value == Value::kDNormed ? chunks_in_[use.buffer] + 1 : 1;
     const Held holds = holding(want, e.micro_batch);
-    // Tiles of another layer or micro-batch may lie where this tile is written (values/tiles.h).
+    // Tiles of another value, layer or micro-batch may lie where this tile is written (values/tiles.h).
     if (t_.rows.expert_tiles > 1 && tile_of(p_, *e.step, use).number >= 0)
       for (Held& tile : held(use.buffer, e.micro_batch))
         if (!(tile == holds)) tile = {};
