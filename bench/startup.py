@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Start of a run on many shards: seconds and resident memory of each rank until training could begin.
 
-usage: startup.py MOLEN [--shards N] [--tokens N] [--folder DIR]
+usage: startup.py MOLEN [--shards N] [--tokens N] [--folder DIR] [--record]
 
 Makes N synthetic shards with a manifest (kept in DIR and used again), and starts `molen train --dry-run` on two MPI ranks:
 with a cache that knows nothing of the shards, and again; and on a data set of one shard, which is what everything else takes.
+--record adds the seconds and the memory of the slowest and of the largest rank to docs/results/records.jsonl, and judges them.
 """
 import argparse
 import hashlib
@@ -18,6 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tools"))
+import results  # noqa: E402
 
 DOCUMENT = 64  # tokens
 
@@ -80,6 +84,7 @@ def main():
     parser.add_argument("--shards", type=int, default=20000)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--folder", type=pathlib.Path)
+    parser.add_argument("--record", action="store_true")
     o = parser.parse_args()
     scratch = pathlib.Path(tempfile.mkdtemp(prefix="molen-startup-"))
     folder = o.folder or scratch / "data"
@@ -92,6 +97,12 @@ def main():
         print(f"{'':32} {'rank 0':>18} {'rank 1':>18}")
         for name, ranks in rows:
             print(f"{name:32} " + " ".join(f"{seconds:6.2f} s {mib:5.0f} MiB" for seconds, mib in ranks))
+        if o.record:
+            (_, first), (_, later) = rows[1:]
+            measured = [("startup/first", max(s for s, _ in first), None), ("startup/later", max(s for s, _ in later), None),
+                        ("startup/memory", max(m for _, m in first + later), None)]
+            if not results.report(measured, f"bench/startup.py build/molen --shards {o.shards} --record", True):
+                sys.exit(1)
     finally:
         shutil.rmtree(scratch)
 
