@@ -140,7 +140,7 @@ def medians_of(timed):
 
 
 def beside_best(kind, medians, columns=()):
-    """Prints the rows, with more columns (title, function of the seconds of a step); returns the record of molen beside the best row of PyTorch."""
+    """Prints the rows, with more columns (title, function of the seconds of a step); returns the record of molen beside the best row of PyTorch: ratio, spread, rows."""
     peers = {name: statistics.median(m) for name, m in medians.items() if name.startswith("PyTorch")}
     best = min(peers, key=peers.get)
     print(f"{'':<52}{'s/step':>8}{'min':>8}{'max':>8}{''.join(f'{title:>9}' for title, _ in columns)}{'beside molen':>14}")
@@ -149,7 +149,8 @@ def beside_best(kind, medians, columns=()):
         print(f"{name:<52}{s:>8.3f}{min(m):>8.3f}{max(m):>8.3f}{''.join(f'{of(s):>9}' for _, of in columns)}{s / statistics.median(medians['molen']):>13.2f}x")
     per_round = [a / b for a, b in zip(medians[best], medians["molen"])]
     print(f"molen is {statistics.median(per_round):.2f}x the best row of PyTorch in {kind} ({best}; {min(per_round):.2f} to {max(per_round):.2f})")
-    return statistics.median(per_round), [min(per_round), max(per_round)]
+    rows = {name: [round(f(m), 4) for f in (statistics.median, min, max)] for name, m in medians.items()}
+    return statistics.median(per_round), [min(per_round), max(per_round)], rows
 
 
 def table(kind, steps, timed, losses, rates):

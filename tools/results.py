@@ -6,7 +6,8 @@ usage: results.py add METRIC VALUE [--spread LOW HIGH] [--note TEXT] --command T
        results.py check     exit status 1 where page or README is not what the records say, or a record lacks what it needs (make lint)
        results.py judge METRIC VALUE     exit status 1 where the value misses the bound of this make of machine
 
-A record: metric, value, spread ([lowest, highest] of its rounds, or null), unit, machine, make, commit, date, command, note. A metric: title, section, unit,
+A record: metric, value, spread ([lowest, highest] of its rounds, or null), unit, machine, make, commit, date, command, note; where the value comes from a table,
+rows ({name: [median, lowest, highest] in seconds of each row}), which the page shows for the latest record. A metric: title, section, unit,
 better (higher, lower, or none), peer, covers (paths it depends on), stale_after (commits that touch those), bounds ({make: {at_least or at_most, why}};
 "any" stands for makes that are not named). README quotes the latest value of a metric between <!-- result METRIC --> and <!-- /result -->.
 benches use it as a module: `report` prints, judges and records.
@@ -68,22 +69,22 @@ def missed(name, value, make=None):
     return None
 
 
-def add(name, value, spread, command, note=None):
+def add(name, value, spread, command, note=None, rows=None):
     metric = metrics()[name]
     here, make = machine()
-    record = dict(zip(FIELDS, (name, value, spread, metric["unit"], here, make, commit(), datetime.datetime.now(datetime.timezone.utc).date().isoformat(), command, note)))
+    record = dict(zip(FIELDS, (name, value, spread, metric["unit"], here, make, commit(), datetime.datetime.now(datetime.timezone.utc).date().isoformat(), command, note))) | ({"rows": rows} if rows else {})
     with RECORDS.open("a") as f:
         f.write(json.dumps(record) + "\n")
 
 
 def report(measured, command, record):
-    """measured: (metric, value, spread) each. Says which bounds are missed, and records all if so asked; returns whether all are kept."""
-    wrong = [w for name, value, _ in measured if (w := missed(name, value))]
+    """measured: (metric, value, spread) or (metric, value, spread, rows) each. Says which bounds are missed, and records all if so asked; returns whether all are kept."""
+    wrong = [w for name, value, *_ in measured if (w := missed(name, value))]
     for sentence in wrong:
         print(f"missed: {sentence}", file=sys.stderr, flush=True)
     if record:
-        for name, value, spread in measured:
-            add(name, value, spread, command)
+        for name, value, spread, *rows in measured:
+            add(name, value, spread, command, rows=rows[0] if rows else None)
     return not wrong
 
 
@@ -123,6 +124,11 @@ def page():
             if missed(name, latest["value"], latest["make"]):
                 value = f"**{value}**, beyond the bound of {next(v for k, v in bound_of(metric, latest['make']).items() if k.startswith('at_'))}"
             out.append(f"| {metric['title']} | {value}{note}: {where} | {best_text} | {metric.get('peer') or ''} | `{latest['command']}` |")
+        for name, metric in described.items():
+            own = [r for r in rows if r["metric"] == name and metric["section"] == section]
+            if own and "rows" in own[-1]:
+                out += ["", f"Rows of \"{metric['title']}\" ({own[-1]['commit']}, {own[-1]['machine']}), seconds of a step:", "", "| row | median | lowest | highest |", "|---|---|---|---|"]
+                out += [f"| {row} | {' | '.join(f'{s:.3f}' for s in seconds)} |" for row, seconds in own[-1]["rows"].items()]
     return "\n".join(out) + "\n"
 
 
@@ -137,8 +143,10 @@ def faults():
     wrong, described = [], metrics()
     for i, r in enumerate(records(), 1):
         where = f"{RECORDS.name}:{i}"
-        if tuple(r) != FIELDS:
-            wrong.append(f"{where}: has {', '.join(r)}; a record has {', '.join(FIELDS)}")
+        if tuple(k for k in r if k != "rows") != FIELDS:
+            wrong.append(f"{where}: has {', '.join(r)}; a record has {', '.join(FIELDS)}, and rows where it comes from a table")
+        elif any(len(row) != 3 or not row[1] <= row[0] <= row[2] for row in r.get("rows", {}).values()):
+            wrong.append(f"{where}: each of its rows has a median, the lowest and the highest, in this order")
         elif r["metric"] not in described:
             wrong.append(f"{where}: no metric {r['metric']} in {METRICS.name}")
         elif r["unit"] != described[r["metric"]]["unit"]:

@@ -331,6 +331,17 @@ class Results(Folder):
         self.records({}, {"value": 2.1})
         self.assertEqual(self.tool("results.py", "check")[0], 1)
 
+    def test_rows_of_a_table_stand_on_the_page(self):
+        self.records({"rows": {"old": [1, 1, 1]}}, {"rows": {"molen": [0.5, 0.25, 0.75], "PyTorch": [1.5, 1.25, 1.75]}})
+        self.assertEqual(self.tool("results.py", "page")[0], 0)
+        self.assertEqual(self.tool("results.py", "check"), (0, "results: ok\n"))
+        page = (self.folder / "docs/RESULTS.md").read_text()
+        self.assertIn("| molen | 0.500 | 0.250 | 0.750 |\n| PyTorch | 1.500 | 1.250 | 1.750 |\n", page)
+        self.assertNotIn("| old |", page)
+        for rows in ({"molen": [0.5, 0.6, 0.75]}, {"molen": [0.5, 0.25, 0.4]}, {"molen": [0.5]}):
+            self.records({"rows": rows})
+            self.assertIn("each of its rows has a median, the lowest and the highest", self.tool("results.py", "check")[1])
+
     def test_readme_quotes_the_latest_records(self):
         self.put("README.md", "It is <!-- result speed -->9x<!-- /result --> as fast, with <!-- result error --><!-- /result --> of error.\n")
         self.records({}, {"value": 2.05})
@@ -353,11 +364,12 @@ class Results(Folder):
     def test_bounds_go_by_make_and_nan_misses_them(self):
         code = ("import results, sys; assert results.missed('speed', 1.9, 'Some/1') and not results.missed('speed', 2, 'Some/1') and not results.missed('speed', 1.5, 'Other/2');"
                 "assert results.missed('speed', 1.49, 'Other/2') and results.missed('error', 10.1, 'x') and not results.missed('error', 10, 'x') and results.missed('error', float('nan'), 'x');"
-                "sys.exit(0 if not results.report([('error', 11, None), ('speed', 3, None)], 'c', True) else 9)")
+                "sys.exit(0 if not results.report([('error', 11, None), ('speed', 3, None, {'a': [1, 1, 2]})], 'c', True) else 9)")
         self.put("docs/results/records.jsonl", "")
         code, said = called(sys.executable, "-c", code, env=os.environ | {"MOLEN_ROOT": str(self.folder), "PYTHONPATH": str(TOOLS)})
         self.assertEqual((code, said), (0, "missed: error is 11, above its bound of 10 (w)\n"))
-        self.assertEqual([json.loads(x)["value"] for x in (self.folder / "docs/results/records.jsonl").read_text().splitlines()], [11, 3])
+        written = [json.loads(x) for x in (self.folder / "docs/results/records.jsonl").read_text().splitlines()]
+        self.assertEqual([(r["value"], r.get("rows")) for r in written], [(11, None), (3, {"a": [1, 1, 2]})])
         self.assertEqual(self.tool("results.py", "judge", "error", "11")[0], 1)
         self.assertEqual(self.tool("results.py", "judge", "error", "9.5")[0], 0)
 
