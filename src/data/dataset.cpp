@@ -25,18 +25,19 @@ bool is_hashed(const ShardRecord& record, std::int64_t limit) {
 void check_shard(const fs::path& folder, const ShardRecord& record, std::int64_t vocabulary, std::int64_t hash_limit) {
   const std::string prefix = (folder / record.name).string();
   const auto size_of_file = [&](const FileRecord& file) { return File::open(folder / file.path).size(); };
-  const std::int64_t bin_bytes = size_of_file(record.bin);
+  const std::int64_t bin_bytes = size_of_file(record.bin), idx_bytes = size_of_file(record.idx);
   const bool hashed = is_hashed(record, hash_limit);
-  const bool right = bin_bytes == record.bin.bytes && size_of_file(record.idx) == record.idx.bytes;
+  const bool right = bin_bytes == record.bin.bytes && idx_bytes == record.idx.bytes;
   // Above the limit only the header of an index is read.
   const ShardIndex index = !right   ? ShardIndex{DType::kU16, record.tokens, record.documents}
                            : hashed ? read_index(prefix)
                                     : read_index_header(prefix);
   if (!right || index.tokens != record.tokens || index.documents != record.documents)
     throw UsageError(
-        "{}: {} documents, {} tokens, {} bytes; its manifest says {}, {}, {}: truncated or altered, run "
-        "`molen data prepare` again",
-        prefix, index.documents, index.tokens, bin_bytes, record.documents, record.tokens, record.bin.bytes);
+        "{}: {} documents, {} tokens, {} bytes of tokens and {} of index; its manifest says {}, {}, {} and {}: "
+        "truncated or altered, run `molen data prepare` again",
+        prefix, index.documents, index.tokens, bin_bytes, idx_bytes, record.documents, record.tokens, record.bin.bytes,
+        record.idx.bytes);
   if (hashed) {
     for (const FileRecord* file : {&record.bin, &record.idx})
       if (sha256_file(folder / file->path) != file->sha256)

@@ -394,13 +394,17 @@ TEST(Dataset, MessagesInFull) {
     write_file_atomic(folder.path() / "manifest.json", format_manifest(manifest));
     return open({8, 300, "test"});
   };
-  const std::string end = ": truncated or altered, run `molen data prepare` again";
-  EXPECT_EQ(changed([](ShardRecord& s) { s.documents = 3; }),
-            path + "/a: 16 documents, 200 tokens, 400 bytes; its manifest says 3, 200, 400" + end);
-  EXPECT_EQ(changed([](ShardRecord& s) { s.tokens = 201; }),
-            path + "/a: 16 documents, 200 tokens, 400 bytes; its manifest says 16, 201, 400" + end);
-  EXPECT_EQ(changed([](ShardRecord& s) { s.bin.bytes = 402; }),
-            path + "/a: 16 documents, 200 tokens, 400 bytes; its manifest says 16, 200, 402" + end);
+  const auto idx_bytes = static_cast<std::int64_t>(fs::file_size(folder.path() / "a.idx"));
+  const auto said = [&](std::int64_t documents, std::int64_t tokens, std::int64_t bin_bytes, std::int64_t index) {
+    return fmt::format(
+        "{}/a: 16 documents, 200 tokens, 400 bytes of tokens and {} of index; its manifest says {}, {}, {} and {}: "
+        "truncated or altered, run `molen data prepare` again",
+        path, idx_bytes, documents, tokens, bin_bytes, index);
+  };
+  EXPECT_EQ(changed([](ShardRecord& s) { s.documents = 3; }), said(3, 200, 400, idx_bytes));
+  EXPECT_EQ(changed([](ShardRecord& s) { s.tokens = 201; }), said(16, 201, 400, idx_bytes));
+  EXPECT_EQ(changed([](ShardRecord& s) { s.bin.bytes = 402; }), said(16, 200, 402, idx_bytes));
+  EXPECT_EQ(changed([](ShardRecord& s) { ++s.idx.bytes; }), said(16, 200, 400, idx_bytes + 1));
   EXPECT_EQ(changed([](ShardRecord& s) { s.idx.sha256 = std::string(64, 'a'); }),
             path + "/a.idx: its SHA-256 is not the one in the manifest: altered; run `molen data prepare` again");
   write_test_shards(folder.path(), {{"a", "nl", {}}}, 300);
