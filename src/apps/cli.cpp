@@ -150,6 +150,8 @@ std::unique_ptr<store::Progress> make_progress(const std::string& verb) {
   const auto terminal = [&](int descriptor) { return !launched && ::isatty(descriptor) == 1; };
   store::ProgressPlace place;
   place.live = terminal(STDOUT_FILENO) ? stdout : terminal(STDERR_FILENO) ? stderr : nullptr;
+  // Notes go above the line that is rewritten when both reach the user at a terminal.
+  if (place.live && terminal(STDERR_FILENO)) place.log = place.live;
   struct winsize size {};
   if (place.live) ::ioctl(place.live == stdout ? STDOUT_FILENO : STDERR_FILENO, TIOCGWINSZ, &size);
   place.columns = store::console_style(nullptr, nullptr, place.live != nullptr, size.ws_col).width;

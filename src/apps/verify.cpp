@@ -365,6 +365,7 @@ int run_verify(const VerifyArguments& o) {
           options.cuda ? fmt::format(" on cuda:{}, with ATen's kernels", *options.cuda) : "",
           c.data.train.empty() ? "counting samples (no data.train)" : "data.train", "layout", width, "type", "steps",
           "loss", "norm", "gradient", "weights", "bound", "of bound", "took"));
+    if (progress) progress->at("layouts", 0.0, layouts.front().name);
     const auto rows = prove::verify_layouts(a, base, layouts, read, options, world, [&](const prove::VerifyRow& row) {
       if (table) progress->result(row_text(row, width));
       progress->at("layouts", static_cast<double>(++ran) / static_cast<double>(layouts.size() * options.compute.size()),

@@ -281,8 +281,11 @@ TEST_F(DataPrepare, TellsHowFarItIs) {
     else if (i + 1 == told.size() || std::get<0>(told[i + 1]) == "tokens" ||
              std::get<2>(told[i]) != std::get<2>(told[i + 1]))
       ends.push_back(told[i]);
-  EXPECT_EQ(tokens, (std::vector<std::tuple<std::string, double, std::string>>{
-                        {"tokens", first / (first + second), "nl-first"}, {"tokens", 1.0, "nl-second"}}));
+  const double after_first = first / (first + second);
+  EXPECT_EQ(tokens, (std::vector<std::tuple<std::string, double, std::string>>{{"tokens", 0.0, "nl-first"},
+                                                                               {"tokens", after_first, "nl-first"},
+                                                                               {"tokens", after_first, "nl-second"},
+                                                                               {"tokens", 1.0, "nl-second"}}));
   ASSERT_EQ(ends.size(), 2u);
   EXPECT_EQ(std::get<2>(ends[0]), "first");
   EXPECT_DOUBLE_EQ(std::get<1>(ends[0]), of_first / of_all);

@@ -129,6 +129,7 @@ Manifest make_split(const std::string& split, const std::vector<const TextRecord
       continue;
     }
     if (progress) progress("tokenising " + text->name);
+    at.tell(0, text->name);
     remove_file(folder / "manifest.json");  // otherwise it would lie beside shards that it does not describe
     changed = true;
     manifest.shards.push_back(make_shard(*text, options.output / "text" / split / text->file.path, folder, tokenizer,
