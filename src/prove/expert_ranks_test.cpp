@@ -15,17 +15,10 @@ namespace {
 
 using namespace suite;
 
-arch::Architecture apart() {
-  auto a = mixtral();
-  a.layers = 2;
-  a.experts->count = 8;
-  return a;
-}
-
 // The same model with a dense layer, shared experts, sigmoid scores, biases of routers and one table at both ends. Each
 // token chooses 3 of 6 experts.
 arch::Architecture apart_and_shared() {
-  auto a = apart();
+  auto a = eight_experts();
   a.layers = 4, a.tied = true, a.ffn = 36;
   a.experts->count = 6, a.experts->per_token = 3, a.experts->dense_layers = 1, a.experts->shared = 2;
   a.experts->scores = arch::RouterScores::kSigmoid, a.experts->z_loss = 0.0, a.experts->bias_rate = 0.001;
@@ -36,7 +29,7 @@ arch::Architecture apart_and_shared() {
 class ExpertRanks : public ::testing::TestWithParam<Layout> {
  protected:
   static std::vector<arch::Architecture> models() {
-    std::vector<arch::Architecture> models{apart()};
+    std::vector<arch::Architecture> models{eight_experts()};
     if (GetParam().experts <= 3) models.push_back(apart_and_shared());
     if (GetParam().experts == 3) models.erase(models.begin());
     return models;
@@ -118,7 +111,7 @@ struct ExpertMutant {
 
 // The mutants leave out an op of expert ranks, run it twice, or give it other ranks, another layer or another value.
 TEST(ExpertMutants, AreRefused) {
-  const auto stages = proved_stages(apart(), setting_of(experts(2, {2, 1, false, 2}), DType::kF64));
+  const auto stages = proved_stages(eight_experts(), setting_of(experts(2, {2, 1, false, 2}), DType::kF64));
   const program::Program& p = stages.front();
   const std::string text = program::print(p);
   program::Program same = p;
@@ -207,7 +200,8 @@ TEST(ExpertRanksOptimizers, UpdateTheSameModel) {
       one.optimizer = many.optimizer = optimizer;
       if (program::optimizer_refused(many)) continue;
       SCOPED_TRACE(optimizer);
-      expect_same_model(train_alone(program::build(apart(), one), 5), train_threads(proved_stages(apart(), many), 5));
+      expect_same_model(train_alone(program::build(eight_experts(), one), 5),
+                        train_threads(proved_stages(eight_experts(), many), 5));
       ++ran[optimizer];
     }
   // The host's stream does not compute Muon's products, so Muon is refused in the offloaded layout.
@@ -217,7 +211,7 @@ TEST(ExpertRanksOptimizers, UpdateTheSameModel) {
 // The biases send all choices to the first experts, which are all on the first rank. That rank gets as many rows as it
 // has room for, and the other rank gets none.
 TEST(ExpertRanksLoad, OneRankMayGetAllRowsAndAnotherNone) {
-  auto a = apart();
+  auto a = eight_experts();
   a.experts->bias_rate = 1e-6;
   const auto trained = [&](const Layout& l, std::int64_t tiles = 1) {
     auto setting = setting_of(l, DType::kF64);
@@ -278,9 +272,10 @@ TEST(ExpertRanksMessages, In16BitsAreNearThoseIn32) {
        {experts(2, {2, 0, false, 1}), experts(2, {2, 2, false, 1}), experts(2, in_copies(2, true, {1, 3, false, 1}))}) {
     auto s = setting_of(l, DType::kF32);
     s.reduce = DType::kBF16;
-    const auto stages = proved_stages(apart(), s);
+    const auto stages = proved_stages(eight_experts(), s);
     const Outcome narrow = train_threads(stages, 1);
-    const Difference d = difference(train_alone(program::build(apart(), reference_setting(DType::kF32)), 1), narrow);
+    const Difference d =
+        difference(train_alone(program::build(eight_experts(), reference_setting(DType::kF32)), 1), narrow);
     EXPECT_GT(d.gradients, 0.0);
     // There are at most two reductions. Each rounds its terms and its sum to 2^-9, and the terms may be twice as large
     // as their sum.
@@ -290,8 +285,8 @@ TEST(ExpertRanksMessages, In16BitsAreNearThoseIn32) {
 
 // A difference in the experts of a rank other than the first is named.
 TEST(ExpertRanksDifference, NamesTheExpertOfAnotherRank) {
-  const auto stages = proved_stages(apart(), setting_of(experts(2), DType::kF64));
-  const Outcome& one = train_alone(program::build(apart(), reference_setting(DType::kF64)), 1);
+  const auto stages = proved_stages(eight_experts(), setting_of(experts(2), DType::kF64));
+  const Outcome& one = train_alone(program::build(eight_experts(), reference_setting(DType::kF64)), 1);
   Outcome many = train_threads(stages, 1);
   const Bounds bounds{1e-9, 1e-9, 1e-9, 1e-9};
   EXPECT_EQ(first_difference(stages, one, many, bounds), "nothing in its first step");
@@ -310,16 +305,16 @@ TEST(ExpertRanksSetting, WhatCannotBeSharedIsRefused) {
       return error.what();
     }
   };
-  EXPECT_EQ(refused(apart(), experts(3)), "parallel.expert: 3 ranks cannot share 8 experts evenly");
+  EXPECT_EQ(refused(eight_experts(), experts(3)), "parallel.expert: 3 ranks cannot share 8 experts evenly");
   EXPECT_EQ(refused(llama(false), experts(2)), "parallel.expert: 2 ranks have no experts to share");
-  EXPECT_EQ(refused(apart(), experts(0)), "parallel.expert: must be at least 1, is 0");
-  EXPECT_EQ(refused(apart(), experts(2, {2, 3, false, 1}).units(2)),
+  EXPECT_EQ(refused(eight_experts(), experts(0)), "parallel.expert: must be at least 1, is 0");
+  EXPECT_EQ(refused(eight_experts(), experts(2, {2, 3, false, 1}).units(2)),
             "parallel.unit_layers: with expert ranks, the experts of each layer stand between the uses of a unit of 2 "
             "layers, which would be gathered again for each of them; set 1, or keep parameters whole (parallel.zero = "
             "2)");
   Layout many = experts(2);
   many.micro = std::int64_t{1} << 26;
-  EXPECT_EQ(refused(apart(), many),
+  EXPECT_EQ(refused(eight_experts(), many),
             "parallel.expert: the experts of a rank may get 6442450944 rows, and row numbers end at 2147483647");
 }
 

@@ -12,16 +12,8 @@ namespace {
 
 using namespace suite;
 
-// Two expert ranks have four experts each; three tiles have two, one and one of them.
-arch::Architecture eight() {
-  auto a = mixtral();
-  a.layers = 2;
-  a.experts->count = 8;
-  return a;
-}
-
 arch::Architecture shared_and_limited() {
-  auto a = eight();
+  auto a = eight_experts();
   a.experts->shared = 2, a.experts->capacity = 0.75;
   return a;
 }
@@ -53,7 +45,7 @@ void expect_equal_bits(const Outcome& one, const Outcome& other) {
 class ExpertTiles : public ::testing::TestWithParam<Layout> {};
 
 TEST_P(ExpertTiles, GiveTheBitsOfNone) {
-  for (const auto& a : {eight(), shared_and_limited()}) {
+  for (const auto& a : {eight_experts(), shared_and_limited()}) {
     if (a.drops_tokens() && GetParam().context > 1) continue;
     for (const DType compute : {DType::kF32, DType::kBF16}) {
       const Outcome whole = train_threads(proved_stages(a, in_tiles(GetParam(), 1, compute)), 3);
@@ -68,22 +60,22 @@ TEST_P(ExpertTiles, GiveTheBitsOfNone) {
 }
 
 TEST_P(ExpertTiles, TheDeadAreDead) {
-  expect_dead_buffers_unread(proved_stages(eight(), in_tiles(GetParam(), 3, DType::kF32)));
+  expect_dead_buffers_unread(proved_stages(eight_experts(), in_tiles(GetParam(), 3, DType::kF32)));
 }
 
 TEST_P(ExpertTiles, AnEvaluationIsSound) {
   auto s = in_tiles(GetParam(), 3, DType::kF32);
   s.purpose = program::Purpose::kEvaluate;
   s.offload = {};
-  const auto stages = proved_stages(eight(), s);
+  const auto stages = proved_stages(eight_experts(), s);
   // All layers use the same buffers in turn, as without tiles.
   s.expert_tiles = 1;
-  EXPECT_EQ(stages.front().buffers, proved_stages(eight(), s).front().buffers);
+  EXPECT_EQ(stages.front().buffers, proved_stages(eight_experts(), s).front().buffers);
 }
 
 // The ops say all that the verifier needs.
 TEST_P(ExpertTiles, AreSoundWithoutTheSetting) {
-  auto stages = proved_stages(eight(), in_tiles(GetParam(), 2, DType::kF32));
+  auto stages = proved_stages(eight_experts(), in_tiles(GetParam(), 2, DType::kF32));
   for (const program::Program& p : stages) EXPECT_TRUE(program::verify(program::without_setting(p)).empty());
 }
 
@@ -99,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(
 // The number of bytes that ranks send does not depend on the number of tiles; the number of messages does.
 TEST(ExpertTilesTraffic, IsThatOfNone) {
   const auto calls = [](std::int64_t tiles) {
-    const auto stages = proved_stages(eight(), in_tiles(experts(2), tiles, DType::kF32));
+    const auto stages = proved_stages(eight_experts(), in_tiles(experts(2), tiles, DType::kF32));
     comm::Traffic of_rank;
     on_ranks(2, [&](comm::Communicator& world) {
       const Outcome out = train_rank(stages.front(), world, 1);
@@ -121,7 +113,7 @@ TEST(ExpertTilesCosts, AddUp) {
     std::int64_t moved = 0, products = 0;  // of the products of experts: bytes, and how many ops there are
   };
   const auto sums_of = [](std::int64_t tiles) {
-    const auto p = program::build(eight(), in_tiles(experts(2, {1, 3, false, 1}), tiles, DType::kF32));
+    const auto p = program::build(eight_experts(), in_tiles(experts(2, {1, 3, false, 1}), tiles, DType::kF32));
     Sums s;
     for (const program::Body& body : p.bodies)
       for (const program::Step& step : body.steps) {
@@ -185,7 +177,7 @@ program::Program mutated(const program::Program& p, const TileMutant& m) {
 }
 
 TEST(ExpertTilesMutants, AreRefused) {
-  const auto stages = proved_stages(eight(), in_tiles(experts(2, {1, 2, false, 2}), 3, DType::kF64));
+  const auto stages = proved_stages(eight_experts(), in_tiles(experts(2, {1, 2, false, 2}), 3, DType::kF64));
   const program::Program& sound = stages.front();
   ASSERT_TRUE(program::verify(ordered_again(sound)).empty());
   const std::vector<TileMutant> mutants{
@@ -221,7 +213,7 @@ TEST(ExpertTilesMutants, AreRefused) {
 
 // The types find a missing tile by themselves.
 TEST(ExpertTilesMutants, TypesMissATile) {
-  const program::Program p = program::build(eight(), in_tiles(experts(2, {1, 2, false, 3}), 3, DType::kF64));
+  const program::Program p = program::build(eight_experts(), in_tiles(experts(2, {1, 2, false, 3}), 3, DType::kF64));
   ASSERT_TRUE(program::type_errors(p).empty());
   for (const char* where : {"backward part=expert_up layer=0 chunk=1", "forward part=expert_up layer=1 chunk=2",
                             "all_to_all axis=ep moves=expert_out layer=0 chunk=0"})
@@ -230,7 +222,7 @@ TEST(ExpertTilesMutants, TypesMissATile) {
 
 // A tile of one layer may lie where another tile of another layer lay, so what that tile held is lost.
 TEST(ExpertTilesMutants, ATileOfAnotherLayerMayOverwriteTheOthers) {
-  const auto stages = proved_stages(eight(), in_tiles(experts(2, {1, 0, false, 3}), 2, DType::kF64));
+  const auto stages = proved_stages(eight_experts(), in_tiles(experts(2, {1, 0, false, 3}), 2, DType::kF64));
   program::Program p = stages.front();
   const int shared = p.buffer("expert_up.0");
   // The first tile of layer 1 is made in the buffer of layer 0, whose second tile is still to be read.
@@ -250,7 +242,7 @@ TEST(ExpertTilesMutants, ATileOfAnotherLayerMayOverwriteTheOthers) {
 
 // Each edge between two streams is needed: without it, an op could read or overwrite rows too early.
 TEST(ExpertTilesMutants, EachEdgeIsNeeded) {
-  const auto p = program::build(eight(), in_tiles(experts(2, {1, 0, false, 3}), 3, DType::kF64));
+  const auto p = program::build(eight_experts(), in_tiles(experts(2, {1, 0, false, 3}), 3, DType::kF64));
   int edges = 0;
   for (std::size_t b = 0; b < p.bodies.size(); ++b)
     for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
@@ -277,13 +269,13 @@ TEST(ExpertTilesSetting, WhatCannotBeCutIsRefused) {
       return error.what();
     }
   };
-  EXPECT_EQ(refused(eight(), experts(2), 4), "");
-  EXPECT_EQ(refused(eight(), experts(2), 5),
+  EXPECT_EQ(refused(eight_experts(), experts(2), 4), "");
+  EXPECT_EQ(refused(eight_experts(), experts(2), 5),
             "parallel.expert_tiles: the 4 experts that a rank has of each layer cannot be cut into 5 tiles");
-  EXPECT_EQ(refused(eight(), experts(1), 2),
+  EXPECT_EQ(refused(eight_experts(), experts(1), 2),
             "parallel.expert_tiles: no expert ranks exchange rows in 2 tiles; set parallel.expert above 1");
-  EXPECT_EQ(refused(eight(), experts(2), 0), "parallel.expert_tiles: 1 to 64 tiles, not 0");
-  EXPECT_EQ(refused(eight(), experts(2), 65), "parallel.expert_tiles: 1 to 64 tiles, not 65");
+  EXPECT_EQ(refused(eight_experts(), experts(2), 0), "parallel.expert_tiles: 1 to 64 tiles, not 0");
+  EXPECT_EQ(refused(eight_experts(), experts(2), 65), "parallel.expert_tiles: 1 to 64 tiles, not 65");
 }
 
 // --- the gain
@@ -291,7 +283,7 @@ TEST(ExpertTilesSetting, WhatCannotBeCutIsRefused) {
 constexpr double kGemms = 24e-3;  // seconds of the GEMMs of all experts; an exchange of all rows takes a third of that
 
 program::Overlap hidden_in_tiles(std::int64_t tiles) {
-  auto a = eight();
+  auto a = eight_experts();
   a.layers = 4;
   const auto p = program::build(a, in_tiles(experts(2, {1, 0, false, 6}), tiles, DType::kF64));
   return hidden_of(p, program::Axis::kEp, [&](const program::Step& step) {

@@ -62,6 +62,13 @@ inline arch::Architecture mixtral() {
   return a;
 }
 
+// The same with 8 experts in both layers, which 2 or 4 expert ranks share evenly.
+inline arch::Architecture eight_experts() {
+  auto a = mixtral();
+  a.experts->count = 8;
+  return a;
+}
+
 inline arch::Architecture gpt() {
   auto a = arch::preset("gpt2");
   a.name = "test";

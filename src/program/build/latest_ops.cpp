@@ -8,10 +8,11 @@ namespace molen::program {
 
 Places::Places(const Program& p) : p_(p), slots_(p), tiles_(p.buffers.size(), 1) {
   std::size_t most = 1;
-  for (const Body& body : p.bodies)
-    for (const Step& step : body.steps)
-      for (const Use& use : step.operands)
-        most = std::max(most, static_cast<std::size_t>(tile_of(p, step, use).number + 1));
+  if (std::ranges::any_of(p.buffers, [](const Buffer& b) { return in_expert_order(b.role); }))
+    for (const Body& body : p.bodies)
+      for (const Step& step : body.steps)
+        for (const Use& use : step.operands)
+          most = std::max(most, static_cast<std::size_t>(tile_of(p, step, use).number + 1));
   for (std::size_t b = 0; b < p.buffers.size(); ++b) {
     if (in_expert_order(p.buffers[b].role)) tiles_[b] = most;
     first_.push_back(count_);
