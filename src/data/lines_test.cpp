@@ -130,6 +130,8 @@ TEST(Lines, PipesAndDevicesAreNotWaitedFor) {
   const GoldenMessages golden;
   const TestFolder folder;
   ASSERT_EQ(::mkfifo((folder.path() / "fifo").c_str(), 0600), 0);
+  ASSERT_NE(bounded("a pipe as text", [&] { LineReader(folder.path() / "fifo"); }), "");
+  ASSERT_NE(bounded("/dev/zero as text", [&] { read_text_file("/dev/zero"); }), "");
   EXPECT_NE(lines_refusal([&] { LineReader(folder.path() / "fifo"); }).find("not a regular file"), std::string::npos);
   EXPECT_NE(lines_refusal([&] { read_text_file("/dev/zero"); }).find("not a regular file"), std::string::npos);
 }

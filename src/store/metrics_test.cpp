@@ -155,6 +155,24 @@ TEST_F(Metrics, LastAttemptCountsAndTornLinesAreSkipped) {
   EXPECT_EQ(file.steps[2].loss, 23.0);
 }
 
+// After a power cut some file systems leave zeros where the last lines were to be.
+TEST_F(Metrics, ZerosAfterTheLastLineAreATornLine) {
+  const std::string zeros(5000, '\0');
+  for (const std::string& tail :
+       {zeros, to_line(at(3, 1, 13.0)) + zeros, to_line(at(3, 1, 13.0)).substr(0, 20) + zeros}) {
+    std::ofstream(path_, std::ios::trunc) << to_line(at(1, 1, 11.0)) << "\n" << to_line(at(2, 1, 12.0)) << "\n" << tail;
+    EXPECT_EQ(read_metrics(path_).torn_lines, 1);
+    ASSERT_EQ(read_metrics(path_).steps.size(), 2u);
+    LineWriter w(path_);
+    EXPECT_TRUE(w.mended());
+    w.append(to_line(at(3, 2, 23.0)));
+    const MetricsFile file = read_metrics(path_);
+    EXPECT_EQ(file.torn_lines, 1);
+    ASSERT_EQ(file.steps.size(), 3u);
+    EXPECT_EQ(file.steps[2].loss, 23.0);
+  }
+}
+
 TEST_F(Metrics, NamesTheLineThatIsWrong) {
   std::ofstream(path_) << to_line(at(1, 1, 1.0)) << "\n{\"step\":\"x\"}\n";
   try {
