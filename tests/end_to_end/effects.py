@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -105,13 +106,33 @@ class Case:
 
     def molen(self, *args, code=0, stdin=None, launcher=(), env=None):
         """`args`: words; a dictionary among them is `--set key=value` for each. Exit code 2 or 1 gives the error."""
+        words = self.words_of(args)
+        r = subprocess.run([*launcher, MOLEN, *words], cwd=work, env={**ENV, **(env or {})}, input=stdin, capture_output=True, text=True, timeout=240)
+        assert r.returncode == code, f"molen {' '.join(words)}: exit {r.returncode}, expected {code}\n{r.stdout[-3000:]}\n{r.stderr[-3000:]}"
+        return r
+
+    def words_of(self, args):
         words = []
         for a in args:
             words += [x for k, v in a.items() for x in ("--set", f"{k}={toml(v)}")] if isinstance(a, dict) else [str(a)]
         self.note(words)
-        r = subprocess.run([*launcher, MOLEN, *words], cwd=work, env={**ENV, **(env or {})}, input=stdin, capture_output=True, text=True, timeout=240)
-        assert r.returncode == code, f"molen {' '.join(words)}: exit {r.returncode}, expected {code}\n{r.stdout[-3000:]}\n{r.stderr[-3000:]}"
-        return r
+        return words
+
+    def terminal(self, *args):
+        """The lines that a terminal of 100 columns gets; a line that is rewritten is one each time."""
+        command = f"stty cols 100; {shlex.join([MOLEN, *self.words_of(args)])}"
+        done = subprocess.run(["script", "-qec", command, "/dev/null"], cwd=work, env={**ENV, "TERM": "dumb"}, stdin=subprocess.DEVNULL, capture_output=True, timeout=300)
+        assert done.returncode == 0, done.stdout
+        return done.stdout.decode().replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+    def progress(self, stage, *args):
+        """Shares in percent that the command's rewritten line says of `stage`, as `molen verify layouts`."""
+        lines = [x for x in self.terminal(*args) if x.startswith(f"{stage} [")]
+        whole = [re.match(rf"{stage} \[[#-]+\] (\d+)%(?: \| [^|]+)?(?: \| eta [\d:]+)?$", x.rstrip()) for x in lines]
+        assert all(whole) and max(map(len, lines)) <= 100, lines
+        shares = [int(m[1]) for m in whole]
+        assert shares == sorted(shares) and len(set(shares)) > 1, lines
+        return shares
 
     def note(self, words):
         verb = []

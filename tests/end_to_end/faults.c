@@ -1,6 +1,7 @@
 /* Loaded into molen by LD_PRELOAD, for tests: the process ends within a move, or stands still within a save.
    DIE_AT_MOVE=N: ends at its (N+1)th rename to a name with ".abandoned-" or ".damaged-" in it.
    COUNT_OPENS=FILE: gets a line with the path of each state.json and index.json that is opened for reading.
+   COUNT_READS=FILE: gets a line "RANK PATH BYTES" for each read of a file of a shard (.bin, .idx); RANK as mpirun numbers it.
    LOG_SYNCS=FILE: gets a line "sync PATH" for each fsync, and "rename PATH" with the new name of each rename.
    HOLD_SAVE=FILE: the first fsync within a checkpoint that is not finished makes FILE, and waits until it is gone. */
 #define _GNU_SOURCE
@@ -55,6 +56,20 @@ int open64(const char* path, int flags, ...) {
   int mode = mode_of(flags, rest);
   va_end(rest);
   return counted("open64", path, flags, mode);
+}
+
+ssize_t pread(int fd, void* to, size_t size, off_t offset) {
+  const char* file = getenv("COUNT_READS");
+  const char* rank = getenv("OMPI_COMM_WORLD_RANK");
+  char link[64], path[4096] = "";
+  snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+  ssize_t got = ((ssize_t (*)(int, void*, size_t, off_t))dlsym(RTLD_NEXT, "pread"))(fd, to, size, offset);
+  if (file && readlink(link, path, sizeof path - 1) > 0 && (strstr(path, ".bin") || strstr(path, ".idx"))) {
+    int out = ((int (*)(const char*, int, int))dlsym(RTLD_NEXT, "open"))(file, O_CREAT | O_WRONLY | O_APPEND, 0644);
+    dprintf(out, "%s %s %zd\n", rank ? rank : "0", path, got);
+    close(out);
+  }
+  return got;
 }
 
 int fsync(int fd) {

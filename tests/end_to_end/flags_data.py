@@ -1,5 +1,6 @@
 """Rows of data and tokenizer."""
 import json
+import random
 import subprocess
 
 import numpy
@@ -93,6 +94,12 @@ def prepare(case):
     case.molen("data", "prepare", "some.jsonl", "--licence", "CC0-1.0", "--output", "text-only")
     equal("without a tokenizer text alone", sorted(p.name for p in (work / "text-only").iterdir()), [".prepare.lock", "text"])
     case.refused("data", "prepare", "some.jsonl", "--output", "nothing", says="licence")
+    rng = random.Random(1)
+    words = [f"molen{rng.random()}" for _ in range(2000)]
+    with open(work / "long.jsonl", "w") as f:
+        f.writelines(json.dumps({"text": " ".join(rng.choices(words, k=200))}) + "\n" for _ in range(12000))
+    for stage in ("text", "tokens"):
+        case.progress(f"prepare {stage}", "data", "prepare", "long.jsonl", "--licence", "CC0-1.0", "--language", "nl", "--tokenizer", "tok.json", "--output", f"shown-{stage}")
     made = [threads_made(case, "data", "prepare", "some.jsonl", "--licence", "CC0-1.0", "--tokenizer", "tok.json", "--output", f"by{n}", "--threads", n)[0] for n in (1, 2, 4)]
     equal("--threads", (made[0] < made[1], (work / "by1/train").is_dir(), sample_order.tokens_of(work / "by1/train").tolist()), (True, True, sample_order.tokens_of(work / "by4/train").tolist()))
 

@@ -134,6 +134,8 @@ def verify(case):
     text = case.molen("verify", "tiny.toml", small, "--ranks", 2, "--layouts", "given", "--steps", 1).stdout
     assert re.search(r"^2 layouts, 2 of them the same model", text, re.M) or "the same model" in text, text
     case.refused("verify", "tiny.toml", "--precision", "bf16", says="--precision")
+    for words in (["--ranks", 2, "--steps", 1, "--precision", "fp64"], ["--ranks", 4, "--static"]):
+        equal(f"{words}: the first share", case.progress("verify layouts", "verify", "tiny.toml", small, *words)[0], 0)
 
 
 @row("model list --format", "model show --format", "model show --sequence", "model show --mfu")
@@ -171,6 +173,7 @@ def calibrate(case):
     (work / "doubled.json").write_text(json.dumps(doubled))
     close("twice the pace", json.loads(case.molen("simulate", "tiny.toml", sets, "--cluster", "doubled.json", "--format", "json").stdout)["step_s"], 2 * said["step_s"])
     case.refused("calibrate", "--widest", 100, says=["--widest", "128"])
+    case.progress("calibrate fp32", "calibrate", "--widest", 128, "--output", "shown.json", "--compute", "fp32", "--threads", 1, "--rounds", 1)
     # Under the conditions of a configuration, or of a preset with others over it, and no wider than its model.
     (work / "own.toml").write_text('extends = "tiny.toml"\n[precision]\ncompute = "fp32"\n')
     preset = {"model.hidden": 128, "model.head_dim": 32, "math.threads": 1, "data.sequence_length": 16, **FP32}

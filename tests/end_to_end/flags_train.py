@@ -1,12 +1,11 @@
 """Rows of train, bench, report, runs, energy, doctor and config."""
 import json
 import re
-import subprocess
 import time
 
 import torch_model
 from effects import all_close, close, equal, lines_of, row
-from harness import ENV, MOLEN, run, work
+from harness import run, work
 
 LLAMA = {"model.vocabulary": 320, "math.threads": 1, "data.sequence_length": 16, "data.train": [{"path": "data/train"}], "batch.global": 2, "train.until": "1 steps", "schedule.warmup": "1 steps", "precision.compute": "fp64", "energy.meters": ["none"]}
 
@@ -253,11 +252,8 @@ def measured_anew(case):
 def on_a_terminal(case):
     """One line that is rewritten, within 100 columns; full lines of the first and the last step, with --verbose of every one."""
     seen = {}
-    for name, words in (("live", ""), ("verbose", " --verbose")):
-        words = f"stty cols 100; {MOLEN} train tiny.toml --set run.name=terminal-{name}{words}"
-        done = subprocess.run(["script", "-qec", words, "/dev/null"], cwd=work, env={**ENV, "TERM": "dumb"}, stdin=subprocess.DEVNULL, capture_output=True, timeout=300)
-        assert done.returncode == 0, done.stdout
-        seen[name] = done.stdout.decode().replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    for name, words in (("live", []), ("verbose", ["--verbose"])):
+        seen[name] = case.terminal("train", "tiny.toml", {"run.name": f"terminal-{name}"}, *words)
         assert max(map(len, seen[name])) <= 100, seen[name]
         assert [x.split("]")[1].split(" ")[1] for x in seen[name] if x.startswith("[")][-1] == "4/4", seen[name]
     full = {name: sorted({x.split(" ")[1] for x in lines if x.startswith("step ")}) for name, lines in seen.items()}

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 
-from harness import ENV, MOLEN, finish, mpirun, ok, run, shards, work
+from harness import ENV, MOLEN, finish, mpirun, ok, run, shards, started, work
 
 if not mpirun(2):
     finish("flight")
@@ -36,7 +36,7 @@ def steps(name):
 
 def start(name, ranks, *sets):
     words = [*mpirun(ranks), MOLEN, *LONG, "--set", f"run.name={name}", *(x for s in sets for x in ("--set", s))]
-    job = subprocess.Popen(words, cwd=work, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    job = started(words, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     until("five steps", lambda: steps(name) >= 5 or job.poll() is not None)
     assert job.poll() is None, job.communicate()
     live = flight(name)

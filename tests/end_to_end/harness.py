@@ -2,6 +2,7 @@
 
 usage of each test: TEST.py MOLEN   (needs no network)
 """
+import atexit
 import functools
 import json
 import os
@@ -55,6 +56,22 @@ def run(*args, code=0, stdin=None, launcher=()):
     r = subprocess.run([*launcher, MOLEN, *map(str, args)], cwd=work, env=ENV, input=stdin, capture_output=True, text=True, timeout=300)
     assert r.returncode == code, f"molen {' '.join(map(str, args))}: exit {r.returncode}, expected {code}\n{r.stdout}\n{r.stderr}"
     return r
+
+
+def started(words, **more):
+    """A program that goes on beside the test, in the test's directory, and ends with it where a check has failed."""
+    job = subprocess.Popen([str(w) for w in words], cwd=work, text=True, **more)
+
+    def end():
+        if job.poll() is None:
+            job.terminate()  # mpirun then ends its ranks
+            try:
+                job.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                job.kill()
+
+    atexit.register(end)
+    return job
 
 
 def ok(name, condition, detail=""):

@@ -112,15 +112,38 @@ for words, left in ((["--resume", "never"], ["04", "04.abandoned-2", "08.abandon
         assert [h["settled"] for h in identity(name)["histories"]] == [True, True], identity(name)
     ok(f"{words}: killed at each of {call} moves", call == (7 if words[1] == "never" else 5), call)
 
-# --- how often a checkpoint is read ------------------------------------------------------------------------------------------------------------
+# --- how often a checkpoint is read, and the shards ----------------------------------------------------------------------------------------------
+# Name, processes, words, launcher.
+worlds = [("one rank", 1, ["--ranks", 1], ()), ("three ranks of a process", 1, ["--ranks", 3], ())]
+if mpirun(2):
+    worlds.append(("two processes", 2, [], mpirun(2)))
 for words, opened in ((["--resume", 8], [8]), ([], [12])):
-    for ranks in (1, 3):
-        name = f"read-{len(words)}-{ranks}"
+    for world, processes, ranks, launcher in worlds:
+        name = f"read-{opened[0]}-{world.replace(' ', '-')}"
         copy("all", name)
         log = work / f"{name}.txt"
-        train(name, *words, "--ranks", ranks, sets=("checkpoint.keep=0", 'train.stop_after="9 steps"'), env={"LD_PRELOAD": str(FAULTS), "COUNT_OPENS": str(log)})
-        wanted = sorted(f"runs/{name}/checkpoints/step-{s:09}/{f}.json" for s in opened for f in ("state", "index"))
-        ok(f"{ranks} ranks of a process, {words}: state and index are read once", sorted(log.read_text().split()) == wanted, log.read_text())
+        train(name, *words, *ranks, sets=("checkpoint.keep=0", 'train.stop_after="9 steps"'), launcher=launcher, env={"LD_PRELOAD": str(FAULTS), "COUNT_OPENS": str(log)})
+        wanted = sorted(f"runs/{name}/checkpoints/step-{s:09}/{f}.json" for s in opened for f in ("state", "index")) * processes
+        ok(f"{world}, {words}: each process reads state and index once", sorted(log.read_text().split()) == sorted(wanted), log.read_text())
+
+files = [p.resolve() for folder in ("data/train", "held/heldout") for p in (work / folder).iterdir() if p.suffix in (".bin", ".idx")]
+by_one_rank = None
+for world, _, ranks, launcher in worlds:
+    log = work / f"shards-{world.replace(' ', '-')}.txt"
+    # Where the cache cannot be written, nothing that rank 0 has verified is remembered; the other ranks rely on it all the same.
+    for start, cache in (("first", log.with_suffix("")), ("second", log.with_suffix("")), ("forgetful", "/proc/nowhere")):
+        log.write_text("")
+        train("shards-read", "--dry-run", *ranks, launcher=launcher, env={"LD_PRELOAD": str(FAULTS), "COUNT_READS": str(log), "XDG_CACHE_HOME": str(cache)})
+        read = {}
+        for rank, path, got in (line.split() for line in log.read_text().splitlines()):
+            read[int(rank), pathlib.Path(path)] = read.get((int(rank), pathlib.Path(path)), 0) + int(got)
+        if start == "second":
+            ok(f"{world}: a second start reads no shard", not read, read)
+            continue
+        # An index is parsed and hashed. Of tokens, 16 samples of at most 4,096 are read besides, of 2 bytes each.
+        least = {(0, p): p.stat().st_size + (p.stat().st_size if p.suffix == ".idx" else 16 * min(8192, p.stat().st_size)) for p in files}
+        by_one_rank = by_one_rank or read
+        ok(f"{world}, {start} start: rank 0 hashes all shards, and no other rank reads any", read == by_one_rank and set(read) == set(least) and all(read[k] >= least[k] for k in least), (read, least))
 
 # --- damaged state, and damaged data -------------------------------------------------------------------------------------------------------------
 worlds = [("1", [], ()), ("2", ["--ranks", 2, "--set", "parallel.zero=1"], ())]

@@ -9,7 +9,7 @@ import subprocess
 import time
 
 from effects import all_close, close, equal, row
-from harness import ENV, MOLEN, work
+from harness import ENV, MOLEN, started, work
 
 HELD = {"data.validation": [{"path": "held/heldout"}]}
 FP32 = {"precision.compute": "fp32"}
@@ -85,7 +85,7 @@ def running(case, name, *sets, launcher=()):
     """A training of steps without end, once five of them are done."""
     sets = [x for s in ({"run.name": name, "train.until": "100000000 steps"}, *sets) for k, v in s.items() for x in ("--set", f"{k}={json.dumps(v)}")]
     case.note(["train", "tiny.toml", *sets])
-    job = subprocess.Popen([*launcher, MOLEN, "train", "tiny.toml", *sets], cwd=work, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    job = started([*launcher, MOLEN, "train", "tiny.toml", *sets], env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
     path, end = work / f"runs/{name}/metrics.jsonl", time.monotonic() + 60
     while not path.exists() or path.read_bytes().count(b"\n") < 5:
         assert time.monotonic() < end and job.poll() is None, job.communicate()

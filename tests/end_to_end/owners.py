@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 
-from harness import ENV, MOLEN, finish, metrics, mpirun, ok, run, shards, work
+from harness import ENV, MOLEN, finish, metrics, mpirun, ok, run, shards, started, work
 
 shards()
 (work / "long.toml").write_text('extends = "base.toml"\n[train]\nuntil = "100000000 steps"\nvalidate_every = "1000000 steps"\n[checkpoint]\nevery = "1000000 steps"\n[energy]\nmeters = ["none"]\n')
@@ -24,7 +24,7 @@ subprocess.run(["cc", "-shared", "-fPIC", "-o", FAULTS, pathlib.Path(__file__).w
 def start(name, *sets, words=(), env=None, ready=5, **more):
     """A training without end, once it has recorded so many steps."""
     words = ["train", "long.toml", *words, *(x for s in ((f"run.name={name}",) if name else ()) + sets for x in ("--set", s))]
-    job = subprocess.Popen([MOLEN, *words], cwd=work, env=ENV | (env or {}), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **more)
+    job = started([MOLEN, *words], env=ENV | (env or {}), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **more)
     wait(lambda: lines(name) >= ready, job)
     return job
 
@@ -135,7 +135,7 @@ ok("a late owner saves nothing", "has taken over" in err and "nothing more is wr
 # --- names ---------------------------------------------------------------------------------------------------------------------------------
 def unnamed(env=None, steps=2):
     words = ["train", "long.toml", "--set", f'train.stop_after="{steps} steps"', "--set", "run.dir=unnamed"]
-    return subprocess.Popen([MOLEN, *words], cwd=work, env=ENV | (env or {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return started([MOLEN, *words], env=ENV | (env or {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 jobs = [unnamed() for _ in range(5)]
@@ -216,7 +216,7 @@ def ignore_limit():
 
 
 words = ["train", "long.toml", "--set", "run.name=records", "--verbose"]
-job = subprocess.Popen([MOLEN, *words], cwd=work, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=ignore_limit)
+job = started([MOLEN, *words], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=ignore_limit)
 said = []
 reader = threading.Thread(target=lambda: said.extend(job.stdout))
 reader.start()
@@ -241,7 +241,7 @@ ok("metrics.prom is of the last step", f"molen_step{{run=\"records\"}} {recorded
 # What stands in the way of a file that others read: said once, tried again with each step.
 (work / "runs/blocked/metrics.prom").mkdir(parents=True)
 (work / "runs/blocked/trace.json").mkdir()
-job = subprocess.Popen([MOLEN, *words[:2], "--set", "run.name=blocked", "--set", "train.trace_steps=[2, 3]"], cwd=work, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+job = started([MOLEN, *words[:2], "--set", "run.name=blocked", "--set", "train.trace_steps=[2, 3]"], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 said = []
 reader = threading.Thread(target=lambda: said.extend(job.stdout))
 reader.start()

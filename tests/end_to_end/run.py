@@ -14,7 +14,7 @@ import signal
 import subprocess
 
 import harness
-from harness import ENV, MOLEN, finish, metrics, mpirun, ok, refused, shards, skip, work
+from harness import ENV, MOLEN, finish, metrics, mpirun, ok, refused, shards, skip, started, work
 
 
 def run(*args, **settings):
@@ -166,7 +166,7 @@ if MPI:
     # Of one rank alone, while the other waits for it: the rank says it itself after a while, and the job ends.
     (work / "second.sh").write_text('#!/bin/sh\n[ "$OMPI_COMM_WORLD_RANK" = 1 ] && set -- "$@" --set parallel.tensor=3\nexec "$@"\n')
     (work / "second.sh").chmod(0o755)
-    job = subprocess.Popen([*mpi, str(work / "second.sh"), MOLEN, "train", "run.toml", "--set", "run.name=second"], cwd=work, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    job = started([*mpi, str(work / "second.sh"), MOLEN, "train", "run.toml", "--set", "run.name=second"], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         _, err = job.communicate(timeout=60)
     except subprocess.TimeoutExpired:
@@ -229,7 +229,7 @@ if devices is not None:
     ENV["CUDA_VISIBLE_DEVICES"] = devices
 
 # --- signals -------------------------------------------------------------------------------------------------------------
-p = subprocess.Popen([MOLEN, "train", "run.toml", "--set", "run.name=term", "--set", 'train.until="100000 steps"'], cwd=work, env=ENV, stdout=subprocess.PIPE, text=True)
+p = started([MOLEN, "train", "run.toml", "--set", "run.name=term", "--set", 'train.until="100000 steps"'], env=ENV, stdout=subprocess.PIPE)
 while "step 3/" not in p.stdout.readline():
     pass
 p.send_signal(signal.SIGTERM)
@@ -241,7 +241,7 @@ ok("SIGTERM saves and exits 0", p.wait(timeout=60) == 0 and "saved" in rest and 
 if MPI:
     fast = [x for s in ("model.layers=1", "model.hidden=24", "model.ffn=16", "model.heads=2", "model.kv_heads=2", "batch.global=2", "batch.micro=1", "data.sequence_length=16", 'train.until="10000000 steps"', 'checkpoint.every="1000000 steps"') for x in ("--set", s)]
     for sent in (signal.SIGTERM, signal.SIGINT):
-        p = subprocess.Popen([*MPI, MOLEN, "train", "run.toml", "--set", f"run.name=mpi{sent.name}", *fast], cwd=work, env=ENV, stdout=subprocess.PIPE, text=True)
+        p = started([*MPI, MOLEN, "train", "run.toml", "--set", f"run.name=mpi{sent.name}", *fast], env=ENV, stdout=subprocess.PIPE)
         while "step 200/" not in p.stdout.readline():
             pass
         p.send_signal(sent)
@@ -249,7 +249,7 @@ if MPI:
         last = json.loads((work / f"runs/mpi{sent.name}/events.jsonl").read_text().splitlines()[-1])
         ok(f"{sent.name} to mpirun saves", last["event"] == "stop" and "signal" in last["reason"] and (work / f"runs/mpi{sent.name}/checkpoints/step-{last['step']:09d}/state.json").exists(), last)
 # A reader that goes away ends no run.
-p = subprocess.Popen([MOLEN, "train", "run.toml", "--set", "run.name=unread"], cwd=work, env=ENV, stdout=subprocess.PIPE, text=True)
+p = started([MOLEN, "train", "run.toml", "--set", "run.name=unread"], env=ENV, stdout=subprocess.PIPE)
 p.stdout.readline()
 p.stdout.close()
 ok("a closed pipe ends no run", p.wait(timeout=60) == 0 and len(metrics("unread")) == 24)
