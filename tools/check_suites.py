@@ -15,7 +15,8 @@ from xml.etree import ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RAN = re.compile(r"^(?:\[=+\] (?=\d+ tests? from .* ran\.)|Ran )(\d+) tests? ", re.M)
-CHECKS = re.compile(r"^.+: (\d+) checks passed", re.M)
+CHECKS = re.compile(r"^.+: (\d+) (?:checks passed|rows measure the effect)", re.M)
+OK = re.compile(r"^ok  ", re.M)  # of scripts that print no sum
 SKIP = re.compile(r"^(?:\[  SKIPPED \] (\S+) \(\d+ ms\)|SKIPPED (.+?):)", re.M)
 
 
@@ -27,7 +28,7 @@ def suites_of(log, junit):
         named = re.match(r"\d+/\d+ Testing: (\S+)\n", block)
         if not named:
             continue
-        counts = RAN.findall(block) or CHECKS.findall(block)
+        counts = RAN.findall(block) or CHECKS.findall(block) or [n for n in [len(OK.findall(block))] if n]
         found[named[1]] = {"tests": int(counts[-1]) if counts else None, "skips": [a or b for a, b in SKIP.findall(block)], "skipped": named[1] in skipped}
     return found
 

@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan optimised tidy verify static hang load mutate exhaustive predict bench)
+[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan optimised tidy verify static hang load mutate exhaustive bench) # bench runs predict too
 seconds=${FUZZ_SECONDS:-60}
 log=build/nightly
 findings=()
@@ -34,15 +34,16 @@ fuzz() {
   done
 }
 
-# ThreadSanitizer: first what has threads and no libtorch, then the executor and the tests of programs on ranks that tools/tsan_rank_tests.txt names; all of
+# ThreadSanitizer: first what has threads and no libtorch, then the executor, the trainer and the tests of programs on ranks that tools/tsan_rank_tests.txt names; all of
 # them would take hours. tools/tsan_suppressions.txt holds what is said of libtorch, which is not built for it.
 tsan() {
   cmake --preset tsan >"$log/tsan-configure.txt" 2>&1
   cmake --build --preset tsan -j "$(nproc)" --target comm_test data_test energy_test store_test >"$log/tsan-build.txt" 2>&1
   for test in comm data energy store; do tsan_test tsan "$test" '*'; done
   cmake --preset tsan-torch >"$log/tsan-torch-configure.txt" 2>&1
-  cmake --build --preset tsan-torch -j "$(nproc)" --target exec_test launch_test prove_test >"$log/tsan-torch-build.txt" 2>&1
+  cmake --build --preset tsan-torch -j "$(nproc)" --target exec_test launch_test prove_test train_test >"$log/tsan-torch-build.txt" 2>&1
   tsan_test tsan-torch exec '*'
+  tsan_test tsan-torch train '-Waiting.*' # which bounds times
   for test in launch prove; do tsan_test tsan-torch "$test" "$(grep -v '^#' tools/tsan_rank_tests.txt | paste -sd:)"; done
 }
 
@@ -79,26 +80,15 @@ optimised() {
   fi
 }
 
-# Findings by check; .clang-tidy says which are looked for. A file that clang-tidy cannot read is a finding. clang-tidy reads the files that the compiler is
-# given. Such a file may include several sources, whose headers are then read once. Its path contains "UnifiedSource", because clang's analyzer follows what
-# such a file includes only then. src/math is left out: clang does not read GCC's vector extensions, in which its kernels are written. Nor does it read GCC's
-# omp.h, in whose place stand the functions that src uses.
+# clang-tidy, which reads again only what has changed since it found nothing.
 tidy() {
-  local files units source alone found
-  mapfile -t files < <(git ls-files 'src/*.cpp' | grep -v -e _test.cpp -e '^src/math/')
-  ln -sfn "$PWD/build/release" "$log/UnifiedSource"
-  tools/compile_database.py --units build/release | sed "s#$PWD/build/release/#$PWD/$log/UnifiedSource/#g" >"$log/compile_commands.json"
-  mapfile -t units < <(sed -nE 's/^ *"file": "(.*)",?$/\1/p' "$log/compile_commands.json" | grep -vF "$PWD/src/math/")
-  mkdir -p "$log/clang"
-  echo 'extern "C" { int omp_get_num_threads(); int omp_get_thread_num(); int omp_in_parallel(); void omp_set_num_threads(int); }' >"$log/clang/omp.h"
-  alone=$(tools/compile_database.py build/release)
-  for source in "${files[@]}"; do grep -qF "\"file\": \"$PWD/$source\"" <<<"$alone" || units+=("$PWD/$source"); done # not in this build
-  printf '%s\n' "${units[@]}" | xargs -d '\n' -P "$(nproc)" -n 1 bash -c \
-    'clang-tidy-16 -p "$0" --quiet --extra-arg="-idirafter$1" "$2" || echo "error: clang-tidy ended with status $? at $2 [not-read]"' "$log" "$PWD/$log/clang" >"$log/tidy.txt" 2>"$log/tidy-errors.txt"
-  # The analyzer follows calls into the headers of libraries too; only what it finds in this tree counts.
-  found=$(grep -E '(warning|error): .*\[[a-z.,A-Z0-9-]+\]$' "$log/tidy.txt" | grep -E "^($PWD/|error: )" | sort -u | sed -nE 's/.*(\[[a-z.,A-Z0-9-]+\])$/\1/p' | sort | uniq -c | sort -rn | awk '{print $2 " " $1}' | paste -sd';') || true
-  if [ -z "$found" ]; then record tidy "${#files[@]}" "tools/nightly.sh tidy"
-  else finding "clang-tidy: $found; see $log/tidy.txt"; fi
+  local said files read
+  if said=$(tools/tidy.py build/release 2>"$log/tidy-errors.txt"); then
+    read -r files read <<<"$said"
+    record tidy "$files" "tools/nightly.sh tidy" "$read files of the compiler were read now, the others before, unchanged; src/math is not read"
+  else
+    finding "clang-tidy: ${said:-see $log/tidy-errors.txt}; see $log/tidy.txt"
+  fi
 }
 
 # Layouts, runs, how many are the same model and the largest difference, of the last lines of `molen verify`: verdicts FILE...
@@ -221,11 +211,7 @@ exhaustive() {
 # These judge and record by themselves.
 predict() { python3 bench/predict.py build/molen --record >"$log/predict.txt" || finding "predictions: see $log/predict.txt"; }
 
-bench() {
-  .venv/bin/python bench/ratios.py build/molen --rounds 3 --record >"$log/ratios.txt" || finding "a step beside the best of PyTorch: see $log/ratios.txt"
-  .venv/bin/python bench/step.py build/molen --record >"$log/step.txt" || finding "the step beside PyTorch: see $log/step.txt"
-  .venv/bin/python bench/sharding.py build/molen --record >"$log/sharding.txt" || finding "sharding beside PyTorch: see $log/sharding.txt"
-}
+bench() { bench/run.sh >"$log/bench.txt" 2>&1 || finding "benchmarks: see $log/bench.txt"; }
 
 for part in "${parts[@]}"; do
   case $part in

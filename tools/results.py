@@ -71,6 +71,7 @@ def missed(name, value, make=None):
 
 def add(name, value, spread, command, note=None, rows=None):
     metric = metrics()[name]
+    value, spread = short(value), spread and [short(x) for x in spread]
     here, make = machine()
     record = dict(zip(FIELDS, (name, value, spread, metric["unit"], here, make, commit(), datetime.datetime.now(datetime.timezone.utc).date().isoformat(), command, note))) | ({"rows": rows} if rows else {})
     with RECORDS.open("a") as f:
@@ -86,6 +87,11 @@ def report(measured, command, record):
         for name, value, spread, *rows in measured:
             add(name, value, spread, command, rows=rows[0] if rows else None)
     return not wrong
+
+
+def short(value):
+    """Six significant digits of a measured figure; whole numbers as they are."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def number(value):

@@ -213,6 +213,8 @@ class Suites(Folder):
 
     def test_all_there(self):
         self.assertEqual(self.judge({"base": 2, "stops": 30, "gates": 4, "mpi": None}, base="echo '[==========] 3 tests from 2 test suites ran. (1 ms total)'", mpi="", stops="echo 'stops: 31 checks passed'", gates="echo 'Ran 4 tests in 1 s'"), [])
+        self.assertEqual(self.judge({"keys": 53, "torch": 2}, keys="echo 'keys: 53 rows measure the effect of 108 of 108'", torch="printf 'ok  a\\nok  b\\n'"), [])
+        self.assertEqual(len(self.judge({"keys": 54, "torch": 3}, keys="echo 'keys: 53 rows measure the effect of 108 of 108'", torch="printf 'ok  a\\nok  b\\n'")), 2)
 
     def test_what_vanished(self):
         self.assertEqual(self.judge({"base": 2, "train": 1, "arch": 3, "mesh": 1}, base="echo '[==========] 2 tests from 2 test suites ran. (1 ms total)'", arch="echo '[==========] 2 tests from 1 test suite ran. (1 ms total)'", mesh=""),
@@ -253,17 +255,18 @@ class CompileDatabase(Folder):
 class Tidy(Folder):
     """`nightly.sh tidy` on a tree of one file, which is compiled alone or included by another."""
 
-    def tidy(self, source, joined=False):
-        for name in ("tools/nightly.sh", "tools/compile_database.py", "tools/results.py", ".clang-tidy", "docs/results/metrics.json"):
+    def tidy(self, source, joined=False, checks=""):
+        for name in ("tools/nightly.sh", "tools/tidy.py", "tools/compile_database.py", "tools/results.py", ".clang-tidy", "docs/results/metrics.json"):
             self.put(name, (ROOT / name).read_text())
             (self.folder / name).chmod(0o755)
+        self.put(".clang-tidy", (ROOT / ".clang-tidy").read_text() + checks)
         self.put("docs/results/records.jsonl", "")
         self.put("src/base/a.cpp", source)
         compiled = self.put("build/release/Unity/unity_0_cxx.cxx", f'#include "{self.folder}/src/base/a.cpp"\n') if joined else self.folder / "src/base/a.cpp"
         self.put("build/release/compile_commands.json", json.dumps([{"file": str(compiled), "command": f"g++ -std=c++20 -c {compiled}", "directory": str(self.folder)}]))
         self.git("init", "-q")
         self.git("add", "-A")
-        self.git("commit", "-q", "-m", "a")
+        self.git("commit", "-q", "-m", "a", "--allow-empty")
         return called("bash", self.folder / "tools/nightly.sh", "tidy", cwd=self.folder)
 
     def test_without_a_finding_it_passes(self):
@@ -289,6 +292,23 @@ class Tidy(Folder):
         code, said = self.tidy("int g(int a) { return a; }\n")
         self.assertEqual(code, 1, said)
         self.assertIn("[misc-redundant-expression", said)
+
+    def test_what_has_not_changed_is_read_once(self):
+        source = '#include "a.h"\nint g(int a) { return f(a); }\n'
+        self.put("src/base/a.h", "inline int f(int a) { return a; }\n")
+        for joined in (False, True):
+            for read in (1, 0):
+                code, said = self.tidy(source, joined)
+                self.assertEqual(code, 0, said)
+                self.assertIn(f"({read} of 1 files of the compiler were read now", said)
+        for _ in range(2):  # a finding is not remembered
+            self.put("src/base/a.h", "inline int f(int a) { return a == a; }\n")
+            code, said = self.tidy(source, joined)
+            self.assertEqual(code, 1, said)
+            self.assertIn("[misc-redundant-expression", said)
+        self.put("src/base/a.h", "inline int f(int a) { return a; }\n")
+        self.assertIn("(0 of 1 files", self.tidy(source, joined)[1])
+        self.assertIn("(1 of 1 files", self.tidy(source, joined, checks="# another\n")[1])
 
     def test_a_file_that_cannot_be_read_is_a_finding(self):
         code, said = self.tidy('#include "nowhere.h"\n')
