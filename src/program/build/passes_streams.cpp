@@ -101,37 +101,53 @@ void set_edges(Program& p, Edges edges) {
     for (std::size_t k = 0; k < edges[b].size(); ++k) p.bodies[b].steps[k].after = std::move(edges[b][k]);
 }
 
-// Returns the edges that a program has, and those for its hazards. `all` is the expanded program. `ahead` is the bound
-// of Recent.
-Edges ordered_edges(const Program& p, const std::vector<Expanded>& all, const Places& places, Edges edges,
-                    std::size_t ahead) {
-  // `known` has, for each stream, the last op of every other stream that is known to have ended before the next op of
-  // the stream.
+// Returns, for each op and stream, the latest op that must have ended before the op begins: the ops before it on its
+// operands, on its axis, on the transient space, and the decision that it runs by.
+std::vector<OpPerStream> needed_ops(const Program& p, const std::vector<Expanded>& all) {
+  const Places places(p);
   LatestOps latest_ops(p, places);
-  std::array<OpPerStream, kNumStreams> known;
-  known.fill(kNoOps);
-  std::vector<OpPerStream> at_end(all.size(), kNoOps);    // by op: what is known to have ended when it has
+  Turns turns(p);
   OpPerStream agreed = kNoOps;                            // the latest decision on a flag, for which guarded ops wait
   std::array<OpPerStream, kAllAxes.size()> communicated;  // the latest op over each axis
   communicated.fill(kNoOps);
-  Turns turns(p);
-  Recent recent(ahead);
-
+  std::vector<OpPerStream> needed;
+  needed.reserve(all.size());
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Step& step = *all[i].step;
     const auto own = static_cast<std::size_t>(step.stream);
-    const auto learn = [&](int op) {
-      for (std::size_t t = 0; t < kNumStreams; ++t)
-        known[own][t] = std::max(known[own][t], at_end[static_cast<std::size_t>(op)][t]);
-    };
-    for (const int a : all[i].after) learn(a);
-    OpPerStream need = turns.before(all[i], static_cast<int>(i));
-    const auto want = [&](const OpPerStream& ops) { keep_latest(need, ops); };
-    if (step.unless) want(agreed);
-    want(recent.before(all[i]));
-    const auto axis = axis_of(step.op);
-    if (axis) want(communicated[static_cast<std::size_t>(*axis)]);
+    const auto index = static_cast<int>(i);
+    OpPerStream need = turns.before(all[i], index);
+    if (step.unless) keep_latest(need, agreed);
+    if (const auto axis = axis_of(step.op)) {
+      OpPerStream& of_axis = communicated[static_cast<std::size_t>(*axis)];
+      keep_latest(need, of_axis);
+      of_axis[own] = index;
+    }
     latest_ops.keep_needed(all[i], need);
+    latest_ops.add(all[i], index);
+    if (std::holds_alternative<Agree>(step.op)) agreed[own] = index;
+    needed.push_back(need);
+  }
+  return needed;
+}
+
+// Returns the edges that a program has, and those for the ops that its ops need. `all` is the expanded program. `ahead`
+// is the bound of Recent.
+Edges ordered_edges(const std::vector<Expanded>& all, const std::vector<OpPerStream>& needed, Edges edges,
+                    std::size_t ahead) {
+  // `known` has, for each stream, the last op of every other stream that is known to have ended before the next op of
+  // the stream.
+  std::array<OpPerStream, kNumStreams> known;
+  known.fill(kNoOps);
+  std::vector<OpPerStream> at_end(all.size(), kNoOps);  // by op: what is known to have ended when it has
+  Recent recent(ahead);
+
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const auto own = static_cast<std::size_t>(all[i].step->stream);
+    const auto learn = [&](int op) { keep_latest(known[own], at_end[static_cast<std::size_t>(op)]); };
+    for (const int a : all[i].after) learn(a);
+    OpPerStream need = needed[i];
+    keep_latest(need, recent.before(all[i]));
     // The latest op comes first, because an op that it waits for needs no edge of its own.
     const auto latest = [&] {
       std::size_t found = kNumStreams;
@@ -149,9 +165,6 @@ Edges ordered_edges(const Program& p, const std::vector<Expanded>& all, const Pl
     known[own][own] = static_cast<int>(i);
     at_end[i] = known[own];
     recent.add(all[i], static_cast<int>(i));
-    if (axis) communicated[static_cast<std::size_t>(*axis)][own] = static_cast<int>(i);
-    if (std::holds_alternative<Agree>(step.op)) agreed[own] = static_cast<int>(i);
-    latest_ops.add(all[i], static_cast<int>(i));
   }
   for (auto& body : edges)
     for (auto& after : body) std::sort(after.begin(), after.end());
@@ -171,9 +184,9 @@ bool on_several_streams(const Program& p) {
 // is used only if the plan does not grow.
 Program order_streams(Program p) {
   const std::vector<Expanded> all = expand(p);
-  const Places places(p);
+  const std::vector<OpPerStream> needed = needed_ops(p, all);
   const Edges given = edges_of(p);
-  const auto with = [&](std::size_t ahead) { return ordered_edges(p, all, places, given, ahead); };
+  const auto with = [&](std::size_t ahead) { return ordered_edges(all, needed, given, ahead); };
   Edges free = with(kUnbounded);
   if (!on_several_streams(p)) {
     set_edges(p, std::move(free));

@@ -245,6 +245,7 @@ std::vector<Expanded> expand(const Program& program) {
     const int start = static_cast<int>(all.size());
     for (std::size_t k = 0; k < body.steps.size(); ++k) {
       Expanded e{static_cast<int>(i), instance.body, static_cast<int>(k), instance.micro_batch, &body.steps[k], {}};
+      e.after.reserve(body.steps[k].after.size());
       for (const OpRef& ref : body.steps[k].after) {
         const int base = ref.body < 0 ? start : latest.at(static_cast<std::size_t>(ref.body));
         if (base >= 0) e.after.push_back(base + ref.op);

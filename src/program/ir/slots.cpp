@@ -1,7 +1,6 @@
 #include "program/ir/slots.h"
 
 #include <algorithm>
-#include <deque>
 
 namespace molen::program {
 namespace {
@@ -36,7 +35,8 @@ Slots::Slots(const Program& p) : counts_(p.buffers.size(), 1), slots_(p.buffers.
       for (const int b : kept[static_cast<std::size_t>(p.schedule[i].body)])
         last[static_cast<std::size_t>(b)][static_cast<std::size_t>(p.schedule[i].micro_batch)] = static_cast<int>(i);
 
-  std::vector<std::deque<int>> free(p.buffers.size());
+  std::vector<std::vector<int>> freed(p.buffers.size());      // slots in the order in which they become free
+  std::vector<std::size_t> taken_again(p.buffers.size(), 0);  // how many of them are in use again
   for (std::size_t b = 0; b < p.buffers.size(); ++b)
     if (!last[b].empty()) counts_[b] = 0, slots_[b].assign(m, -1);
   for (std::size_t i = 0; i < p.schedule.size(); ++i) {
@@ -45,11 +45,10 @@ Slots::Slots(const Program& p) : counts_(p.buffers.size(), 1), slots_(p.buffers.
     for (const int buffer : kept[static_cast<std::size_t>(p.schedule[i].body)]) {
       const auto b = static_cast<std::size_t>(buffer);
       if (slots_[b][micro] < 0) {
-        if (free[b].empty()) free[b].push_back(counts_[b]++);
-        slots_[b][micro] = free[b].front();
-        free[b].pop_front();
+        const bool none = taken_again[b] == freed[b].size();
+        slots_[b][micro] = none ? counts_[b]++ : freed[b][taken_again[b]++];
       }
-      if (last[b][micro] == static_cast<int>(i)) free[b].push_back(slots_[b][micro]);
+      if (last[b][micro] == static_cast<int>(i)) freed[b].push_back(slots_[b][micro]);
     }
   }
   for (std::size_t b = 0; b < p.buffers.size(); ++b) {

@@ -235,19 +235,19 @@ class Verifier {
     }
     const std::vector<Use>& has = e.step->operands;
     aliases(e, want.operands);
-    std::vector<std::size_t> sound;
+    sound_.clear();
     for (std::size_t i = 0; i < has.size(); ++i)
-      if (fits(e, has[i], want.operands[i])) sound.push_back(i);
+      if (fits(e, has[i], want.operands[i])) sound_.push_back(i);
     if (e.step->epilogues != want.epilogues)
       report(e,
              "its epilogues are {} where its operands ask for {}; remove the costs from its line to have them computed",
              text_of(e.step->epilogues), text_of(want.epilogues));
-    for (const std::size_t i : sound)
+    for (const std::size_t i : sound_)
       if (has[i].reads()) read(e, has[i], want.operands[i]);
-    for (const std::size_t i : sound)
+    for (const std::size_t i : sound_)
       if (has[i].access == Access::kConsume)
         for (Held& piece : held(has[i].buffer, e.micro_batch, want.operands[i].operand)) piece = {};
-    for (const std::size_t i : sound)
+    for (const std::size_t i : sound_)
       if (has[i].writes()) write(e, has[i], want.operands[i]);
     return true;
   }
@@ -349,7 +349,7 @@ class Verifier {
     std::fill(now.begin(), now.end(), holds);
     const bool copied =
         is_copy(e.step->op) && p_.buffers[static_cast<std::size_t>(use.buffer)].lifetime == Lifetime::kTransient;
-    if ((brought(want) || copied) && !unread_.try_emplace({use.buffer, want.chunk}, text_of(p_, e)).second)
+    if ((brought(want) || copied) && !unread_.try_emplace({use.buffer, want.chunk}, &e).second)
       report(e, "writes {} again, but no op has read the value that was put there last",
              p_.buffers[static_cast<std::size_t>(use.buffer)].name);
   }
@@ -364,8 +364,9 @@ class Verifier {
   }
 
   void report_unread() {
-    for (const auto& [place, gather] : unread_)
-      report_all("{}: writes {}, which no op reads", gather, p_.buffers[static_cast<std::size_t>(place.first)].name);
+    for (const auto& [place, op] : unread_)
+      report_all("{}: writes {}, which no op reads", text_of(p_, *op),
+                 p_.buffers[static_cast<std::size_t>(place.first)].name);
     unread_.clear();
   }
   // Notes that an op has read a piece or tile of a buffer, or all of them when `chunk` is -1.
@@ -597,7 +598,8 @@ class Verifier {
   detail::LossesOfLayers losses_;
   // The buffers from other ranks that no op has read, with their pieces or tiles (-1: all), and the ops that wrote
   // them.
-  std::map<std::pair<int, std::int64_t>, std::string> unread_;
+  std::map<std::pair<int, std::int64_t>, const Expanded*> unread_;
+  std::vector<std::size_t> sound_;         // operands of the present op that hold what they must
   std::map<int, std::int64_t> chunks_in_;  // how many chunks of the head's gradient a buffer holds
   std::array<std::vector<Axis>, kNumScalars> summed_over_;
   bool scalars_zeroed_ = false, clipped_ = false, agreed_ = false;
