@@ -234,6 +234,16 @@ TEST_F(PrepareTest, FilesOfEveryForm) {
     EXPECT_EQ(text.file.bytes,
               static_cast<std::int64_t>(fs::file_size(at("out") / "text" / text.split / (text.name + ".jsonl"))))
         << text.name;
+  // The folder with a slash after it is the same source.
+  PrepareOptions slash = options({at("in") / ""});
+  slash.output = at("slash");
+  EXPECT_EQ(prepare_command(slash, out, {}), 0);
+  const TextManifest same = read_text_manifest(at("slash") / "text");
+  ASSERT_EQ(same.texts.size(), 2u);
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(same.texts[i].name, texts.texts[i].name);
+    EXPECT_EQ(same.texts[i].source, "in");
+  }
 }
 
 // Names of shards: letters, digits, - and _ of the file's name stay; every other character becomes a dash.

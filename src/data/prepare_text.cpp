@@ -48,7 +48,8 @@ std::string safe_name(const fs::path& path) {
   return name.empty() ? "text" : name;
 }
 
-void add_files(const fs::path& path, const PrepareOptions& options, std::vector<Job>& jobs) {
+void add_files(const fs::path& given, const PrepareOptions& options, std::vector<Job>& jobs) {
+  const fs::path path = given.has_filename() ? given : given.parent_path();  // "texts/" is the folder "texts"
   if (options.licence.empty())
     throw UsageError(
         "{}: --licence is missing: give the SPDX identifier of the text's licence (LicenseRef-... where it has "
