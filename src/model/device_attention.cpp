@@ -188,11 +188,11 @@ std::vector<AttentionPiece> flash_pieces(i64 batch, Runs queries, Runs keys) {
 
 std::vector<AttentionPiece> written_pieces(i64 batch, Runs queries, Runs keys, i64 scores) {
   std::vector<AttentionPiece> pieces;
-  const i64 columns = count_positions(keys);
-  if (columns == 0 || count_positions(queries) == 0) return pieces;
+  const i64 columns = count_positions(keys), whole = count_positions(queries) * columns;  // scores of a sequence
+  if (whole == 0) return pieces;
   for (i64 sequence = 0, sequences = 0; sequence < batch; sequence += sequences) {
     i64 query = 0;
-    sequences = std::clamp<i64>(scores / (count_positions(queries) * columns), 1, batch - sequence);
+    sequences = std::clamp<i64>(scores / whole, 1, batch - sequence);
     const i64 rows = std::max<i64>(1, scores / (sequences * columns));
     for (const PositionRun& q : queries)
       for (i64 first = q.first; first < q.last; first += rows) {

@@ -40,8 +40,8 @@ Kernel bind_products(const PartCall& call, at::Tensor (UnitWeights::*weights)() 
   const Operands& o = call.operands;
   const std::int64_t rows = rows_of(call);
   const ExpertsOfOp experts(call);
-  const auto x = o.view(Arg::kX, {rows, -1}), offsets = experts.offsets(),
-             weight = experts.matrices((o.param().*weights)());
+  const at::Tensor& offsets = experts.offsets();
+  const auto x = o.view(Arg::kX, {rows, -1}), weight = experts.matrices((o.param().*weights)());
   if (!call.backward())
     return [=, common = call.common, y = o.view(Arg::kY, {rows, -1})](RunState&, math::Scratch& s) mutable {
       model::experts_forward(common.context(s), x, offsets, weight, y);
