@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RAN = re.compile(r"^(?:\[=+\] (?=\d+ tests? from .* ran\.)|Ran )(\d+) tests? ", re.M)
 CHECKS = re.compile(r"^.+: (\d+) (?:checks passed|rows measure the effect)", re.M)
-OK = re.compile(r"^ok  ", re.M)  # of scripts that print no sum
+OK = re.compile(r"^ok  ", re.M)  # These lines are counted where a script prints no sum.
 SKIP = re.compile(r"^(?:\[  SKIPPED \] (\S+) \(\d+ ms\)|SKIPPED (.+?):)", re.M)
 
 

@@ -43,7 +43,7 @@ tsan() {
   cmake --preset tsan-torch >"$log/tsan-torch-configure.txt" 2>&1
   cmake --build --preset tsan-torch -j "$(nproc)" --target exec_test launch_test prove_test train_test >"$log/tsan-torch-build.txt" 2>&1
   tsan_test tsan-torch exec '*'
-  tsan_test tsan-torch train '-Waiting.*' # which bounds times
+  tsan_test tsan-torch train '-Waiting.*' # those tests bound times, which this build does not keep
   for test in launch prove; do tsan_test tsan-torch "$test" "$(grep -v '^#' tools/tsan_rank_tests.txt | paste -sd:)"; done
 }
 

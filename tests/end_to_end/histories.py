@@ -113,7 +113,7 @@ for words, left in ((["--resume", "never"], ["04", "04.abandoned-2", "08.abandon
     ok(f"{words}: killed at each of {call} moves", call == (7 if words[1] == "never" else 5), call)
 
 # --- how often a checkpoint is read, and the shards ----------------------------------------------------------------------------------------------
-# Name, processes, words, launcher.
+# Each entry has a name, a number of processes, words for molen, and a launcher.
 worlds = [("one rank", 1, ["--ranks", 1], ()), ("three ranks of a process", 1, ["--ranks", 3], ())]
 if mpirun(2):
     worlds.append(("two processes", 2, [], mpirun(2)))
