@@ -1,6 +1,12 @@
 // Checks shapes, picks the instruction set, and splits the work over threads.
 #include "math/attention.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "base/error.h"
 #include "math/attention_kernels.h"
 #include "math/attention_split.h"
@@ -22,6 +28,7 @@ const Kernels& kernels(AttentionIsa isa) {
   switch (resolve(isa)) {
     case AttentionIsa::kAvx512:
     case AttentionIsa::kAvx512Bf16:
+    case AttentionIsa::kAmx:
       return kAvx512Kernels;
     case AttentionIsa::kAvx2:
       return kAvx2Kernels;
@@ -31,6 +38,17 @@ const Kernels& kernels(AttentionIsa isa) {
 #endif
   return kGenericKernels;
 }
+
+#if defined(__x86_64__)
+// Returns whether the processor has AMX with bf16 (CPUID leaf 7, EDX bits 22 and 24), and the system lets this process
+// use it. Linux grants the state of tiles (component 18) on request, to all threads of a process.
+bool may_use_tiles() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return false;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM of asm/prctl.h
+  return ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
 
 i64 forward_floats(i64 D) {
   return kForwardRows * (2 * padded_width(D) + 162) + 2 * kTileColumns * padded_width(D);
@@ -56,6 +74,10 @@ bool attention_isa_available(AttentionIsa isa) {
   if (isa == AttentionIsa::kAvx512Bf16)
     return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && attention_isa_available(AttentionIsa::kAvx512);
+  if (isa == AttentionIsa::kAmx) {
+    static const bool tiles = may_use_tiles();
+    return tiles && attention_isa_available(AttentionIsa::kAvx512Bf16);
+  }
   if (isa == AttentionIsa::kAvx2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
   return isa == AttentionIsa::kBest || isa == AttentionIsa::kGeneric;
@@ -67,6 +89,8 @@ const char* name_of(AttentionIsa isa) {
       return "avx512";
     case AttentionIsa::kAvx512Bf16:
       return "avx512bf16";
+    case AttentionIsa::kAmx:
+      return "amx";
     case AttentionIsa::kAvx2:
       return "avx2";
     default:

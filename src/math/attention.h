@@ -26,7 +26,8 @@
 
 namespace molen::math {
 
-enum class AttentionIsa { kBest, kGeneric, kAvx2, kAvx512, kAvx512Bf16 };  // kAvx512Bf16 is only for rows in bf16
+// kAvx512Bf16 (VDPBF16PS) and kAmx (tiles) are only for rows in bf16; for others they are kAvx512.
+enum class AttentionIsa { kBest, kGeneric, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
 struct AttentionShape {
   std::int64_t B = 0, S = 0, h = 0, k = 0, D = 0;  // h is a multiple of k; 1 <= D <= 256; S is any number

@@ -5,8 +5,8 @@
 // except that a NaN may reach one more token here. Subnormal values may count as zero.
 //
 // Scratch in 4-byte words, with W = D rounded up to a multiple of 16, plus 16; A = half of D, rounded up likewise:
-//   forward   threads * (416 A + 352 W + 6256)
-//   backward  threads * (448 A + 512 W + 23424); when the work is split by key/value heads (math/attention_split.h),
+//   forward   threads * (416 A + 352 W + 4896)
+//   backward  threads * (448 A + 512 W + 21696); when the work is split by key/value heads (math/attention_split.h),
 //             min(threads, B k) * (h/k) S W more, for the sums of dq
 #pragma once
 
@@ -30,4 +30,19 @@ void narrow_attention_forward(const AttentionShape& shape, const std::uint16_t* 
 void narrow_attention_backward(const AttentionShape& shape, const std::uint16_t* d_o, const std::uint16_t* qkv,
                                const std::uint16_t* o, const float* lse, std::uint16_t* d_qkv, void* scratch);
 
+namespace attention_detail {
+
+struct NarrowAttention;
+
+// Returns the kernels of an instruction set that this processor has.
+const NarrowAttention& narrow_kernels(AttentionIsa isa);
+
+// As the functions above, by the given kernels.
+void run_forward(const NarrowAttention& kernels, const AttentionShape& shape, const std::uint16_t* qkv,
+                 std::uint16_t* o, float* lse, void* scratch);
+void run_backward(const NarrowAttention& kernels, const AttentionShape& shape, const std::uint16_t* d_o,
+                  const std::uint16_t* qkv, const std::uint16_t* o, const float* lse, std::uint16_t* d_qkv,
+                  void* scratch);
+
+}  // namespace attention_detail
 }  // namespace molen::math

@@ -5,7 +5,8 @@
 // lane of 32 bits, with the first in the lower half, as VDPBF16PS takes them. A is read along its rows as they are
 // stored (a pair is 4 bytes), or from rows that are interleaved in pairs. B always has its rows interleaved in pairs:
 // for K^T and V^T, this is a transposition of 32-bit lanes. Without VDPBF16PS, both halves are widened and multiplied
-// one after the other; results then differ only in rounding.
+// one after the other; results then differ only in rounding. The products themselves are in
+// attention_narrow_products_inl.h, for vectors, and attention_narrow_tiles_inl.h, for tiles.
 #include "math/attention_blocks_inl.h"
 
 namespace molen::math::attention_detail {
@@ -93,74 +94,6 @@ inline i64 pair_width(i64 D) {
 }
 constexpr i64 kLdPairs = kTileColumns / 2 + 16;
 
-// ---- matrix products ----
-
-// C = A B or, with `scale`, C = diag(scale) C + A B, over `depth` pairs. A stores a row's pairs next to each other or,
-// with kInterleaved, the pairs of all rows together: element (pair p, row r) is at a[p * lda + r].
-template <int R, int NV, bool kInterleaved>
-[[gnu::noinline]] void dot_block(const Pair* a, i64 lda, const Pair* b, i64 ldb, i64 depth, float* c, i64 ldc,
-                                 const float* scale) {
-  F acc[R][NV];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) acc[r][v] = F{};
-  for (i64 p = 0; p < depth; ++p) {
-    I column[NV];
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) column[v] = load_pairs(b + v * kL);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const I x = I{} + (kInterleaved ? a[r] : a[r * lda]);
-#pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) acc[r][v] = dot(acc[r][v], x, column[v]);
-    }
-    a += kInterleaved ? lda : 1;
-    b += ldb;
-  }
-  if (scale) {
-    const float* from = c;
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r, from += ldc) {
-      const F factor = Simd::set1(scale[r]);
-#pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) acc[r][v] = Simd::fma(factor, load(from + v * kL), acc[r][v]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r, c += ldc)
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) store(c + v * kL, acc[r][v]);
-}
-
-typedef void (*DotBlock)(const Pair*, i64, const Pair*, i64, i64, float*, i64, const float*);
-
-template <int NV, bool kInterleaved>
-constexpr DotBlock kDotBlocks[kRowsPerBlock + 1] = {nullptr,
-                                                    dot_block<1, NV, kInterleaved>,
-                                                    dot_block<2, NV, kInterleaved>,
-                                                    dot_block<3, NV, kInterleaved>,
-                                                    dot_block<4, NV, kInterleaved>,
-                                                    dot_block<5, NV, kInterleaved>,
-                                                    dot_block<6, NV, kInterleaved>};
-
-// Computes C [rows <= 6, columns, a multiple of 16] from A [rows, depth] and B [depth, columns], with the depth in
-// pairs.
-template <bool kInterleaved>
-inline void dot_product(i64 rows, i64 columns, const Pair* a, i64 lda, const Pair* b, i64 ldb, i64 depth, float* c,
-                        i64 ldc, const float* scale = nullptr) {
-  i64 at = 0;
-  for (; at + kV * kL <= columns; at += kV * kL)
-    kDotBlocks<kV, kInterleaved>[rows](a, lda, b + at, ldb, depth, c + at, ldc, scale);
-  if constexpr (kV > 2) {
-    if (columns - at == 3 * kL)
-      return kDotBlocks<3, kInterleaved>[rows](a, lda, b + at, ldb, depth, c + at, ldc, scale);
-    if (columns - at == 2 * kL)
-      return kDotBlocks<2, kInterleaved>[rows](a, lda, b + at, ldb, depth, c + at, ldc, scale);
-  }
-  if (columns - at == kL) kDotBlocks<1, kInterleaved>[rows](a, lda, b + at, ldb, depth, c + at, ldc, scale);
-}
-
 // ---- packing ----
 
 // to [n, ld] = rows of D values; the last pair is filled up with zero.
@@ -215,14 +148,6 @@ inline void dot_product(i64 rows, i64 columns, const Pair* a, i64 lda, const Pai
         strip[p * kStrip + l] = l < full ? (int)((unsigned)at[0] | (2 * p + 1 < D ? (unsigned)at[1] << 16 : 0u)) : 0;
       }
   }
-}
-
-// scores [rows, kLdP], columns [strip begin, columns) = A [rows, D] times one strip of transpose_pairs.
-inline void dot_strip(i64 rows, i64 columns, i64 strip, const Pair* a, i64 lda, const Pair* packed, i64 D,
-                      float* scores) {
-  const i64 begin = strip * kStrip, n = smaller(columns - begin, kStrip);
-  if (n > 0)
-    dot_product<false>(rows, n, a, lda, packed + begin * pairs_of(D), kStrip, pairs_of(D), scores + begin, kLdP);
 }
 
 // to [D] = from * factor, rounded once.

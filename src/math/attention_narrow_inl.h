@@ -1,10 +1,14 @@
 // Attention of whole sequences over rows in bf16, forward and backward: FlashAttention-2 (Dao, arXiv 2307.08691,
 // algorithms 1 and 2). As in its kernels for 16 bits, all five products take bf16 and add in fp32; p and ds are rounded
-// to bf16 for the products that follow, and the denominator sums p before rounding. Blocks of 6 query rows pass through
-// a tile of keys at once: their scores, and the softmax of these, never leave the L1 cache. Causality works on blocks,
-// as in attention_inl.h.
-#include "math/attention_narrow_blocks_inl.h"
+// to bf16 for the products that follow, and the denominator sums p before rounding. Blocks of kBlockRows query rows
+// (6, or 16 on tiles) pass through a tile of keys at once: their scores, and the softmax of these, never leave the L1
+// cache. Causality works on blocks, as in attention_inl.h.
 #include "math/attention_narrow_kernels.h"
+#ifdef MOLEN_TILES
+#include "math/attention_narrow_tiles_inl.h"
+#else
+#include "math/attention_narrow_products_inl.h"
+#endif
 
 namespace molen::math::attention_detail {
 namespace {
@@ -23,6 +27,14 @@ struct Cutter {
 // Returns how many columns are seen by the last of `rows` rows from i, in a tile of keys from j0.
 inline i64 seen_columns(i64 keys, i64 i, i64 rows, i64 j0) {
   return smaller(keys, i + rows - j0);
+}
+
+// scores [rows, kLdP], columns [strip begin, columns) = A [rows, D] times one strip of transpose_pairs.
+inline void dot_strip(i64 rows, i64 columns, i64 strip, const Pair* a, i64 lda, const Pair* packed, i64 D,
+                      float* scores) {
+  const i64 begin = strip * kStrip, n = smaller(columns - begin, kStrip);
+  if (n > 0)
+    dot_product<false>(rows, n, a, lda, packed + begin * pairs_of(D), kStrip, pairs_of(D), scores + begin, kLdP);
 }
 
 // ---- forward ----
@@ -79,8 +91,8 @@ void forward_rows(const NarrowForward& f, i64 b, i64 head0, i64 heads, i64 i0, i
   float* acc = cut.floats(kForwardRows * W);
   const Statistics all{cut.floats(kForwardRows), cut.floats(kForwardRows * 16)};
   ForwardTile t{0, 0, cut.pairs(kTileColumns * A), cut.pairs(kTileColumns / 2 * W)};
-  float *scores = cut.floats(kRowsPerBlock * kLdP), *change = cut.floats(16);
-  Pair* p = cut.pairs(kRowsPerBlock * kLdPairs);
+  alignas(64) float scores[kBlockRows * kLdP], change[16];
+  alignas(64) Pair p[kBlockRows * kLdPairs];
   const float scale = kLog2e / sqrtf((float)D);
 
   for (i64 head = 0; head < heads; ++head)
@@ -94,8 +106,8 @@ void forward_rows(const NarrowForward& f, i64 b, i64 head0, i64 heads, i64 i0, i
     interleave_rows(t.v, W, k + f.k * D, ld, t.keys, D);
     for (i64 head = 0; head < heads; ++head) {
       const float slope = f.alibi ? f.alibi[head0 + head] * kLog2e : 0.0f;
-      for (i64 r = larger(0, t.j0 - i0) / kRowsPerBlock * kRowsPerBlock; r < n; r += kRowsPerBlock) {
-        const i64 rows = smaller(kRowsPerBlock, n - r), i = i0 + r, row = head * n + r;
+      for (i64 r = larger(0, t.j0 - i0) / kBlockRows * kBlockRows; r < n; r += kBlockRows) {
+        const i64 rows = smaller(kBlockRows, n - r), i = i0 + r, row = head * n + r;
         if (i + rows <= t.j0) continue;
         const i64 seen = seen_columns(t.keys, i, rows, t.j0);
         for (i64 strip = 0; strip < kTileColumns / kStrip; ++strip)
@@ -128,7 +140,7 @@ struct QueryTile {  // rows i0 .. i0+n of one query head
   i64 head = 0, i0 = 0, n = 0;
   Pair *q = nullptr, *d_o = nullptr, *q_rows = nullptr, *d_o_rows = nullptr;  // A, and B with rows interleaved
   Pair *p_rows = nullptr, *ds_rows = nullptr, *ds = nullptr;                  // A for keys, A for queries
-  float *delta = nullptr, *lse = nullptr, *scores = nullptr, *d_p = nullptr, *dq = nullptr;
+  float *delta = nullptr, *lse = nullptr, *dq = nullptr;
 };
 
 void cut_scratch(float* scratch, i64 D, KeyTile& t, QueryTile& u) {
@@ -149,8 +161,6 @@ void cut_scratch(float* scratch, i64 D, KeyTile& t, QueryTile& u) {
   u.ds = cut.pairs(kBackwardRows * kLdPairs);
   u.delta = cut.floats(kBackwardRows);
   u.lse = cut.floats(kBackwardRows);
-  u.scores = cut.floats(kRowsPerBlock * kLdP);
-  u.d_p = cut.floats(kRowsPerBlock * kLdP);
 }
 
 void load_keys(const NarrowBackward& g, const KeyTile& t) {
@@ -193,14 +203,14 @@ inline void row_gradients(float* p, float* ds, i64 columns, i64 visible, float s
 
 // Stores p and ds of a block of rows from r in the layouts that the products take. Columns that a row does not see are
 // 0, up to `all`.
-void store_block(const QueryTile& u, i64 r, i64 rows, i64 all, bool for_keys) {
+void store_block(const QueryTile& u, const float* scores, const float* d_p, i64 r, i64 rows, i64 all, bool for_keys) {
   for (i64 x = 0; x < rows; ++x) {
     u16* ds = (u16*)(u.ds + (r + x) * kLdPairs);
-    for (i64 c = 0; c < all; c += kL) store_narrow(ds + c, load(u.d_p + x * kLdP + c));
+    for (i64 c = 0; c < all; c += kL) store_narrow(ds + c, load(d_p + x * kLdP + c));
   }
   if (!for_keys) return;
   for (i64 x = 0; x < rows; x += 2) {
-    const float *p = u.scores + x * kLdP, *ds = u.d_p + x * kLdP;
+    const float *p = scores + x * kLdP, *ds = d_p + x * kLdP;
     Pair *p_rows = u.p_rows + (r + x) / 2 * kLdP, *ds_rows = u.ds_rows + (r + x) / 2 * kLdP;
     const bool both = x + 1 < rows;
     for (i64 c = 0; c < all; c += kL) {
@@ -213,8 +223,8 @@ void store_block(const QueryTile& u, i64 r, i64 rows, i64 all, bool for_keys) {
 // Calls f(row, rows, columns that the last row sees) for the blocks of rows that see any column.
 template <class Function>
 inline void for_each_seeing_block(const KeyTile& t, const QueryTile& u, Function f) {
-  for (i64 r = larger(0, t.j0 - u.i0) / kRowsPerBlock * kRowsPerBlock; r < u.n; r += kRowsPerBlock) {
-    const i64 rows = smaller(kRowsPerBlock, u.n - r), seen = seen_columns(t.keys, u.i0 + r, rows, t.j0);
+  for (i64 r = larger(0, t.j0 - u.i0) / kBlockRows * kBlockRows; r < u.n; r += kBlockRows) {
+    const i64 rows = smaller(kBlockRows, u.n - r), seen = seen_columns(t.keys, u.i0 + r, rows, t.j0);
     if (seen > 0) f(r, rows, seen);
   }
 }
@@ -223,14 +233,15 @@ void scores_tile(const NarrowBackward& g, const KeyTile& t, const QueryTile& u, 
   const i64 D = g.D, A = pair_width(D), all = round16(t.keys);
   const float inverse_root = 1.0f / sqrtf((float)D), scale = kLog2e / sqrtf((float)D);
   const float slope = g.alibi ? g.alibi[u.head] * kLog2e : 0.0f;
+  alignas(64) float scores[kBlockRows * kLdP], d_p[kBlockRows * kLdP];
   for_each_seeing_block(t, u, [&](i64 r, i64 rows, i64 seen) {
     const i64 columns = round16(seen);
     for (i64 strip = 0; strip < kTileColumns / kStrip; ++strip) {
-      dot_strip(rows, columns, strip, u.q + r * A, A, t.k_transposed, D, u.scores);
-      dot_strip(rows, columns, strip, u.d_o + r * A, A, t.v_transposed, D, u.d_p);
+      dot_strip(rows, columns, strip, u.q + r * A, A, t.k_transposed, D, scores);
+      dot_strip(rows, columns, strip, u.d_o + r * A, A, t.v_transposed, D, d_p);
     }
     for (i64 x = 0; x < rows; ++x) {
-      float *p = u.scores + x * kLdP, *ds = u.d_p + x * kLdP;
+      float *p = scores + x * kLdP, *ds = d_p + x * kLdP;
       if (slope != 0) {
         for (i64 c = 0; c < columns; c += kL) store(p + c, load(p + c) * Simd::set1(scale));
         add_alibi(p, columns, u.i0 + r + x, t.j0, slope);
@@ -238,19 +249,20 @@ void scores_tile(const NarrowBackward& g, const KeyTile& t, const QueryTile& u, 
       row_gradients(p, ds, all, larger(0, smaller(t.keys, u.i0 + r + x + 1 - t.j0)), slope != 0 ? 1.0f : scale,
                     inverse_root, u.lse[r + x], u.delta[r + x]);
     }
-    store_block(u, r, rows, all, for_keys);
+    store_block(u, scores, d_p, r, rows, all, for_keys);
   });
 }
 
 // dv += p^T d_o or dk += ds^T q, in blocks of keys; rows above the diagonal are left out.
 void add_to_keys(const KeyTile& t, const QueryTile& u, i64 D, const Pair* weights, const Pair* rows, float* sums) {
   const i64 W = width(D);
-  for (i64 d = 0; d < round16(D); d += kStrip)
-    for (i64 j = 0; j < t.keys; j += kRowsPerBlock) {
+  for (i64 d = 0; d < round16(D); d += kKeyColumns)
+    for (i64 j = 0; j < t.keys; j += kBlockRows) {
       const i64 begin = larger(0, t.j0 + j - u.i0) / 2;
       if (2 * begin >= u.n) break;
-      dot_product<true>(smaller(kRowsPerBlock, t.keys - j), smaller(kStrip, round16(D) - d), weights + begin * kLdP + j,
-                        kLdP, rows + begin * W + d, W, pairs_of(u.n) - begin, sums + j * W + d, W, kOnes);
+      dot_product<true>(smaller(kBlockRows, t.keys - j), smaller(kKeyColumns, round16(D) - d),
+                        weights + begin * kLdP + j, kLdP, rows + begin * W + d, W, pairs_of(u.n) - begin,
+                        sums + j * W + d, W, kOnes);
     }
 }
 

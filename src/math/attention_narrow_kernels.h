@@ -39,8 +39,9 @@ struct NarrowAttention {
 };
 
 extern const NarrowAttention kNarrowGeneric;
-extern const NarrowAttention kNarrowAvx2;  // x86-64 only, like the next two
+extern const NarrowAttention kNarrowAvx2;  // x86-64 only, like the next three
 extern const NarrowAttention kNarrowAvx512;
 extern const NarrowAttention kNarrowAvx512Bf16;  // uses the processor's dot products of bf16 (VDPBF16PS)
+extern const NarrowAttention kNarrowAmx;         // its tiles (TDPBF16PS), and VDPBF16PS
 
 }  // namespace molen::math::attention_detail

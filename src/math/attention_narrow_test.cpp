@@ -1,5 +1,4 @@
-// Tests attention over rows in bf16 against a double loop over the same rows, and against itself (threads, instruction
-// sets).
+// Tests attention over rows in bf16 against a double loop over the same rows, and against itself (threads, kernels).
 #include "math/attention_narrow.h"
 
 #include <c10/util/BFloat16.h>
@@ -9,9 +8,13 @@
 #include <cfloat>
 #include <cstring>
 
+#include "math/attention_narrow_kernels.h"
 #include "math/test_attention.h"
 
 namespace molen::math {
+namespace attention_detail {
+extern const NarrowAttention kNarrowOnTilesInMemory;  // attention_narrow_tiles_test.cpp
+}
 namespace {
 
 using namespace molen::math::testing;
@@ -68,16 +71,31 @@ class Guarded {
   std::vector<T> values_;
 };
 
-Result run(const Inputs& in, int threads = 1, AttentionIsa isa = AttentionIsa::kBest) {
+struct Kernels {
+  std::string name;
+  const attention_detail::NarrowAttention* code;
+};
+Kernels kernels_of(AttentionIsa isa) {
+  return {name_of(isa), &attention_detail::narrow_kernels(isa)};
+}
+Kernels best() {
+  return kernels_of(narrow_attention_isa());
+}
+Kernels tiles_in_memory() {
+  return {"tiles in memory", &attention_detail::kNarrowOnTilesInMemory};
+}
+
+Result run(const Inputs& in, int threads, const Kernels& kernels) {
   AttentionShape shape = in.shape;
-  shape.threads = threads, shape.isa = isa, shape.alibi = in.slopes.empty() ? nullptr : in.slopes.data();
+  shape.threads = threads, shape.alibi = in.slopes.empty() ? nullptr : in.slopes.data();
   const Halves qkv = rounded(in.qkv), d_o = rounded(in.d_o);
   Guarded<std::uint16_t> o(d_o.size(), kUnwritten), d_qkv(qkv.size(), kUnwritten);
   Guarded<float> lse(static_cast<std::size_t>(shape.B * shape.h * shape.S), kNaN),
       forward(static_cast<std::size_t>(narrow_attention_forward_scratch(shape)) / 4, kNaN),
       backward(static_cast<std::size_t>(narrow_attention_backward_scratch(shape)) / 4, kNaN);
-  narrow_attention_forward(shape, qkv.data(), o.data(), lse.data(), forward.data());
-  narrow_attention_backward(shape, d_o.data(), qkv.data(), o.data(), lse.data(), d_qkv.data(), backward.data());
+  attention_detail::run_forward(*kernels.code, shape, qkv.data(), o.data(), lse.data(), forward.data());
+  attention_detail::run_backward(*kernels.code, shape, d_o.data(), qkv.data(), o.data(), lse.data(), d_qkv.data(),
+                                 backward.data());
   forward.take("forward scratch");
   backward.take("backward scratch");
   return {o.take("o"), d_qkv.take("d_qkv"), lse.take("lse")};
@@ -101,10 +119,11 @@ void expect_close(std::size_t count, const Wide& got, const Sums& want, const Ro
   }
 }
 
-std::vector<AttentionIsa> available() {
-  std::vector<AttentionIsa> all;
-  for (auto isa : {AttentionIsa::kGeneric, AttentionIsa::kAvx2, AttentionIsa::kAvx512, AttentionIsa::kAvx512Bf16})
-    if (attention_isa_available(isa)) all.push_back(isa);
+std::vector<Kernels> available() {
+  std::vector<Kernels> all{tiles_in_memory()};
+  for (auto isa : {AttentionIsa::kGeneric, AttentionIsa::kAvx2, AttentionIsa::kAvx512, AttentionIsa::kAvx512Bf16,
+                   AttentionIsa::kAmx})
+    if (attention_isa_available(isa)) all.push_back(kernels_of(isa));
   return all;
 }
 
@@ -112,16 +131,16 @@ std::vector<AttentionIsa> available() {
 //   o       p before p v, and o itself: 2 u; the products and lse are in fp32, with the bound of attention_test.cpp
 //   dv      p and dv: 2 u
 //   dk, dq  ds and the result: 2 u; and delta = d_o . o of a rounded o, 2 u of a part of the magnitude
-void expect_true(const Inputs& in, int threads, const std::vector<AttentionIsa>& isas) {
+void expect_true(const Inputs& in, int threads, const std::vector<Kernels>& all) {
   const AttentionShape& s = in.shape;
   const Truth t = truth(in);
   const double in_fp32 = 6 * (t.largest_score + 3);
   const auto of_gradient = [&](std::size_t i) { return static_cast<i64>(i) % in.row() >= (s.h + s.k) * s.D ? 2 : 4; };
-  for (const AttentionIsa isa : isas) {
+  for (const Kernels& kernels : all) {
     SCOPED_TRACE(::testing::Message() << "B=" << s.B << " S=" << s.S << " h=" << s.h << " k=" << s.k << " D=" << s.D
                                       << " alibi=" << !in.slopes.empty() << " threads=" << threads << " "
-                                      << name_of(isa));
-    const Result r = run(in, threads, isa);
+                                      << kernels.name);
+    const Result r = run(in, threads, kernels);
     const auto o = [&](std::size_t i) { return wide(r.o[i]); };
     const auto lse = [&](std::size_t i) { return r.lse[i]; };
     const auto d_qkv = [&](std::size_t i) { return wide(r.d_qkv[i]); };
@@ -133,8 +152,8 @@ void expect_true(const Inputs& in, int threads, const std::vector<AttentionIsa>&
   }
 }
 
-// Blocks have 6 rows, a product adds 2 terms in a pair, vectors have 4 to 16 columns, strips 64, tiles 128 keys and 96
-// queries.
+// Blocks have 6 rows (16 on tiles, of 32 terms), a product adds 2 terms in a pair, vectors have 4 to 16 columns, strips
+// 64, tiles 128 keys and 96 queries.
 TEST(NarrowAttention, AwkwardSizesOnEveryInstructionSet) {
   for (i64 S : {1, 7, 63, 129})
     for (i64 D : {1, 8, 31, 33, 64, 80, 128}) expect_true(narrow_inputs(1, S, 2, 1, D, S == 63), 2, available());
@@ -142,17 +161,17 @@ TEST(NarrowAttention, AwkwardSizesOnEveryInstructionSet) {
 
 TEST(NarrowAttention, LongerThanSeveralTiles) {
   expect_true(narrow_inputs(1, 389, 1, 1, 64), 1, available());
-  expect_true(narrow_inputs(1, 290, 1, 1, 128, true), 3, {AttentionIsa::kBest});
-  expect_true(narrow_inputs(1, 133, 1, 1, 256), 1, {AttentionIsa::kBest});
+  expect_true(narrow_inputs(1, 290, 1, 1, 128, true), 3, {best()});
+  expect_true(narrow_inputs(1, 133, 1, 1, 256), 1, {best()});
   expect_true(narrow_inputs(1, 290, 1, 1, 33), 2, available());
 }
 
 TEST(NarrowAttention, GroupedHeads) {
-  expect_true(narrow_inputs(2, 150, 3, 3, 16), 1, {AttentionIsa::kBest});
-  expect_true(narrow_inputs(2, 150, 4, 2, 16, true), 3, {AttentionIsa::kBest});
-  expect_true(narrow_inputs(1, 301, 6, 2, 16), 1, {AttentionIsa::kBest});
+  expect_true(narrow_inputs(2, 150, 3, 3, 16), 1, {best()});
+  expect_true(narrow_inputs(2, 150, 4, 2, 16, true), 3, {best()});
+  expect_true(narrow_inputs(1, 301, 6, 2, 16), 1, {best()});
   // More heads share one key head than fit into a piece.
-  expect_true(narrow_inputs(1, 150, 11, 1, 8, true), 1, {AttentionIsa::kBest});
+  expect_true(narrow_inputs(1, 150, 11, 1, 8, true), 1, {best()});
 }
 
 RC_GTEST_PROP(NarrowAttention, AnyShape, ()) {
@@ -166,10 +185,28 @@ RC_GTEST_PROP(NarrowAttention, AnyShape, ()) {
 TEST(NarrowAttention, SameBitsForAnyNumberOfThreadsAndOnRepeat) {
   // B*k = 2, so with three or more threads the backward is split by tiles.
   const Inputs in = narrow_inputs(1, 300, 4, 2, 40);
-  for (AttentionIsa isa : available()) {
-    const Result one = run(in, 1, isa);
+  for (const Kernels& kernels : available()) {
+    const Result one = run(in, 1, kernels);
     for (int threads : {1, 2, 3, 5})
-      EXPECT_TRUE(one == run(in, threads, isa)) << threads << " threads, " << name_of(isa);
+      EXPECT_TRUE(one == run(in, threads, kernels)) << threads << " threads, " << kernels.name;
+  }
+}
+
+TEST(NarrowAttention, CallersGetTheKernelsThatTheyAskFor) {
+  const Inputs in = narrow_inputs(1, 150, 4, 2, 40);
+  const Halves qkv = rounded(in.qkv), d_o = rounded(in.d_o);
+  for (const AttentionIsa isa : {AttentionIsa::kBest, AttentionIsa::kGeneric, AttentionIsa::kAvx2,
+                                 AttentionIsa::kAvx512, AttentionIsa::kAvx512Bf16, AttentionIsa::kAmx}) {
+    if (!attention_isa_available(isa)) continue;
+    AttentionShape shape = in.shape;
+    shape.isa = isa;
+    Result r{Halves(d_o.size()), Halves(qkv.size()), Floats(static_cast<std::size_t>(shape.h * shape.S))};
+    Floats scratch(static_cast<std::size_t>(
+                       std::max(narrow_attention_forward_scratch(shape), narrow_attention_backward_scratch(shape))) /
+                   4);
+    narrow_attention_forward(shape, qkv.data(), r.o.data(), r.lse.data(), scratch.data());
+    narrow_attention_backward(shape, d_o.data(), qkv.data(), r.o.data(), r.lse.data(), r.d_qkv.data(), scratch.data());
+    EXPECT_TRUE(r == run(in, 1, kernels_of(isa))) << kernels_of(isa).name;
   }
 }
 
@@ -177,7 +214,7 @@ TEST(NarrowAttention, SameBitsForAnyNumberOfThreadsAndOnRepeat) {
 TEST(NarrowAttention, HeadsAloneAreTheSameBits) {
   const i64 S = 150, D = 24;
   const Inputs all = narrow_inputs(1, S, 4, 2, D);
-  const Result whole = run(all);
+  const Result whole = run(all, 1, best());
   for (const i64 heads : {1, 2}) {
     Inputs one = narrow_inputs(1, S, heads, 1, D);  // the first heads on key head 1
     const auto copy = [&](i64 n, i64 to, i64 from, i64 count) {
@@ -187,7 +224,7 @@ TEST(NarrowAttention, HeadsAloneAreTheSameBits) {
       copy(n, 0, 2, heads), copy(n, heads, 5, 1), copy(n, heads + 1, 7, 1);
       std::copy_n(all.d_o.begin() + (n * 4 + 2) * D, heads * D, one.d_o.begin() + n * heads * D);
     }
-    const Result part = run(one);
+    const Result part = run(one, 1, best());
     for (i64 n = 0; n < S; ++n) {
       const auto same = [&](const Halves& a, i64 at, const Halves& b, i64 to, i64 count) {
         return std::memcmp(&a[static_cast<std::size_t>(at)], &b[static_cast<std::size_t>(to)],
@@ -203,13 +240,13 @@ TEST(NarrowAttention, HeadsAloneAreTheSameBits) {
 }
 
 TEST(NarrowAttention, LaterTokensDoNotReachEarlierOnes) {
-  for (AttentionIsa isa : available())
+  for (const Kernels& kernels : available())
     for (i64 changed : {1, 5, 64, 127, 128}) {
       const i64 S = 140, h = 2, D = 20;
       Inputs in = narrow_inputs(1, S, h, 1, D);
-      const Result before = run(in, 1, isa);
+      const Result before = run(in, 1, kernels);
       for (i64 at = changed * in.row(); at < S * in.row(); ++at) in.qkv[static_cast<std::size_t>(at)] *= -3;
-      const Result after = run(in, 1, isa);
+      const Result after = run(in, 1, kernels);
       EXPECT_EQ(std::memcmp(before.o.data(), after.o.data(), static_cast<std::size_t>(changed * h * D) * 2), 0);
       EXPECT_NE(before.o[static_cast<std::size_t>(changed * h * D)],
                 after.o[static_cast<std::size_t>(changed * h * D)]);
@@ -218,9 +255,9 @@ TEST(NarrowAttention, LaterTokensDoNotReachEarlierOnes) {
 
 // A sequence of one token sees only itself: o is exactly its value, and its query and key have zero gradient.
 TEST(NarrowAttention, AShareOfOneGivesTheValueItself) {
-  for (AttentionIsa isa : available()) {
+  for (const Kernels& kernels : available()) {
     const Inputs in = narrow_inputs(3, 1, 2, 2, 33);
-    const Result r = run(in, 1, isa);
+    const Result r = run(in, 1, kernels);
     for (i64 b = 0; b < 3; ++b)
       for (i64 x = 0; x < 66; ++x) {
         EXPECT_EQ(wide(r.o[static_cast<std::size_t>(b * 66 + x)]),
@@ -233,15 +270,15 @@ TEST(NarrowAttention, AShareOfOneGivesTheValueItself) {
 }
 
 TEST(NarrowAttention, NanAndInfinityShow) {
-  for (AttentionIsa isa : available())
+  for (const Kernels& kernels : available())
     for (float bad : {kNaN, std::numeric_limits<float>::infinity()})
       for (i64 column : {3, 64 + 3, 128 + 3}) {  // in q, k, v of one token
         Inputs in = narrow_inputs(1, 140, 1, 1, 64);
         in.qkv[static_cast<std::size_t>(100 * in.row() + column)] = bad;
-        const Result r = run(in, 1, isa);
+        const Result r = run(in, 1, kernels);
         for (i64 i = 0; i < 140; ++i) {
           const bool hit = column < 64 ? i == 100 : i >= 100;
-          if (i >= 94 && !hit) continue;  // rows share a block of 6 and a pair, where 0 * NaN is NaN
+          if (i >= 94 && !hit) continue;  // rows share a block of 6 or 16 and a pair, where 0 * NaN is NaN
           const float o = wide(r.o[static_cast<std::size_t>(i * 64 + 3)]);
           if (!hit) {
             EXPECT_TRUE(std::isfinite(o)) << i << " column " << column << " " << bad;
@@ -258,9 +295,9 @@ TEST(NarrowAttention, ScratchIsTheFormulaOfTheHeader) {  // the memory plan uses
     for (int threads : {1, 2, 7}) {
       const AttentionShape shape{1, 300, 4, 2, D, threads};
       const i64 W = (D + 15) / 16 * 16 + 16, A = ((D + 1) / 2 + 15) / 16 * 16 + 16;
-      EXPECT_EQ(narrow_attention_forward_scratch(shape), threads * 4 * (416 * A + 352 * W + 6256));
+      EXPECT_EQ(narrow_attention_forward_scratch(shape), threads * 4 * (416 * A + 352 * W + 4896));
       EXPECT_EQ(narrow_attention_backward_scratch(shape),
-                threads * 4 * (448 * A + 512 * W + 23424) + (threads == 7 ? 0 : threads * 4 * 2 * 300 * W));
+                threads * 4 * (448 * A + 512 * W + 21696) + (threads == 7 ? 0 : threads * 4 * 2 * 300 * W));
       EXPECT_EQ(narrow_attention_forward_scratch(shape) % 64, 0);
       EXPECT_EQ(narrow_attention_backward_scratch(shape) % 64, 0);
     }

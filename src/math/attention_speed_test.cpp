@@ -109,5 +109,13 @@ TEST(AttentionSpeed, DISABLED_Quick) {
   measure(1, 8, 4, 512, 64, 1, AttentionIsa::kGeneric, false);
 }
 
+TEST(AttentionSpeed, DISABLED_Narrow) {  // dot products of bf16 beside tiles
+  for (std::int64_t D : {64, 128})
+    for (std::int64_t S : {512, 2048})
+      for (AttentionIsa isa :
+           {AttentionIsa::kAvx512Bf16, AttentionIsa::kAmx, AttentionIsa::kAvx512Bf16, AttentionIsa::kAmx})
+        if (attention_isa_available(isa)) measure(4, 8, 4, S, D, 2, isa, false);
+}
+
 }  // namespace
 }  // namespace molen::math

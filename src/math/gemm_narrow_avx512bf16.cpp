@@ -6,7 +6,7 @@
 #if defined(__x86_64__)
 #define MOLEN_SIMD_BITS 512
 
-#include "math/attention_narrow_blocks_inl.h"
+#include "math/attention_narrow_products_inl.h"
 #include "math/gemm_narrow_kernels.h"
 
 namespace molen::math::gemm_detail {

@@ -37,10 +37,10 @@ i64 attention_fused(const Sizes& s, Pass pass) {
 i64 attention_narrow(const Sizes& s, Pass pass) {
   const auto width = [](i64 n) { return (n + 15) / 16 * 16 + 16; };
   const i64 w = width(s.D), a = width((s.D + 1) / 2);
-  if (!is_backward(pass)) return aligned(s.threads * 4 * (416 * a + 352 * w + 6256));
+  if (!is_backward(pass)) return aligned(s.threads * 4 * (416 * a + 352 * w + 4896));
   const i64 pieces = s.B * s.k, rounds = (pieces + s.threads - 1) / s.threads;
   const bool finely = 7 * pieces < 5 * rounds * s.threads && s.S > 128;
-  return aligned(s.threads * 4 * (448 * a + 512 * w + 23424) +
+  return aligned(s.threads * 4 * (448 * a + 512 * w + 21696) +
                  (finely ? 0 : std::min(s.threads, pieces) * 4 * (s.h / s.k) * s.S * w));
 }
 
