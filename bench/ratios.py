@@ -48,7 +48,7 @@ def write_data(folder, tokens, vocabulary=VOCABULARY):
 
 
 def molen_words(kind, steps, name):
-    sets = {"model.preset": "llama-60m", "data.train": '[{path="data"}]', "data.sequence_length": SEQUENCE, "batch.global": BATCH, "batch.micro": BATCH, "math.threads": 2,
+    sets = {"device.kind": "cpu", "model.preset": "llama-60m", "data.train": '[{path="data"}]', "data.sequence_length": SEQUENCE, "batch.global": BATCH, "batch.micro": BATCH, "math.threads": 2,
             "precision.compute": kind, "optimizer.lr": 3e-4, "schedule.min_lr": 3e-5, "schedule.warmup": "0 steps", "train.until": f"{steps} steps",
             "checkpoint.every": "100000 steps", "run.name": name}  # fmt: skip
     return [w for key, value in sets.items() for w in ("--set", f"{key}={value}")]
@@ -71,9 +71,9 @@ def of_molen(molen, kind, steps, env, words=molen_words):
     return measure
 
 
-def of_torch(kind, steps, words, env):
+def of_torch(kind, steps, words, env, sequence=SEQUENCE):
     def measure(folder, turn):
-        out = run([sys.executable, HERE / "peers/train_torch.py", "--model", "model", "--tokens", "batches.bin", "--sequence", SEQUENCE, "--global-batch", BATCH, "--micro", BATCH, "--steps", steps,
+        out = run([sys.executable, HERE / "peers/train_torch.py", "--model", "model", "--tokens", "batches.bin", "--sequence", sequence, "--global-batch", BATCH, "--micro", BATCH, "--steps", steps,
                    "--horizon", steps, "--threads", 2, "--dtype", "fp32", *(["--autocast"] if kind == "bf16" else []), *words], folder, env)  # fmt: skip
         lines = [json.loads(x) for x in out.splitlines() if x.startswith("{")]
         return [m["seconds"] for m in lines if "step" in m], [m["loss"] for m in lines if "step" in m]
@@ -163,9 +163,9 @@ def table(kind, steps, timed, losses, rates):
     return [(f"ratios/{kind}", *ratio), (f"ratios/{kind}/gemm_share", 100 * gflop / statistics.median(medians["molen"]) / rates[kind], None)]
 
 
-def write_inputs(molen, folder, words, steps, vocabulary):
+def write_inputs(molen, folder, words, steps, vocabulary, sequence=SEQUENCE):
     """Data for molen, and for PyTorch the same initial weights (`model`) and batches (`batches.bin`)."""
-    write_data(folder / "data", (steps + 2) * BATCH * SEQUENCE + startup.DOCUMENT * 16, vocabulary)
+    write_data(folder / "data", (steps + 2) * BATCH * sequence + startup.DOCUMENT * 16, vocabulary)
     run([molen, "train", *words, "--set", "train.stop_after=1 steps", "--save-initial"], folder)
     run([molen, "checkpoint", "export", "runs/weights/checkpoints/step-000000000", "model"], folder)
     run([molen, "data", "batches", *words, "--steps", steps, "--output", "batches.bin"], folder)

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "comm/mpi/mpi.h"
+#include "comm/nccl/nccl.h"
 #include "plan/complete.h"
 #include "plan/nearest.h"
 #include "plan/resolve.h"
@@ -93,7 +94,9 @@ int run_calibrate(const ConfigOptions& options, const std::string& output, measu
                   std::string compute, const std::string& format) {
   bool flash = true;
   take_conditions(options, o, compute, flash);
-  const auto launch = launch::resolve_launch({}, options.ranks);
+  config::Config on_host;
+  on_host.device.kind = "cpu";  // only the host is measured, whatever devices exist
+  const auto launch = launch::resolve_launch(on_host, options.ranks);
   if (o.threads == 0) o.threads = plan::auto_threads(launch.machine.local_ranks);
   // Read the input before any measurement, so that errors are found at once.
   std::vector<DType> wanted;
@@ -157,12 +160,12 @@ int run_bench(const ConfigOptions& options, int steps) {
   const double started = now().value;
   config::Config c = load_config(options);
   const auto launch = launch::resolve_launch(c, options.ranks);
-  plan::Machine host = launch.machine;  // the bench runs on the host, whatever devices exist
-  host.cuda = false;
+  const plan::Machine& machine = launch.machine;
+  const int device = machine.cuda ? machine.device : -1;
   launch::run_ranks(launch, [&](comm::Communicator& world) {
     config::Config mine = c;
     const auto a = plan::resolve_architecture(mine);
-    const auto setting = program::at_rank(plan::resolve_setting(mine, a, host), world.rank());
+    const auto setting = program::at_rank(plan::resolve_setting(mine, a, machine), world.rank());
     const auto schedule = plan::read_schedule(mine);
     const auto p = program::build(a, setting, schedule ? &*schedule : nullptr);
     program::require_sound(p, "the built program");
@@ -171,10 +174,11 @@ int run_bench(const ConfigOptions& options, int steps) {
         {{plan.peak, plan.host},
          "the step program",
          1,
-         [&](const plan::MemoryRoom& room) { return plan::nearest_text(a, setting, host.local_ranks, room); }},
-        host, world);
+         [&](const plan::MemoryRoom& room) { return plan::nearest_text(a, setting, machine.local_ranks, room); }},
+        machine, world);
     const double ready = now().value;
-    auto run = measure::run_synthetic(p, world, steps);
+    const auto devices = launch.communicator == "nccl" ? comm::open_nccl(world, device) : nullptr;
+    auto run = measure::run_synthetic(p, devices ? *devices : world, steps, device);
     auto& timelines = run.timelines;
     if (world.rank() != 0) return;
     std::sort(timelines.begin(), timelines.end(), [](const auto& x, const auto& y) { return x.total_s < y.total_s; });
@@ -182,6 +186,7 @@ int run_bench(const ConfigOptions& options, int steps) {
     const double flops = arch::model_flops(a, p.setting.global_batch * p.setting.sequence, p.setting.sequence,
                                            arch::FlopsConvention::kCausal)
                              .value;
+    const auto rates = measure::measure_precision(p.setting.threads, device);
     Json by_phase;
     const auto phases = program::phase_seconds(p.setting, program::expand(p), timelines[timelines.size() / 2]).values();
     const auto keys = program::phase_keys();
@@ -191,10 +196,14 @@ int run_bench(const ConfigOptions& options, int steps) {
                             {"max_s", timelines.back().total_s},
                             {"gflops", flops / median * 1e-9},
                             {"flops_formula", name_of(arch::FlopsConvention::kCausal)},
-                            {"gemm_gflops", measure::measure_precision(p.setting.threads).fp32},
+                            {"device", machine.cuda ? "cuda" : "cpu"},
+                            {"precision", name_of(p.setting.compute)},
+                            {"gemm_gflops", rates.fp32},
+                            {"gemm_bf16_gflops", rates.bf16},
                             {"peak_rss_bytes", peak_resident().value},
                             {"arena_bytes", plan.peak.value},
                             {"arena_touched_bytes", run.touched ? Json(run.touched->value) : Json()},
+                            {"device_peak_bytes", run.device_peak ? Json(run.device_peak->value) : Json()},
                             {"startup_s", ready - started},
                             // On the monotonic clock, so that the time to load the program can be derived too.
                             {"ready_at_s", ready},

@@ -1,5 +1,6 @@
 #include "measure/calibrate.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
@@ -128,9 +129,10 @@ std::vector<DType> likely_precisions(int threads, comm::Communicator& world) {
   return precisions;
 }
 
-SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats) {
+SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats, int cuda_device) {
   at::set_num_threads(p.setting.threads);  // otherwise every rank would take all cores
-  exec::Executor executor(p, world.rank(), &world, {});
+  const auto index = static_cast<c10::DeviceIndex>(cuda_device);
+  exec::Executor executor(p, world.rank(), &world, {cuda_device < 0 ? at::kCPU : at::Device(at::kCUDA, index)});
   {
     // Fills the weights without drawing them, which would take longer than the steps. Speed does not depend on the
     // values as long as they are ordinary numbers.
@@ -158,6 +160,10 @@ SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world,
     if (i > 0) run.timelines.push_back(std::move(result.timeline));
   }
   run.touched = executor.touched();
+  if (cuda_device >= 0) {
+    constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    run.device_peak = Bytes(at::accelerator::getDeviceStats(index).allocated_bytes[kAll].peak);
+  }
   return run;
 }
 

@@ -47,13 +47,15 @@ sim::Calibration::Entry calibrate(const CalibrateOptions& options, const std::st
 std::vector<DType> likely_precisions(int threads, comm::Communicator& world);
 
 // Timed steps of a program on synthetic tokens, for calibration, comparison and benchmarks. It has the Timeline of each
-// repeat on this rank, after one warm-up, and the touched bytes of this rank's arena (exec::Arena::touched).
+// repeat on this rank, after one warm-up.
 struct SyntheticRun {
   std::vector<program::Timeline> timelines;
-  std::optional<Bytes> touched;
-  double first_step_end_s = 0.0;  // now() after the warm-up
+  std::optional<Bytes> touched;      // of this rank's arena on the host (exec::Arena::touched)
+  std::optional<Bytes> device_peak;  // the largest sum of all allocations on the device: arena and temporaries
+  double first_step_end_s = 0.0;     // now() after the warm-up
 };
-SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats);
+// Runs on the host, or on the CUDA device with the given index; `world` moves the memory of that place.
+SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats, int cuda_device = -1);
 
 std::string cpu_model();
 

@@ -2,7 +2,8 @@
 """What a cuda device computes, beside the host: layouts, steps in each type, resumed runs, kernels of attention. Every check is made, also
 after one has failed.
 
-usage: gpu.py MOLEN [DEVICE]   (skipped where there is no cuda device; DEVICE = cpu runs the checks themselves on a host beside itself)
+usage: gpu.py MOLEN [DEVICE [CHECK...]]   (skipped where there is no cuda device; DEVICE = cpu runs the checks themselves on a host beside itself;
+                                           CHECK names a check, such as types, and leaves out those that are not named)
 """
 import json
 import math
@@ -127,7 +128,8 @@ def memory_savers():
 
 
 def generates():
-    text = run("generate", "runs/bf16-device", "--prompt", "de molen", "--max-tokens", 8, "--seed", 1).stdout
+    train("generates", "precision.compute=bf16", "model.head_dim=16")
+    text = run("generate", "runs/generates", "--prompt", "de molen", "--max-tokens", 8, "--seed", 1).stdout
     ok("a checkpoint of the device generates", text.strip(), text)
 
 
@@ -135,8 +137,12 @@ shards()
 if DEVICE == "cuda" and not json.loads(run("doctor", "--format", "json").stdout).get("cuda"):
     skip("the device", "no cuda device")
     finish("gpu")
-for step in (types, kinds, repeats, resumes, moves, memory_savers, generates, layouts_llama, layouts_gpt):
-    check(step)
+CHECKS = {check.__name__: check for check in (types, kinds, repeats, resumes, moves, memory_savers, generates, layouts_llama, layouts_gpt)}
+if unknown := set(sys.argv[3:]) - CHECKS.keys():
+    sys.exit(f"gpu: no check {', '.join(sorted(unknown))}; there are {', '.join(CHECKS)}")
+for name, call in CHECKS.items():
+    if not sys.argv[3:] or name in sys.argv[3:]:
+        check(call)
 if failed:
     sys.exit(f"gpu: failed: {', '.join(failed)}")
 finish("gpu")
