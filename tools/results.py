@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Results as data: docs/results/records.jsonl holds what was measured, docs/results/metrics.json what each metric is and where its bounds lie.
 
-usage: results.py add METRIC VALUE [--spread LOW HIGH] [--note TEXT] --command TEXT     appends a record of this machine and commit
+usage: results.py add METRIC VALUE [--spread LOW HIGH] [--note TEXT] [--machine NAME --make MAKE] --command TEXT     appends a record of this machine and commit
+                    (of another machine, such as one with a GPU, where it is named)
        results.py page      writes docs/RESULTS.md (the latest of each metric beside the best, and the peer) and the figures that README quotes
        results.py check     exit status 1 where page or README is not what the records say, or a record lacks what it needs (make lint)
        results.py judge METRIC VALUE     exit status 1 where the value misses the bound of this make of machine
@@ -69,10 +70,10 @@ def missed(name, value, make=None):
     return None
 
 
-def add(name, value, spread, command, note=None, rows=None):
+def add(name, value, spread, command, note=None, rows=None, where=None):
     metric = metrics()[name]
     value, spread = short(value), spread and [short(x) for x in spread]
-    here, make = machine()
+    here, make = where or machine()
     record = dict(zip(FIELDS, (name, value, spread, metric["unit"], here, make, commit(), datetime.datetime.now(datetime.timezone.utc).date().isoformat(), command, note))) | ({"rows": rows} if rows else {})
     with RECORDS.open("a") as f:
         f.write(json.dumps(record) + "\n")
@@ -181,6 +182,8 @@ def main():
         if verb == "add":
             v.add_argument("--spread", nargs=2, type=float)
             v.add_argument("--note")
+            v.add_argument("--machine", help="where the figure was measured, if it was not here")
+            v.add_argument("--make", help="the make of that machine: vendor/family of its processor, or the name of its GPU")
             v.add_argument("--command", required=True)
     verbs.add_parser("page")
     verbs.add_parser("check")
@@ -188,7 +191,9 @@ def main():
     if a.verb in ("add", "judge") and a.metric not in metrics():
         sys.exit(f"results: no metric {a.metric} in {METRICS.relative_to(ROOT)}")
     if a.verb == "add":
-        add(a.metric, a.value, a.spread, a.command, a.note)
+        if (a.machine is None) != (a.make is None):
+            p.error("--machine and --make go together")
+        add(a.metric, a.value, a.spread, a.command, a.note, where=a.machine and (a.machine, a.make))
     elif a.verb == "page":
         PAGE.write_text(page())
         if README.exists():

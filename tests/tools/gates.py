@@ -351,6 +351,16 @@ class Results(Folder):
         self.records({}, {"value": 2.1})
         self.assertEqual(self.tool("results.py", "check")[0], 1)
 
+    def test_a_record_of_another_machine(self):
+        self.records()
+        add = ("results.py", "add", "speed", "2.5", "--command", "c")
+        self.assertEqual(self.tool(*add, "--machine", "a GPU, 1 device", "--make", "a GPU")[0], 0)
+        record = json.loads((self.folder / "docs/results/records.jsonl").read_text())
+        self.assertEqual((record["machine"], record["make"], record["value"]), ("a GPU, 1 device", "a GPU", 2.5))
+        status, said = self.tool(*add, "--machine", "a GPU")
+        self.assertNotEqual(status, 0)
+        self.assertIn("--machine and --make go together", said)
+
     def test_rows_of_a_table_stand_on_the_page(self):
         self.records({"rows": {"old": [1, 1, 1]}}, {"rows": {"molen": [0.5, 0.25, 0.75], "PyTorch": [1.5, 1.25, 1.75]}})
         self.assertEqual(self.tool("results.py", "page")[0], 0)
