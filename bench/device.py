@@ -3,7 +3,7 @@
 
 usage: device.py MOLEN [--rounds N] [--steps N]
 
-A Llama of 8 layers as wide as Llama-3.2-1B, with a vocabulary of 32,000, from the same random weights on the same batches, 4 x 2048 tokens a step. PyTorch runs
+A Llama of 4 layers as wide as Llama-3.2-1B, with a vocabulary of 32,000, from the same random weights on the same batches, 4 x 2048 tokens a step. PyTorch runs
 autocast over fp32 weights, as molen keeps fp32 master weights, with flash attention and a fused AdamW. Losses of every step are compared. molen's figures are of
 `molen train`, with its data and its records. The last lines are the records, for `tools/results.py add` where the repository is.
 """
@@ -15,7 +15,7 @@ import tempfile
 import ratios
 
 SEQUENCE = 2048
-MODEL = {"device.kind": "cuda", "model.family": "llama", "model.layers": 8, "model.hidden": 2048, "model.ffn": 8192, "model.heads": 32, "model.kv_heads": 8, "model.head_dim": 64,
+MODEL = {"device.kind": "cuda", "model.family": "llama", "model.layers": 4, "model.hidden": 2048, "model.ffn": 8192, "model.heads": 32, "model.kv_heads": 8, "model.head_dim": 64,
          "model.vocabulary": ratios.VOCABULARY, "model.max_sequence": SEQUENCE, "data.sequence_length": SEQUENCE}  # fmt: skip
 
 

@@ -177,6 +177,7 @@ def in_turns(rows, rounds, folder):
     for turn in range(rounds):
         for name, measure in rows.items():
             seconds, course = measure(folder, turn)
+            print(f"round {turn + 1}, {name}: {statistics.median(seconds[3:]):.4f} s", file=sys.stderr, flush=True)
             timed[name].append(seconds)
             losses[name].append(course)
     return timed, losses
