@@ -193,11 +193,11 @@ mutate() {
   fi
 }
 
-# All cases of the tests that `make test` samples: edits of programs that the verifier must refuse, types of layouts, and ten steps of each layout beside one rank.
+# All cases of the tests that `make test` samples: edits of programs that the verifier must refuse, types of layouts, power cuts, and ten steps of each layout beside one rank.
 exhaustive() {
-  cmake --build --preset release -j "$(nproc)" --target program_test plan_test prove_test >"$log/exhaustive-build.txt" 2>&1
+  cmake --build --preset release -j "$(nproc)" --target program_test plan_test prove_test data_test >"$log/exhaustive-build.txt" 2>&1
   local ran=0 suite
-  for suite in "program *Edited.*:Figures.*" "plan Types.*" "prove Matrix/*:All/Optimizers.*"; do
+  for suite in "program *Edited.*:Figures.*" "plan Types.*" "data PreparePower.*" "prove Matrix/*:All/Optimizers.*"; do
     if MOLEN_EXHAUSTIVE=1 "build/release/src/${suite%% *}/${suite%% *}_test" --gtest_filter="${suite#* }" >"$log/exhaustive-${suite%% *}.txt" 2>&1; then
       ran=$((ran + $(sed -nE 's/^\[=+\] ([0-9]+) tests? from .* ran\..*/\1/p' "$log/exhaustive-${suite%% *}.txt")))
     else
