@@ -59,8 +59,8 @@ class PreparePower : public ::testing::Test {
     return verify_command({output, {}, false}, out, err);
   }
 
-  // Cuts the power at every `stride`-th call. `before` makes the folder's earlier state. Returns the number of calls that
-  // prepare makes.
+  // Cuts the power at every `stride`-th call. `before` makes the folder's earlier state. Returns the number of calls
+  // that prepare makes.
   std::int64_t cut_everywhere(const std::function<void(const fs::path&)>& before, std::int64_t stride = 1) {
     UnsyncedFileSystem unsynced;
     const FileSystemOverride prepared(unsynced);

@@ -66,7 +66,7 @@ StaticCheck check_statically(const arch::Architecture& arch, const program::Sett
   const std::int64_t left_out = setting.micro_batches() - check.micro_batches;
   program::Setting built = setting;
   if (left_out > 0) built.global_batch = check.micro_batches * setting.micro_batch * setting.data_ranks();
-  const auto stages = program::build_stages(arch, built);
+  const auto stages = program::build_stages(arch, built, nullptr, false);  // the check infers the types
   for (const auto& finding : program::check_world(stages)) check.findings.push_back(finding.text);
   for (const auto& p : stages) {
     for (const auto& finding : program::check(p)) check.findings.push_back(finding.text);

@@ -150,7 +150,7 @@ std::optional<std::string> optimizer_refused(const Setting& s) {
 
 namespace {
 
-// `ready` is the pipeline's schedule if it has been made already, otherwise null.
+// Builds a program without types. `ready` is the pipeline's schedule if it has been made already, otherwise null.
 Program build_with(const arch::Architecture& arch, const Setting& setting, const Schedule* file,
                    const Schedule* ready) {
   arch::validate(arch);
@@ -172,23 +172,30 @@ Program build_with(const arch::Architecture& arch, const Setting& setting, const
   if (setting.offload.activations && train) p = pass::offload_activations(std::move(p));
   p = pass::shard_parameters(std::move(p));
   if (train) p = pass::update(pass::reduce_gradients(std::move(p)));
-  return with_types(pass::order_streams(pass::costs(std::move(p))));
+  return pass::order_streams(pass::costs(std::move(p)));
 }
 
 }  // namespace
 
 Program build(const arch::Architecture& arch, const Setting& setting, const Schedule* file) {
-  return build_with(arch, setting, file, nullptr);
+  return with_types(build_with(arch, setting, file, nullptr));
 }
 
-std::vector<Program> build_stages(const arch::Architecture& arch, Setting setting, const Schedule* file) {
+std::vector<Program> build_stages(const arch::Architecture& arch, Setting setting, const Schedule* file, bool types) {
+  std::vector<Program> stages;
+  const auto add = [&](const Schedule* ready) {
+    stages.push_back(build_with(arch, setting, file, ready));
+    if (types)
+      stages.back() = with_types(std::move(stages.back()));
+    else
+      stages.back().states_types = false;
+  };
   setting.pipeline.stage = 0;
-  std::vector<Program> stages{build(arch, setting, file)};  // refuses an impossible setting before a schedule is made
+  add(nullptr);  // refuses an impossible setting before a schedule is made
   if (setting.stages() == 1) return stages;
   std::optional<Schedule> schedule;
   if (setting.purpose == Purpose::kTrain) schedule = schedule_of(setting, file);
-  while (++setting.pipeline.stage < setting.stages())
-    stages.push_back(build_with(arch, setting, file, schedule ? &*schedule : nullptr));
+  while (++setting.pipeline.stage < setting.stages()) add(schedule ? &*schedule : nullptr);
   return stages;
 }
 

@@ -30,8 +30,10 @@ std::optional<std::string> reduce_refused(const arch::Architecture& arch, const 
 // Returns why Setting::optimizer cannot be combined with the rest of the setting, or nothing when it can.
 std::optional<std::string> optimizer_refused(const Setting& setting);
 
-// Returns the program of each stage of the pipeline. Without a pipeline this is a single program.
-std::vector<Program> build_stages(const arch::Architecture& arch, Setting setting, const Schedule* file = nullptr);
+// Returns the program of each stage of the pipeline. Without a pipeline this is a single program. With `types` false,
+// the programs do not state the types of operands (Program::states_types), which takes a seventh less time.
+std::vector<Program> build_stages(const arch::Architecture& arch, Setting setting, const Schedule* file = nullptr,
+                                  bool types = true);
 
 namespace pass {
 

@@ -35,15 +35,20 @@ class ContextExchanger {
   // Adds an op beside `whole` or in its place. The op uses the buffers of `whole`, because recomputation may have moved
   // some operands to other buffers.
   void add(Op op, const Compute& c, const Step& whole, Stream stream) {
-    Compute plain = c;
-    plain.chunk = -1;
-    const Signature of_whole = signature(p_, plain, -1);
-    std::map<int, int> actual;
-    for (const Operand& o : of_whole.operands) actual[detail::ensure_buffer(p_, o)] = whole.operand(o.arg).buffer;
+    if (std::exchange(known_, &whole) != &whole) find_buffers(c, whole);
     Step step = detail::make_step(p_, std::move(op), -1, whole.phase, stream);
     for (Use& use : step.operands)
-      if (const auto found = actual.find(use.buffer); found != actual.end()) use.buffer = found->second;
+      if (const auto found = actual_.find(use.buffer); found != actual_.end()) use.buffer = found->second;
     steps_.push_back(std::move(step));
+  }
+
+  // Finds the buffers that `whole` uses in place of those that are made for its operands.
+  void find_buffers(const Compute& c, const Step& whole) {
+    Compute plain = c;
+    plain.chunk = -1;
+    actual_.clear();
+    for (const Operand& o : signature(p_, plain, -1).operands)
+      actual_[detail::ensure_buffer(p_, o)] = whole.operand(o.arg).buffer;
   }
 
   void gathered(const Compute& c, const Step& whole) {
@@ -76,6 +81,8 @@ class ContextExchanger {
 
   Program& p_;
   std::vector<Step> steps_;
+  const Step* known_ = nullptr;  // the op of which actual_ has the buffers
+  std::map<int, int> actual_;
   // The layer whose keys the previous attention left in the slots. The keys are still there for the backward of the
   // last layer and of a layer that has just been computed again.
   std::int64_t held_ = -1;

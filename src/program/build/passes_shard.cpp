@@ -138,14 +138,14 @@ void gather_in(Program& p, Body& body) {
 
 // Returns, for each unit that the body writes, the last writer of its gradient, as a map from that writer to the unit.
 std::map<std::size_t, int> last_writers(const Program& p, const Body& body) {
+  std::vector<int> last(p.buffers.size(), -1);  // by buffer: the last step that writes it
+  for (std::size_t k = 0; k < body.steps.size(); ++k)
+    for (const Use& use : body.steps[k].operands)
+      if (use.writes()) last[static_cast<std::size_t>(use.buffer)] = static_cast<int>(k);
   std::map<std::size_t, int> unit_after_step;
-  for (std::size_t u = 0; u < p.units.size(); ++u) {
-    const int grad = p.find_buffer(Value::kGrad, static_cast<int>(u));
-    std::size_t last = body.steps.size();
-    for (std::size_t k = 0; k < body.steps.size(); ++k)
-      for (const Use& use : body.steps[k].operands)
-        if (use.writes() && use.buffer == grad) last = k;
-    if (last < body.steps.size()) unit_after_step[last] = static_cast<int>(u);
+  for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
+    const int grad = p.find_buffer(Value::kGrad, u), writer = grad < 0 ? -1 : last[static_cast<std::size_t>(grad)];
+    if (writer >= 0) unit_after_step[static_cast<std::size_t>(writer)] = u;
   }
   return unit_after_step;
 }

@@ -197,7 +197,7 @@ Program order_streams(Program p) {
   const Bytes smallest = planned_peak(p).device;
   for (const std::size_t ahead : {kUnbounded, std::size_t{4}, std::size_t{1}}) {
     set_edges(p, ahead == kUnbounded ? free : with(ahead));
-    if (planned_peak(p).device <= smallest) return p;
+    if (fits(p, smallest)) return p;
   }
   set_edges(p, in_list_order);
   return p;

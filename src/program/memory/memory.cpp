@@ -1,6 +1,7 @@
 #include "program/memory/memory.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "base/error.h"
 
@@ -190,12 +191,13 @@ class Packer {
         plan_(plan),
         placed_(spans.begin(), spans.end()) {}
 
-  void pack() {
+  // Stops as soon as the peak is above `most`.
+  void pack(Bytes most) {
     collect();
     // Large items come first, the classic order for offline packing (greedy by size).
     std::stable_sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) { return a.bytes > b.bytes; });
     compared_.assign(items_.size(), items_.size());
-    for (std::size_t i = 0; i < items_.size(); ++i) place(i);
+    for (std::size_t i = 0; i < items_.size() && plan_.peak <= most; ++i) place(i);
   }
 
  private:
@@ -237,8 +239,9 @@ class Packer {
   }
 
   // Returns the bytes of the placed items that the item interferes with, in ascending order.
-  std::vector<ByteRange> taken(std::size_t index) {
-    std::vector<ByteRange> ranges;
+  const std::vector<ByteRange>& taken(std::size_t index) {
+    std::vector<ByteRange>& ranges = taken_;
+    ranges.clear();
     windows(items_[index], [&](std::size_t body, const Window& window) {
       placed_[body].beside(span(items_[index], body), window, ranges, [&](std::size_t other) {
         const Item& o = items_[other];
@@ -283,6 +286,7 @@ class Packer {
   MemoryPlan& plan_;
   std::vector<Item> items_;
   std::vector<PlacedItems> placed_;    // by body
+  std::vector<ByteRange> taken_;       // of one item; kept, so that its memory is used again
   std::vector<std::size_t> compared_;  // by item: the item that it was last found to interfere with
 };
 
@@ -294,8 +298,11 @@ bool packed(const Buffer& buffer) {
 
 namespace {
 
-// Computes offsets and peaks. `plan_memory` adds the ops during which each byte is in use.
-MemoryPlan plan_offsets(const Program& p, Packing packing, std::vector<BodySpans>& spans) {
+constexpr Bytes kNoLimit{std::numeric_limits<std::int64_t>::max()};
+
+// Computes offsets and peaks. `plan_memory` adds the ops during which each byte is in use. If the peak is above `most`,
+// some offsets may be left out.
+MemoryPlan plan_offsets(const Program& p, Packing packing, std::vector<BodySpans>& spans, Bytes most = kNoLimit) {
   MemoryPlan plan;
   if (packing == Packing::kPages) plan.alignment = MemoryPlan::kPage;
   plan.buffer_offset.assign(p.buffers.size(), -1);
@@ -321,7 +328,7 @@ MemoryPlan plan_offsets(const Program& p, Packing packing, std::vector<BodySpans
     plan.kept += Bytes(slots.count(static_cast<int>(i)) * plan.aligned(p.buffers[i].bytes().value));
   }
   plan.peak = plan.kept;
-  Packer(p, spans, packing, plan).pack();
+  Packer(p, spans, packing, plan).pack(most);
   return plan;
 }
 
@@ -331,6 +338,11 @@ PlannedPeak planned_peak(const Program& program) {
   std::vector<BodySpans> spans;
   const MemoryPlan plan = plan_offsets(program, Packing::kShared, spans);
   return {plan.peak, plan.host};
+}
+
+bool fits(const Program& program, Bytes most) {
+  std::vector<BodySpans> spans;
+  return plan_offsets(program, Packing::kShared, spans, most).peak <= most;
 }
 
 MemoryPlan plan_memory(const Program& p, Packing packing) {

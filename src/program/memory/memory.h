@@ -62,6 +62,8 @@ struct PlannedPeak {
   Bytes device, host;
 };
 PlannedPeak planned_peak(const Program& program);
+// Returns whether the device peak is at most `most`. A larger one is found sooner than planned_peak returns it.
+bool fits(const Program& program, Bytes most);
 Bytes peak_of(const std::vector<Program>& stages);
 
 // Bytes by kind of buffer, for people to read. The kinds on the device are parameters, gradients, optimizer states, and

@@ -102,6 +102,8 @@ void expect_packed_alike(const Program& p, const std::string& name) {
   }
   EXPECT_EQ(plan.peak.value, peak) << name;
   EXPECT_EQ(planned_peak(p).device, plan.peak) << name;
+  EXPECT_TRUE(fits(p, plan.peak)) << name;
+  EXPECT_FALSE(fits(p, plan.peak - Bytes(1))) << name;
 }
 
 TEST(Packing, IsThatOfComparingAllPairs) {

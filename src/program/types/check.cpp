@@ -101,11 +101,12 @@ void TypeChecker::note_types(bool written) {
   for (std::size_t i = 0; i < step_->operands.size(); ++i) {
     const Use& use = step_->operands[i];
     if (use.writes() != written) continue;
+    const bool kept = of_parameters(buffer_of(use));  // end_of_step asks for their writers
     std::optional<MeshType> type;
     for (const std::size_t segment : segments_of(use)) {
       const TypeState& held = state(use, segment);
       if (held.content == TypeState::Content::kTyped) type = type ? joined(*type, held.type) : held.type;
-      if (written) writers_[{use.buffer, segment}] = {body_, op_};
+      if (written && kept) writers_[{use.buffer, segment}] = {body_, op_};
     }
     if (!type) type = unstated_type(mesh_);
     std::optional<MeshType>& noted = inferred_[body_][op_][i];
@@ -323,7 +324,7 @@ std::vector<std::string> type_errors(const Program& program) {
   if (one_rank(program.grid.sizes)) return {};
   TypeChecker checker(program);
   checker.run();
-  if (checker.errors().empty()) checker.compare_stated();
+  if (checker.errors().empty() && program.states_types) checker.compare_stated();
   return checker.errors();
 }
 

@@ -13,7 +13,8 @@ namespace molen::program {
 
 // Returns why a program does not type-check, as at most 20 sentences that name op, operand and axis. There are three
 // kinds of errors: an op's rule does not admit an operand, the step leaves a state with another type than the next step
-// finds, or the stated type of an operand (Use::type) is not the inferred one. The result is empty for a sound program,
+// finds, or the stated type of an operand (Use::type) is not the inferred one. A program that states no types
+// (Program::states_types) has no errors of the third kind. The result is empty for a sound program,
 // and for a mesh of one rank.
 std::vector<std::string> type_errors(const Program& program);
 

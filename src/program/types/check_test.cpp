@@ -324,6 +324,13 @@ TEST(Types, EachRowOfTheCatalogueIsRefusedByOpOperandAndAxis) {
     b.edit(p);
     const std::vector<std::string> errors = type_errors(p);
     ASSERT_FALSE(errors.empty());
+    Program unstated = p;  // has the same errors, but for those about what a program states
+    for (Body& body : unstated.bodies)
+      for (Step& step : body.steps)
+        for (Use& use : step.operands) use.type = {};
+    unstated.states_types = false;
+    const bool stated = errors.front().find("where the program states") != std::string::npos;
+    EXPECT_EQ(type_errors(unstated), stated ? std::vector<std::string>{} : errors);
     EXPECT_TRUE(names(errors.front(), b)) << errors.front();
     std::string all;
     for (const Finding& finding : verify(p)) all += finding.text + "\n";
@@ -390,6 +397,23 @@ TEST(Types, AreInferredWithoutTheSetting) {
   q.setting = {};
   EXPECT_TRUE(type_errors(q).empty()) << type_errors(q).front();
   EXPECT_EQ(with_types(q).bodies, p.bodies);
+}
+
+// Stages are built without types where the check infers them anyway.
+TEST(Types, MayBeLeftOutOfStages) {
+  const Setting s = of_mesh(ranks_along(2, 1, 2, 1, 2), 2, true);
+  const std::vector<Program> with = build_stages(tiny(), s), without = build_stages(tiny(), s, nullptr, false);
+  ASSERT_EQ(with.size(), without.size());
+  for (std::size_t stage = 0; stage < with.size(); ++stage) {
+    EXPECT_TRUE(verify(without[stage]).empty());
+    Program typed = with_types(without[stage]);
+    EXPECT_NE(typed, without[stage]);
+    typed.states_types = true;
+    EXPECT_EQ(typed, with[stage]);
+    Program claims = without[stage];  // types that are missing are no types that fit
+    claims.states_types = true;
+    EXPECT_FALSE(verify(claims).empty());
+  }
 }
 
 // An operand that no rule of its op names is refused.

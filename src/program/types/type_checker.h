@@ -128,10 +128,11 @@ class TypeChecker {
   std::size_t body_ = 0, op_ = 0;  // the present op
   std::int64_t micro_batch_ = -1;
   const Step* step_ = nullptr;
-  std::vector<std::vector<std::vector<std::optional<MeshType>>>> inferred_;             // by body, op and operand
-  std::map<std::size_t, std::vector<Touched>> touched_;                                 // by body
-  std::map<std::size_t, std::vector<Summary>> summaries_;                               // by body
-  std::map<std::pair<int, std::size_t>, std::pair<std::size_t, std::size_t>> writers_;  // body and op, by state
+  std::vector<std::vector<std::vector<std::optional<MeshType>>>> inferred_;  // by body, op and operand
+  std::map<std::size_t, std::vector<Touched>> touched_;                      // by body
+  std::map<std::size_t, std::vector<Summary>> summaries_;                    // by body
+  std::map<std::pair<int, std::size_t>, std::pair<std::size_t, std::size_t>>
+      writers_;                                             // body and op, by state of a parameter
   std::set<std::pair<std::size_t, std::size_t>> reported_;  // ops with errors in earlier instances, by body and op
   std::set<std::pair<Arg, int>> reported_here_;             // operands of the present op, and axes, with errors
   std::vector<std::string> errors_;
