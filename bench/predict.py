@@ -86,7 +86,7 @@ def calibrate(molen, file):
 def measure(molen, shapes, file, steps, rounds):
     rows = []
     for name, ranks, threads, communicator, sets in shapes:
-        flags = [x for s in [*sets, f"math.threads={threads}", "precision.compute=fp32"] for x in ("--set", s)]
+        flags = [x for s in [*sets, f"math.threads={threads}", "device.kind=cpu", "precision.compute=fp32"] for x in ("--set", s)]
         said = json.loads(run(molen, "simulate", *flags, "--ranks", ranks, "--communicator", communicator, "--cluster", file, "--format", "json"))
         before, after = launched(ranks, communicator)
         rows.append({"shape": name, "ranks": ranks, "threads": threads, "communicator": communicator, "predicted_s": said["step_s"], "extrapolated": said["extrapolated"],

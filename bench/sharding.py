@@ -28,7 +28,7 @@ PAIRS = [
     ("SHARD_GRAD_OP", "parallel.sharding=SHARD_GRAD_OP", "fsdp2_grad_op"),
     ("FULL_SHARD", "parallel.sharding=FULL_SHARD", "fsdp2_full"),
 ]
-OURS = ["data.sequence_length=512", "batch.global=4", "batch.micro=2", "precision.compute=fp32", "math.threads=1"]
+OURS = ["device.kind=cpu", "data.sequence_length=512", "batch.global=4", "batch.micro=2", "precision.compute=fp32", "math.threads=1"]
 TOKENS = 4 * 512
 WARMUP = 2  # the peer's steps that are left out, as its first ones are slower; molen leaves out one
 SMALL = step.SIZES | {"vocab_size": 331, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}

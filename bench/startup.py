@@ -57,7 +57,7 @@ def make(folder, shards, tokens):
 
 def start(molen, folder, cache):
     """Seconds and MiB of each of two ranks."""
-    command = [molen, "train", "--model", "llama-tiny", "--set", f'data.train=[{{path="{folder}"}}]', "--set", "data.sequence_length=64",
+    command = [molen, "train", "--model", "llama-tiny", "--set", f'data.train=[{{path="{folder}"}}]', "--set", "data.sequence_length=64", "--set", "device.kind=cpu",
                "--set", "batch.global=2", "--set", "batch.micro=1", "--set", 'train.until="2 steps"', "--set", 'schedule.warmup="1 steps"', "--dry-run"]
     launch = ["mpirun", "-n", "2", "--oversubscribe", "--allow-run-as-root", "--bind-to", "none"]
     done = subprocess.run([*launch, sys.executable, __file__, "--as-rank", *command], capture_output=True, text=True,

@@ -72,7 +72,7 @@ def main():
         write_tokens(pathlib.Path(folder) / "tokens.bin", SIZES["vocab_size"], 513)
         torch_args = ["--model", "model", "--tokens", "tokens.bin", "--sequence", "512", "--global-batch", "4", "--steps", str(a.steps + 2), "--quiet"]
         peer = [sys.executable, str(HERE / "peers/train_torch.py"), *torch_args]
-        ours = [molen, "bench", "--model", "llama-60m", "--set", "data.sequence_length=512", "--set", "batch.global=4", "--set", "precision.compute=fp32",
+        ours = [molen, "bench", "--model", "llama-60m", "--set", "data.sequence_length=512", "--set", "batch.global=4", "--set", "device.kind=cpu", "--set", "precision.compute=fp32",
                 "--steps", str(a.steps)]
         kinds = {"molen": [*ours, "--set", "batch.micro=4", "--set", "math.threads=2"], "eager": [*peer, "--micro", "4", "--threads", "2"]}
         if not a.no_compile:
