@@ -10,6 +10,7 @@ autocast over fp32 weights, as molen keeps fp32 master weights, with flash atten
 import json
 import pathlib
 import statistics
+import sys
 import tempfile
 
 import ratios
@@ -27,6 +28,8 @@ def words_of(kind, steps, name):
 
 def main():
     a = ratios.options(__doc__)
+    if a.record or a.types != "fp32,bf16":
+        sys.exit("device.py: no --record (the machine with the device may lack the repository: the last lines are for `tools/results.py add`) and no --types (bf16 alone)")
     with tempfile.TemporaryDirectory(prefix="molen_device_") as scratch:
         folder = pathlib.Path(scratch)
         ratios.write_inputs(a.molen, folder, words_of("fp32", a.steps, "weights"), a.steps, ratios.VOCABULARY, SEQUENCE)

@@ -83,6 +83,9 @@ sim::Calibration calibration_to_extend(const std::string& output, const std::str
 void take_conditions(const ConfigOptions& options, measure::CalibrateOptions& o, std::string& compute, bool& flash) {
   if (!options.file && !options.model && options.sets.empty()) return;
   const config::Config c = load_config(options);
+  if (c.device.kind == "cuda")
+    throw UsageError("{}: `molen calibrate` measures processors; cuda devices cannot be measured yet",
+                     c.where("device.kind"));
   if (o.threads == 0) o.threads = static_cast<int>(c.math.threads);
   if (compute == "auto") compute = c.precision.compute;
   flash = c.math.flash_attention;
@@ -95,7 +98,7 @@ int run_calibrate(const ConfigOptions& options, const std::string& output, measu
   bool flash = true;
   take_conditions(options, o, compute, flash);
   config::Config on_host;
-  on_host.device.kind = "cpu";  // only the host is measured, whatever devices exist
+  on_host.device.kind = "cpu";  // "auto" means the host here
   const auto launch = launch::resolve_launch(on_host, options.ranks);
   if (o.threads == 0) o.threads = plan::auto_threads(launch.machine.local_ranks);
   // Read the input before any measurement, so that errors are found at once.
@@ -216,8 +219,9 @@ int run_bench(const ConfigOptions& options, int steps) {
 }
 
 void add_bench(CLI::App& app, Chosen& chosen) {
-  CLI::App* verb = app.add_subcommand(
-      "bench", "times training steps on synthetic tokens; one JSON line (`make bench` compares with peers)");
+  CLI::App* verb = app.add_subcommand("bench",
+                                      "times training steps on synthetic tokens, on the device of device.kind; one "
+                                      "JSON line (`make bench` compares with peers)");
   auto options = add_config_options(*verb);
   auto steps = std::make_shared<int>(7);
   verb->add_option("--steps", *steps, "timed steps after one warm-up")

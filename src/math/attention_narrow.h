@@ -1,8 +1,9 @@
 // Causal multi-head attention of math/attention.h over rows in bf16 (uint16_t: the upper half of a float), on CPU,
 // forward and backward, without allocating. Products multiply bf16 and add in fp32. p and ds are rounded to bf16 before
 // the products that take them, as in FlashAttention-2 in 16 bits. o and d_qkv are rounded once, and lse and every sum
-// are fp32. Shapes, layouts and the independence of the number of threads are as in math/attention.h, and so are NaNs,
-// except that a NaN may reach one more token here. Subnormal values may count as zero.
+// are fp32. Shapes, layouts and the independence of the number of threads are as in math/attention.h. A NaN in a token
+// that a row sees makes the row NaN, and a NaN in the 15 tokens after a row may reach it too (0 * NaN in a block of 16
+// rows on tiles, of 6 rows elsewhere). Subnormal values may count as zero.
 //
 // Scratch in 4-byte words, with W = D rounded up to a multiple of 16, plus 16; A = half of D, rounded up likewise:
 //   forward   threads * (416 A + 352 W + 4896)

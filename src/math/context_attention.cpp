@@ -18,8 +18,8 @@ using namespace attention_detail;
 const ContextKernels& kernels(AttentionIsa isa) {
 #if defined(__x86_64__)
   const bool best = isa == AttentionIsa::kBest;
-  if (isa == AttentionIsa::kAvx512 || (best && attention_isa_available(AttentionIsa::kAvx512)))
-    return kAvx512ContextKernels;
+  const bool wide = isa == AttentionIsa::kAvx512 || isa == AttentionIsa::kAvx512Bf16 || isa == AttentionIsa::kAmx;
+  if (wide || (best && attention_isa_available(AttentionIsa::kAvx512))) return kAvx512ContextKernels;
   if (isa == AttentionIsa::kAvx2 || (best && attention_isa_available(AttentionIsa::kAvx2))) return kAvx2ContextKernels;
 #endif
   return kGenericContextKernels;

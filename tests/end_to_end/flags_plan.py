@@ -173,6 +173,7 @@ def calibrate(case):
     (work / "doubled.json").write_text(json.dumps(doubled))
     close("twice the pace", json.loads(case.molen("simulate", "tiny.toml", sets, "--cluster", "doubled.json", "--format", "json").stdout)["step_s"], 2 * said["step_s"])
     case.refused("calibrate", "--widest", 100, says=["--widest", "128"])
+    case.refused("calibrate", "--set", "device.kind=cuda", says=["device.kind", "measures processors"])
     case.progress("calibrate fp32", "calibrate", "--widest", 128, "--output", "shown.json", "--compute", "fp32", "--threads", 1, "--rounds", 1)
     # Under the conditions of a configuration, or of a preset with others over it, and no wider than its model.
     (work / "own.toml").write_text('extends = "tiny.toml"\n[precision]\ncompute = "fp32"\n')

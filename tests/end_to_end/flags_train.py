@@ -158,7 +158,7 @@ def said(case):
 # --- bench --------------------------------------------------------------------------------------------------------------------------
 @row("bench --model", "bench --set", "bench --ranks", "bench --steps")
 def bench(case):
-    fp32 = {"precision.compute": "fp32"}
+    fp32 = {"precision.compute": "fp32", "device.kind": "cpu"}
     times = {n: json.loads(case.molen("bench", "tiny.toml", "--steps", n, fp32).stdout) for n in (1, 2, 3)}
     spread = {n: len({t["min_s"], t["median_s"], t["max_s"]}) for n, t in times.items()}
     equal("of one step one time, of two the lesser and the greater, of three all", spread, {1: 1, 2: 2, 3: 3})

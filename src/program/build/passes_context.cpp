@@ -16,6 +16,7 @@ class ContextExchanger {
 
   void run(Body& body) {
     held_ = -1;
+    known_ = nullptr;
     for (Step& step : body.steps) {
       const auto* c = std::get_if<Compute>(&step.op);
       const bool counts = c && c->part == arch::Part::kRoute && c->pass == ComputePass::kForward;

@@ -241,7 +241,8 @@ struct Program {
   std::vector<Buffer> buffers;
   std::vector<Body> bodies;
   std::vector<Instance> schedule;
-  bool states_types = true;  // false: the operands have no types, and the verifier only infers them
+  // False: the operands have no types, and the verifier only infers them. Such a program has no text.
+  bool states_types = true;
   bool operator==(const Program&) const = default;
 
   int buffer(const std::string& name) const;       // throws Error if there is none

@@ -70,6 +70,7 @@ std::string memory_text(const Program& p, const MemoryPlan& plan) {
 }
 
 std::string print_all(const Program& p, const MemoryPlan* plan) {
+  MOLEN_CHECK(p.states_types, "a program that states no types has no text");
   std::string text = "molen-program 15\n";
   if (plan) text += memory_text(p, *plan);
   text += "arch " + arch::to_json(p.arch).dump() + "\n";

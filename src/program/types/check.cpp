@@ -136,7 +136,7 @@ void TypeChecker::end_of_step() {
   for (const auto& [state, writer] : writers_) {
     const auto& [buffer, segment] = state;
     const Buffer& of = p_.buffers[static_cast<std::size_t>(buffer)];
-    const auto kept = of_parameters(of) ? kept_type(p_, of, parameter_of(buffer, segment)) : std::nullopt;
+    const auto kept = kept_type(p_, of, parameter_of(buffer, segment));
     const TypeState& now = states_.at(buffer, -1, segment);
     if (!kept || now.type == *kept || std::exchange(reported, buffer) == buffer) continue;
     std::tie(body_, op_) = writer;
