@@ -90,6 +90,9 @@ struct BindContext {
   mesh::PerAxis coordinates;  // of this rank
   std::function<comm::Communicator*(program::Axis)> group;
   std::function<at::Tensor(int buffer)> flat;
+  // Where the rows of each sequence stand in it, when the sequence began in an earlier call. When empty, the positions
+  // are those of this rank.
+  std::vector<PositionRun> positions = {};
 };
 
 inline DType dtype_of(const BindContext& c, const program::Use& use) {

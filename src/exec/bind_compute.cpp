@@ -23,7 +23,8 @@ Kernel bind_compute(const BindContext& context, const program::Step& step, const
                 {a.rows.sequences, length, 0, *a.compute, a.threads, *a.kernel},
                 step.updates(Arg::kGrad),
                 operands.share(),
-                positions_of(p.grid, length * context_ranks, context.coordinates)};
+                context.positions.empty() ? positions_of(p.grid, length * context_ranks, context.coordinates)
+                                          : context.positions};
   if (piece) {
     common.shape.batch = 1;
     common.shape.sequence = operands.tokens();

@@ -9,9 +9,10 @@
 namespace molen::exec {
 namespace {
 
-void fill_rope(const program::Program& p, const mesh::PerAxis& coordinates, const at::Tensor& flat) {
+void fill_rope(const BindContext& c, const at::Tensor& flat) {
+  const program::Program& p = c.program;
   const std::int64_t rows = flat.numel() / p.arch.head_dim * p.grid.sizes[mesh::Axis::kCp];
-  const auto positions = positions_of(p.grid, rows, coordinates);
+  const auto positions = c.positions.empty() ? positions_of(p.grid, rows, c.coordinates) : c.positions;
   const model::RopeTable table = positions.empty()
                                      ? model::make_rope_table(p.arch, rows, flat.scalar_type(), flat.device())
                                      : model::make_rope_table(p.arch, positions, flat.scalar_type(), flat.device());
@@ -22,16 +23,16 @@ void fill_rope(const program::Program& p, const mesh::PerAxis& coordinates, cons
 
 }  // namespace
 
-void fill_constants(const program::Program& p, const mesh::PerAxis& coordinates,
-                    const std::function<at::Tensor(int)>& flat) {
+void fill_constants(const BindContext& c) {
+  const program::Program& p = c.program;
   for (std::size_t b = 0; b < p.buffers.size(); ++b) {
     const program::Buffer& buffer = p.buffers[b];
     if (buffer.lifetime != program::Lifetime::kConstant) continue;
-    const at::Tensor out = flat(static_cast<int>(b));
+    const at::Tensor out = c.flat(static_cast<int>(b));
     if (buffer.role == program::Value::kRope)
-      fill_rope(p, coordinates, out);
+      fill_rope(c, out);
     else if (buffer.role == program::Value::kSlopes)
-      out.copy_(model::make_slopes(p.arch, coordinates[mesh::Axis::kTp], p.grid.sizes[mesh::Axis::kTp]));
+      out.copy_(model::make_slopes(p.arch, c.coordinates[mesh::Axis::kTp], p.grid.sizes[mesh::Axis::kTp]));
     else
       throw Error("buffer {} is constant, and nothing says what {} holds", buffer.name, program::name_of(buffer.role));
   }

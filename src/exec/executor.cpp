@@ -100,7 +100,7 @@ class Executor::Impl {
     in_stage[mesh::Axis::kPp] = 0;
     first_of_stage_ = in_stage == mesh::PerAxis{};
     place(owner);
-    fill_constants(program_, groups_.coordinates(), [this](int buffer) { return flat(buffer); });
+    fill_constants({program_, groups_.coordinates(), nullptr, [this](int buffer) { return flat(buffer); }});
     for (const auto& e : ops_) {
       int& threads = threads_[static_cast<std::size_t>(e.step->stream)];
       threads = std::max(threads, e.step->attributes.threads);

@@ -1,41 +1,15 @@
-// Inference on one process: logits without a cache, and decoding with a key/value cache. Both run the parts of
-// model/parts.h.
+// Inference on one process: logits without a cache, and decoding with a key/value cache.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
-#include <string>
-#include <vector>
 
-#include "arch/parameters.h"
-#include "exec/arena.h"
-#include "exec/weights.h"
-#include "program/ir/layout.h"
+#include "infer/weights.h"
 
 namespace molen::infer {
-
-// The weights of a whole model in fp32 (or fp64), divided into units in the same way as in the executor.
-class Weights {
- public:
-  Weights(arch::Architecture arch, DType dtype);
-  const arch::Architecture& arch() const { return arch_; }
-  DType dtype() const { return dtype_; }
-  const std::vector<arch::Parameter>& parameters() const { return parameters_; }
-  // Returns the tensor of the parameter's elements, for the caller to fill.
-  at::Tensor parameter(std::size_t index) const;
-  exec::UnitWeights unit(const std::string& name) const;
-
- private:
-  arch::Architecture arch_;
-  DType dtype_;
-  std::vector<arch::Parameter> parameters_;
-  std::vector<program::Unit> units_;
-  std::vector<at::Tensor> flat_;
-};
 
 class Inference {
  public:

@@ -81,6 +81,30 @@ TEST(Inference, CacheEqualsNoCache) {
   }
 }
 
+// One object continues with prompts of other lengths, among them one token, and with batches in between.
+TEST(Inference, StartsAgain) {
+  const auto a = small("gpt2");
+  const auto weights = random_weights(a);
+  Inference again(weights, 1, 40);
+  const c10::InferenceMode mode;
+  for (const std::int64_t prompt : {7, 1, 12, 7, 1}) {
+    std::vector<std::int32_t> ids;
+    for (std::int64_t i = 0; i < prompt + 3; ++i) ids.push_back(static_cast<std::int32_t>((prompt * 31 + i * 7) % 97));
+    Inference fresh(weights, 1, 40);
+    const at::Tensor want = fresh.logits(ids, 1, prompt + 3).select(0, 0);
+    again.reset();
+    at::Tensor got = again.advance({ids.data(), static_cast<std::size_t>(prompt)});
+    again.logits(ids, 1, prompt + 3);  // leaves the sequence alone
+    for (std::int64_t t = prompt; t <= prompt + 3; ++t) {
+      const at::Tensor expected = want.select(0, t - 1);
+      EXPECT_LE((got - expected).abs().max().item<double>(), 64 * 0x1p-24 * expected.abs().max().item<double>())
+          << prompt << ", " << t;
+      if (t < prompt + 3) got = again.advance({&ids[static_cast<std::size_t>(t)], 1});
+    }
+    EXPECT_EQ(again.length(), prompt + 3);
+  }
+}
+
 // A batch has more rows than the head takes at once. Each sequence must have the same logits as when it runs alone.
 TEST(Inference, LogitsOfManyRows) {
   const auto a = small("llama-tiny");
@@ -124,7 +148,7 @@ double trained_loss(const arch::Architecture& a, const Weights& weights, const s
   return executor.run(input).mean_loss();
 }
 
-// Inference has its own code for layers, positions and caches. Its loss equals that of a training step up to a few
+// Inference has its own code for positions, caches and the head. Its loss equals that of a training step up to a few
 // roundings of fp32, as in CacheEqualsNoCache.
 TEST(Inference, IsTheModelThatIsTrained) {
   for (const arch::Architecture& a : models()) {
