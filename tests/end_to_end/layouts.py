@@ -16,7 +16,7 @@ def proved(what, count, *options):
     rows = json.loads(run("verify", *options, "--format", "json").stdout)
     ok(f"verify: {what}: {len(rows)} runs, the largest difference {max(r['ratio'] for r in rows):.4f} of its bound", len(rows) == count and all(r["same"] and 0 <= r["ratio"] <= 1 for r in rows), (len(rows), [r for r in rows if not r["same"]]))
     return [r["layout"] for r in rows]
-few = ("--steps", 4)  # the nightly run takes ten
+few = ("--steps", 2)  # all that passes from one step to the next; the nightly run takes ten
 for family, more in (("llama", ("model.kv_heads=3",)), ("gpt", ())):
     names = proved(f"{family}, layouts of 8 ranks with every pair of choices", 218, *few, *eight, *[x for s in (f"model.family={family}", *more) for x in ("--set", s)], "--ranks", 8, "--cover", "pairs")
     # Each way to share a model stands among them, with one micro-batch and with several.
