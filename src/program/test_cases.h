@@ -119,6 +119,9 @@ inline std::vector<TestCase> all_test_cases() {
     add(fmt::format("expert ranks, zero {}, in tiles", zero), s, sparse);
     s.expert_tiles = 1;
     if (zero < 2) continue;
+    s.unit_layers = 2;
+    add(fmt::format("expert ranks, zero {}, units of 2 layers", zero), s, sparse);
+    s.unit_layers = 1;
     s.mesh[mesh::Axis::kDpReplicate] = 2, s.own_over_dp = zero == 3;
     add(fmt::format("expert ranks, zero {}, two copies", zero), s, sparse);
   }
