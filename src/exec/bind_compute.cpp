@@ -24,6 +24,7 @@ Kernel bind_compute(const BindContext& context, const program::Step& step, const
                 step.updates(Arg::kGrad),
                 operands.share(),
                 positions_of(p.grid, length * context_ranks, context.coordinates)};
+  common.shape.context_ranks = context_ranks;
   if (piece) {
     common.shape.batch = 1;
     common.shape.sequence = operands.tokens();

@@ -114,14 +114,58 @@ TEST(SparseProgram, EvaluationsDropNothing) {
   }
 }
 
-TEST(SparseProgram, ContextRanksHaveNoCapacity) {
-  try {
-    (void)build(with_capacity(1.25), along(mesh::Axis::kCp, 2));
-    FAIL() << "it is built";
-  } catch (const UsageError& error) {
-    EXPECT_EQ(std::string(error.what()),
-              "model.expert_capacity: experts take the first tokens of a sequence, which none of 2 context ranks knows "
-              "alone; set 0, or parallel.context = 1");
+// With a capacity, context ranks exchange their numbers of choices after each router, and drop choices before the
+// experts. No other program has these ops: a rank with whole sequences drops choices in its router.
+TEST(SparseProgram, ContextRanksLimitExpertsTogether) {
+  const auto limiting = [](const Program& p) {
+    std::vector<std::string> found;
+    for (const Body& body : p.bodies)
+      for (const Step& step : body.steps) {
+        const auto* gather = std::get_if<AllGather>(&step.op);
+        const auto* c = std::get_if<Compute>(&step.op);
+        const bool forward = c && c->pass == ComputePass::kForward;
+        if (gather && gather->moves == Moves::kCounts) found.push_back(fmt::format("counts {}", gather->layer));
+        if (forward && (c->part == Part::kRoute || c->part == Part::kLimit || c->part == Part::kDispatch))
+          found.push_back(fmt::format("{} {}", arch::name_of(c->part), c->layer));
+      }
+    return found;
+  };
+  const std::vector<std::string> together{"route 1", "counts 1", "limit 1", "dispatch 1",
+                                          "route 2", "counts 2", "limit 2", "dispatch 2"},
+      alone{"route 1", "dispatch 1", "route 2", "dispatch 2"};
+  for (const mesh::Axis axis : {mesh::Axis::kCp, mesh::Axis::kTp, mesh::Axis::kDpShard})
+    for (const double factor : {0.0, 0.75})
+      for (const char* again : {"none", "full"})
+        for (const Purpose purpose : {Purpose::kTrain, Purpose::kEvaluate}) {
+          Setting s = along(axis, 2);
+          s.purpose = purpose, s.global_batch = axis == mesh::Axis::kDpShard ? 4 : 2;
+          if (purpose == Purpose::kTrain) s.recompute = recompute_from_text(again);
+          const Program p = build(with_capacity(factor), s);
+          EXPECT_TRUE(verify(p).empty());
+          const bool shared = axis == mesh::Axis::kCp && factor > 0.0 && purpose == Purpose::kTrain;
+          EXPECT_EQ(limiting(p), shared ? together : alone) << factor << ", recompute " << again;
+          EXPECT_EQ(p.find_buffer("counts") >= 0, shared);
+          if (!shared) continue;
+          // For each of two sequences: two runs of positions, two kinds of tokens, and five experts.
+          EXPECT_EQ(p.buffers[static_cast<std::size_t>(p.buffer("counts_all"))].elements, 2 * (2 * 2 * 2 * 5));
+        }
+}
+
+// An expert takes 5 of a sequence's 24 tokens. One of 2 context ranks, with 12 tokens, may have all of them; one of 6,
+// with 4 tokens, has at most 4. Costs count an even share of what experts take.
+TEST(SparseProgram, RowsOfContextRanksAreBoundedByTheWholeSequence) {
+  for (const int ranks : {2, 6}) {
+    const Program p = build(with_capacity(0.5), along(mesh::Axis::kCp, ranks));
+    const std::int64_t tokens = 24 / ranks;
+    for (const Buffer& b : p.buffers)
+      if (b.role == Value::kExpertRows) {
+        EXPECT_EQ(b.elements, 2 * std::min<std::int64_t>(tokens * 2, 5 * std::min<std::int64_t>(tokens, 5)) * 24);
+      }
+    for (const Step& step : p.bodies.front().steps)
+      if (const auto* c = std::get_if<Compute>(&step.op);
+          c && c->part == Part::kExpertDown && c->pass == ComputePass::kForward) {
+        EXPECT_EQ(step.model_flops.value, 2.0 * ((2 * 25 + ranks - 1) / ranks) * 24 * 14) << ranks;
+      }
   }
 }
 
