@@ -126,13 +126,19 @@ std::int64_t capacity_of(const Experts& e, std::int64_t sequence) {
   return share < static_cast<double>(sequence) ? static_cast<std::int64_t>(share) : sequence;
 }
 
-std::int64_t most_rows_of_experts(const Experts& e, std::int64_t batch, std::int64_t sequence, int ranks) {
-  return most_rows_of_experts(e, batch, sequence, ranks, e.count / ranks);
+std::int64_t most_rows_of_experts(const Experts& e, const Sequences& s, int ranks) {
+  return most_rows_of_experts(e, s, ranks, e.count / ranks);
 }
 
-std::int64_t most_rows_of_experts(const Experts& e, std::int64_t batch, std::int64_t sequence, int ranks,
-                                  std::int64_t own) {
-  return ranks * batch * std::min(sequence * std::min(e.per_token, own), own * capacity_of(e, sequence));
+std::int64_t most_rows_of_experts(const Experts& e, const Sequences& s, int ranks, std::int64_t own) {
+  // The tokens that an expert takes may all be on one of the context ranks.
+  const std::int64_t taken = std::min(s.length, capacity_of(e, s.length * s.context_ranks));
+  return ranks * s.count * std::min(s.length * std::min(e.per_token, own), own * taken);
+}
+
+std::int64_t even_rows_of_experts(const Experts& e, const Sequences& s) {
+  const std::int64_t all = most_rows_of_experts(e, {s.count, s.length * s.context_ranks}, 1);
+  return (all + s.context_ranks - 1) / s.context_ranks;
 }
 
 std::pair<std::int64_t, std::int64_t> experts_of_tile(std::int64_t experts, std::int64_t tile, std::int64_t tiles) {

@@ -62,13 +62,20 @@ struct Experts {
 // capacity, all tokens.
 std::int64_t capacity_of(const Experts& experts, std::int64_t sequence);
 
-// Returns the most rows that the experts of one of `ranks` expert ranks may get, if each rank has `batch` sequences.
-// For each sequence of all ranks, this is the number of times that its tokens can choose experts of the rank, or the
-// number of tokens that these experts take if that is less.
-std::int64_t most_rows_of_experts(const Experts& experts, std::int64_t batch, std::int64_t sequence, int ranks);
+// The sequences of a rank: `count` of them, of each of which it has `length` tokens, as have the other context ranks.
+struct Sequences {
+  std::int64_t count = 0, length = 0;
+  int context_ranks = 1;
+};
+// Returns the most rows that the experts of one of `ranks` expert ranks may get, if each rank has such sequences. For
+// each sequence of all ranks, this is the number of times that the rank's tokens of it can choose experts of the rank,
+// or the number of these tokens that the experts take if that is less.
+std::int64_t most_rows_of_experts(const Experts& experts, const Sequences& sequences, int ranks);
 // Returns the same number for `own` experts of a rank.
-std::int64_t most_rows_of_experts(const Experts& experts, std::int64_t batch, std::int64_t sequence, int ranks,
-                                  std::int64_t own);
+std::int64_t most_rows_of_experts(const Experts& experts, const Sequences& sequences, int ranks, std::int64_t own);
+// Returns the rows that the tokens of a rank have in the order of experts, if context ranks have equal shares of the
+// most rows that their sequences can have. All costs assume this number.
+std::int64_t even_rows_of_experts(const Experts& experts, const Sequences& sequences);
 
 // Returns the experts [first, second) of one of `tiles` tiles of a rank's `experts`, or all of them when `tile` is -1.
 // The tiles are as even as possible. A tile that does not exist has no experts.

@@ -53,7 +53,7 @@ namespace {
 std::int64_t mlp_columns(const Architecture& arch, std::int64_t layer, std::int64_t sequence) {
   if (!arch.sparse(layer)) return sequence * (arch.up_size() + arch.ffn);
   const Experts& e = arch.sparse_experts();
-  return most_rows_of_experts(e, 1, sequence, 1) * (arch.expert_up_size() + e.ffn) +
+  return most_rows_of_experts(e, {1, sequence}, 1) * (arch.expert_up_size() + e.ffn) +
          sequence * (e.count + arch.shared_up_size() + arch.shared_ffn());
 }
 

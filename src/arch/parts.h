@@ -22,6 +22,8 @@
 //   kSharedUp      y_Nd                        shared_up_N(2u|u)          y_Nd         (u: width of the shared experts,
 //   kSharedActivation shared_up                shared_a_Nu                shared_up     in models that have them)
 //   kSharedDown    shared_a_Nu, mid_Nd         s_Nd = mid + a Ws^T        shared_a_Nu
+//   kLimit         labels_N, numbers of        choice_Nt, in place        nothing       (if context ranks share the
+//                  choices of all ranks                                                 sequences of a capacity)
 //   kDispatch      y_Nd, choice_Nt             y in expert order: in_Md   place_Nt
 //   kExpertUp      in_Md                       up_M(2w|w)                 in_Md, offsets_E+1
 //   kExpertActivation up                       a_Mw                       up
@@ -89,6 +91,7 @@ enum class Part {
   kActivation,
   kDown,
   kRoute,
+  kLimit,
   kBalance,
   kSharedUp,
   kSharedActivation,
@@ -118,6 +121,7 @@ inline constexpr std::array kPartNames{
     PartName{Part::kActivation, "activation"},
     PartName{Part::kDown, "down"},
     PartName{Part::kRoute, "route"},
+    PartName{Part::kLimit, "limit"},
     PartName{Part::kBalance, "balance"},
     PartName{Part::kSharedUp, "shared_up"},
     PartName{Part::kSharedActivation, "shared_act"},
@@ -160,7 +164,8 @@ constexpr std::array<Part, N + M> joined(const std::array<Part, N>& block, const
   return all;
 }
 inline constexpr std::array kMlpBlock{Part::kNormUp, Part::kActivation, Part::kDown};
-// The balance loss comes last, so that the sum over context ranks for which it waits runs at the same time as the
+// The context ranks of a model with a capacity insert kLimit after kRoute (program/build/passes_context.cpp). The
+// balance loss comes last, so that the sum over context ranks for which it waits runs at the same time as the
 // experts.
 inline constexpr std::array kExpertsBlock{Part::kRoute,      Part::kDispatch, Part::kExpertUp, Part::kExpertActivation,
                                           Part::kExpertDown, Part::kCombine,  Part::kBalance};
@@ -245,7 +250,9 @@ struct PartShape {
   int expert_ranks = 1;    // ranks that share the experts of each layer
   // For a part of the experts: which of `expert_tiles` tiles the op computes; -1: all experts of the rank.
   std::int64_t expert_tile = -1, expert_tiles = 1;
+  int context_ranks = 1;  // ranks that share each sequence, of which each has `sequence` tokens
   std::int64_t tokens() const { return batch * sequence; }
+  Sequences sequences() const { return {batch, sequence, context_ranks}; }
 };
 
 struct PartCost {

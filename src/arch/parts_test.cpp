@@ -61,7 +61,7 @@ TEST(ExpertCapacity, IsTheShareRoundedUp) {
   // for the rank's experts from all ranks' sequences.
   const auto rows = [&](double factor, int ranks) {
     e.capacity = factor;
-    return most_rows_of_experts(e, 3, 512, ranks);
+    return most_rows_of_experts(e, {3, 512}, ranks);
   };
   EXPECT_EQ(rows(0.0, 1), 3 * 512 * 2);
   EXPECT_EQ(rows(1.0, 1), 3 * 512 * 2);
@@ -70,6 +70,16 @@ TEST(ExpertCapacity, IsTheShareRoundedUp) {
   EXPECT_EQ(rows(1.25, 4), 4 * 3 * 4 * 80);
   EXPECT_EQ(rows(0.0, 16), 16 * 3 * 512);
   EXPECT_EQ(rows(1.25, 16), 16 * 3 * 80);
+  // Each of four context ranks has 128 tokens of a sequence of 512, and 80 of them may be those that an expert takes.
+  // An even share of all rows is as if each expert took 20 of them.
+  e.capacity = 1.25;
+  EXPECT_EQ(most_rows_of_experts(e, {3, 128, 4}, 1), 3 * 128 * 2);
+  EXPECT_EQ(most_rows_of_experts(e, {3, 128, 4}, 16), 16 * 3 * 80);
+  e.capacity = 0.5;
+  EXPECT_EQ(most_rows_of_experts(e, {3, 128, 4}, 16), 16 * 3 * 32);
+  EXPECT_EQ(even_rows_of_experts(e, {3, 128, 4}), 3 * 128);
+  EXPECT_EQ(even_rows_of_experts(e, {1, 128, 3}), (16 * capacity_of(e, 384) + 2) / 3);
+  EXPECT_EQ(even_rows_of_experts(e, {3, 512}), most_rows_of_experts(e, {3, 512}, 1));
 }
 
 // Tiles are consecutive, have all experts, and differ by one expert at most.
@@ -82,8 +92,8 @@ TEST(ExpertTiles, CutTheExpertsOfARank) {
   EXPECT_EQ(experts_of_tile(7, 3, 3), (Range{7, 7}));
   // Four ranks with 3 sequences of 512 tokens, of which each chooses two experts.
   const Experts e{.count = 16, .per_token = 2, .ffn = 704};
-  EXPECT_EQ(most_rows_of_experts(e, 3, 512, 4, 3), 4 * 3 * 512 * 2);
-  EXPECT_EQ(most_rows_of_experts(e, 3, 512, 4, 1), 4 * 3 * 512);
+  EXPECT_EQ(most_rows_of_experts(e, {3, 512}, 4, 3), 4 * 3 * 512 * 2);
+  EXPECT_EQ(most_rows_of_experts(e, {3, 512}, 4, 1), 4 * 3 * 512);
 }
 
 // At most half of the choices are computed.
@@ -114,7 +124,8 @@ TEST(Parts, OfALayerFollowFromItsNumber) {
   EXPECT_EQ(parts_of_layer(a, 2).size(), of_dense.size());
   const std::vector<Part> all = parts_in_order(a);
   for (const Part part : kAllParts) {
-    const bool of_others = part == Part::kQkNorm || part == Part::kHeadLogits || part == Part::kHeadLoss;
+    const bool of_others =
+        part == Part::kQkNorm || part == Part::kLimit || part == Part::kHeadLogits || part == Part::kHeadLoss;
     EXPECT_EQ(std::count(all.begin(), all.end(), part), of_others ? 0 : 1) << name_of(part);
   }
 }

@@ -336,12 +336,14 @@ Kernel bind_scatter_rows(const BindContext& c, const Step& step, comm::Communica
   };
 }
 
-// Gathers the rows of all ranks, the sums of the head or the offsets of experts, in rank order.
+// Gathers the rows of all ranks, the sums of the head, the counts of routers or the offsets of experts, in rank order.
 Kernel bind_gather_rows(const BindContext& c, const Step& step, comm::Communicator* group) {
   auto part = c.flat(step.operand(Arg::kFrom).buffer), all = c.flat(step.operand(Arg::kTo).buffer);
   const auto& op = std::get<program::AllGather>(step.op);
   std::vector<std::int64_t> counts(static_cast<std::size_t>(group->size()), part.numel());
-  if (op.moves != program::Moves::kHead && op.moves != program::Moves::kOffsets) {
+  const bool alike = op.moves == program::Moves::kHead || op.moves == program::Moves::kCounts ||
+                     op.moves == program::Moves::kOffsets;  // every rank has as much
+  if (!alike) {
     const RowPiece piece = row_piece(c, step, Arg::kTo, op.chunk);
     counts = piece.counts;
     part = part.narrow(0, piece.kept, counts[static_cast<std::size_t>(group->rank())]);

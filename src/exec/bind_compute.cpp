@@ -25,6 +25,7 @@ Kernel bind_compute(const BindContext& context, const program::Step& step, const
                 operands.share(),
                 context.positions.empty() ? positions_of(p.grid, length * context_ranks, context.coordinates)
                                           : context.positions};
+  common.shape.context_ranks = context_ranks;
   if (piece) {
     common.shape.batch = 1;
     common.shape.sequence = operands.tokens();

@@ -10,6 +10,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/position_run.h"
 
 namespace molen::math {
 
@@ -33,6 +37,27 @@ inline std::int32_t expert_of(std::int32_t choice) {
 //   taken_E   overwritten
 std::int64_t limit_experts(std::int64_t N, std::int64_t k, std::int64_t E, std::int64_t B, std::int64_t capacity,
                            const std::int32_t* labels_N, std::int32_t* choice_Nk, std::int32_t* taken_E);
+
+// Several ranks may share the sequences. Each has up to kMostRuns runs of neighbouring positions of a sequence, in
+// ascending order, and no rank knows alone which of an expert's tokens are the first ones. Each rank therefore counts
+// the choices of its tokens by sequence, run, kind of token (with a label, without one) and expert. With the counts of
+// all ranks, each rank drops the choices that limit_experts drops in whole sequences.
+inline constexpr std::int64_t kMostRuns = 2;
+inline constexpr std::int64_t kTokenKinds = 2;
+
+// Counts the choices of a rank with the positions `runs` of each sequence. counts_B22E is overwritten.
+void count_choices(std::int64_t k, std::int64_t E, std::int64_t B, std::span<const PositionRun> runs,
+                   const std::int32_t* labels_N, const std::int32_t* choice_Nk, std::int32_t* counts_B22E);
+
+// Marks the choices beyond the capacity on rank `rank` of the ranks with the positions `runs`. Returns the number of
+// this rank's dropped slots of tokens with a label.
+//
+//   counts_cB22E   count_choices of each of the c ranks
+//   taken_E        overwritten
+std::int64_t limit_shared_experts(std::int64_t k, std::int64_t E, std::int64_t B, std::int64_t capacity,
+                                  std::span<const std::vector<PositionRun>> runs, std::int64_t rank,
+                                  const std::int32_t* labels_N, const std::int32_t* counts_cB22E,
+                                  std::int32_t* choice_Nk, std::int32_t* taken_E);
 
 // Sorts the slots that are not dropped by (expert, token) and numbers the rows.
 //

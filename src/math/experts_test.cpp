@@ -8,7 +8,9 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <random>
 
 #include "base/error.h"
 #include "math/allocation.h"
@@ -197,6 +199,93 @@ RC_GTEST_PROP(ExpertCapacity, IsUsedUpAndNotMore, ()) {
       lost += of_labels - taken_of_labels;
     }
   RC_ASSERT(beyond == lost);
+}
+
+// What each of several ranks has of whole sequences: the values of `each` numbers a token at the rank's positions.
+Ints at_positions(const Ints& all, i64 B, i64 each, const std::vector<PositionRun>& runs) {
+  Ints part;
+  const i64 S = std::ssize(all) / (B * each);
+  for (i64 b = 0; b < B && !all.empty(); ++b)
+    for (const PositionRun& run : runs)
+      part.insert(part.end(), all.begin() + (b * S + run.first) * each, all.begin() + (b * S + run.last) * each);
+  return part;
+}
+
+// Goes through the tokens of each sequence one by one: those with a label in the order of positions, then the others.
+std::pair<Ints, Ints> dropped_one_by_one(i64 k, i64 B, i64 capacity, const Ints& labels, const Ints& choice) {
+  Ints marked = choice, counted(choice.size(), 0);
+  const i64 S = std::ssize(labels) / B;
+  for (i64 b = 0; b < B; ++b) {
+    std::vector<i64> order(static_cast<std::size_t>(S));
+    std::iota(order.begin(), order.end(), b * S);
+    std::ranges::stable_partition(order, [&](i64 n) { return labels[static_cast<std::size_t>(n)] >= 0; });
+    std::map<std::int32_t, i64> taken;
+    for (const i64 n : order)
+      for (i64 slot = n * k; slot < (n + 1) * k; ++slot) {
+        const auto at = static_cast<std::size_t>(slot);
+        if (taken[choice[at]]++ < capacity) continue;
+        marked[at] = dropped(choice[at]);
+        counted[at] = labels[static_cast<std::size_t>(n)] >= 0;
+      }
+  }
+  return {marked, counted};
+}
+
+// Ranks that share sequences drop the choices that a rank with whole sequences drops, whichever positions they have.
+RC_GTEST_PROP(ExpertCapacity, RanksThatShareSequencesDropTheSame, ()) {
+  const i64 E = *rc::gen::inRange<i64>(1, 7), k = *rc::gen::inRange<i64>(1, E + 1), B = *rc::gen::inRange<i64>(1, 4);
+  const i64 ranks = *rc::gen::inRange<i64>(1, 5), capacity = *rc::gen::inRange<i64>(0, 8);
+  // A sequence consists of two pieces for each rank, of any lengths; every rank has two of them, in any order of ranks.
+  const auto pieces = static_cast<std::size_t>(2 * ranks);
+  const auto lengths = *rc::gen::container<std::vector<i64>>(pieces, rc::gen::inRange<i64>(1, 5));
+  std::vector<PositionRun> all;
+  for (const i64 length : lengths) {
+    const i64 first = all.empty() ? 0 : all.back().last;
+    all.push_back({first, first + length});
+  }
+  const i64 S = all.back().last;
+  std::vector<std::size_t> order(pieces);
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::shuffle(order, std::mt19937(*rc::gen::arbitrary<unsigned>()));
+  std::vector<std::vector<PositionRun>> runs;
+  for (std::size_t i = 0; i < pieces; i += 2) {
+    const auto [first, second] = std::minmax(order[i], order[i + 1]);
+    runs.push_back({all[first], all[second]});
+    // Neighbouring pieces are one run.
+    if (first + 1 == second) runs.back() = {{all[first].first, all[second].last}};
+  }
+  const Ints choice = choices(B * S, k, E, *rc::gen::arbitrary<unsigned>());
+  const Ints labels = *rc::gen::container<Ints>(static_cast<std::size_t>(B * S), rc::gen::inRange(-1, 2));
+  const auto [marked, counted] = dropped_one_by_one(k, B, capacity, labels, choice);
+  RC_ASSERT(limited(k, E, B, capacity, labels, choice).first == marked);
+
+  Ints counts;
+  for (const auto& own : runs) {
+    Ints of_rank(static_cast<std::size_t>(B * kMostRuns * kTokenKinds * E), -7);
+    count_choices(k, E, B, own, at_positions(labels, B, 1, own).data(), at_positions(choice, B, k, own).data(),
+                  of_rank.data());
+    counts.insert(counts.end(), of_rank.begin(), of_rank.end());
+  }
+  RC_ASSERT(std::accumulate(counts.begin(), counts.end(), i64{0}) == B * S * k);
+  for (i64 rank = 0; rank < ranks; ++rank) {
+    const auto& own = runs[static_cast<std::size_t>(rank)];
+    Ints of_rank = at_positions(choice, B, k, own), taken(static_cast<std::size_t>(E), -7);
+    const i64 beyond = limit_shared_experts(k, E, B, capacity, runs, rank, at_positions(labels, B, 1, own).data(),
+                                            counts.data(), of_rank.data(), taken.data());
+    RC_ASSERT(of_rank == at_positions(marked, B, k, own));
+    const Ints lost = at_positions(counted, B, k, own);
+    RC_ASSERT(beyond == std::accumulate(lost.begin(), lost.end(), i64{0}));
+  }
+}
+
+TEST(ExpertCapacity, WhatCannotBeSharedIsRefused) {
+  const std::vector<std::vector<PositionRun>> three{{{0, 1}, {2, 3}, {4, 5}}}, one{{{0, 2}}};
+  Ints choice{0, 1, 0}, counts(100), taken(2);
+  EXPECT_THROW(count_choices(1, 2, 1, three.front(), nullptr, choice.data(), counts.data()), Error);
+  EXPECT_THROW(limit_shared_experts(1, 2, 1, 1, three, 0, nullptr, counts.data(), choice.data(), taken.data()), Error);
+  EXPECT_THROW(limit_shared_experts(1, 2, 1, 1, one, 1, nullptr, counts.data(), choice.data(), taken.data()), Error);
+  EXPECT_THROW(limit_shared_experts(1, 2, 1, -1, one, 0, nullptr, counts.data(), choice.data(), taken.data()), Error);
+  EXPECT_THROW(count_choices(1, 1, 1, one.front(), nullptr, choice.data(), counts.data()), Error);  // expert 1 of 1
 }
 
 // --- the reference

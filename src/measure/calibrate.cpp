@@ -11,6 +11,7 @@
 #include <limits>
 #include <set>
 #include <sstream>
+#include <string_view>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -66,8 +67,9 @@ arch::Architecture architecture(const Shape& s) {
 // Returns whether a setting can compute the ops of a model: sparse layers are not implemented in all types.
 bool computed(const arch::Architecture& a, const program::Setting& s) {
   return std::ranges::none_of(arch::parts_in_order(a), [&](arch::Part part) {
-    return program::kernels_refused(s.kernels_of(part), part, {.compute = s.compute, .head_dim = a.head_dim})
-        .has_value();
+    const program::KernelRequest request{
+        .compute = s.compute, .head_dim = a.head_dim, .context_ranks = s.context_ranks()};
+    return program::kernels_refused(s.kernels_of(part), part, request).has_value();
   });
 }
 
@@ -176,6 +178,38 @@ struct Trial {
   std::vector<program::Timeline> timelines;
 };
 
+// Trials have two micro-batches, because the second one adds to the gradient where the first overwrites it. The second
+// kind has collectives of ZeRO and sums that add, the third has expert ranks, the fourth the other kernels that the
+// configuration chooses, and the fifth has context ranks, which apply the capacity of experts together.
+struct TrialKind {
+  int zero = 0;
+  bool apart = false, others = false, limited = false;
+  std::string_view text = {};
+};
+constexpr TrialKind kTrialKinds[] = {{},
+                                     {.zero = 2},
+                                     {.apart = true, .text = " on expert ranks"},
+                                     {.others = true, .text = " by other kernels"},
+                                     {.limited = true, .text = " on context ranks"}};
+
+program::Setting trial_setting(const CalibrateOptions& o, const Shape& shape, const TrialKind& kind, int ranks) {
+  program::Setting setting;
+  setting.mesh[kind.apart ? mesh::Axis::kEp : kind.limited ? mesh::Axis::kCp : mesh::Axis::kDpShard] = ranks;
+  setting.zero = kind.zero;
+  setting.micro_batch = shape.batch;
+  setting.global_batch = shape.batch * (kind.limited ? 1 : ranks) * (kind.apart ? 1 : 2);
+  const std::int64_t pieces = kind.limited ? 2 * ranks : 1;  // of each sequence, all of one length
+  setting.sequence = (shape.sequence + pieces - 1) / pieces * pieces;
+  setting.compute = o.compute;
+  setting.master = o.compute == DType::kF64 ? DType::kF64 : DType::kF32;
+  setting.reduce = setting.master;
+  setting.kernels = o.kernels;
+  if (kind.others) setting.other_kernels = o.other_kernels;
+  setting.threads = o.threads;
+  setting.head_chunk = arch::head_chunk(shape.vocabulary);
+  return setting;
+}
+
 std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
   std::vector<Trial> trials;
   const std::int64_t narrowest = std::begin(kShapes)->hidden;
@@ -183,42 +217,20 @@ std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
     throw UsageError("--widest: {}; the narrowest shape is {} wide", o.widest, narrowest);
   for (const Shape& shape : kShapes) {
     if (o.widest > 0 && shape.hidden > o.widest) continue;
-    // Trials have two micro-batches, because the second one adds to the gradient where the first overwrites it. The
-    // second trial has collectives of ZeRO and sums that add, the third has expert ranks, and the fourth the other
-    // kernels that the configuration chooses.
-    struct Kind {
-      int zero;
-      bool apart, others;
-    };
-    for (const auto& [zero, apart, others] :
-         {Kind{0, false, false}, Kind{2, false, false}, Kind{0, true, false}, Kind{0, false, true}}) {
-      if (others && (o.other_kernels.empty() || shape.experts > 0)) continue;
-      if (zero == 2 && (ranks == 1 || shape.layers > 2)) continue;
-      if (apart && (ranks == 1 || shape.experts == 0)) continue;
+    for (const TrialKind& kind : kTrialKinds) {
+      if (kind.others && (o.other_kernels.empty() || shape.experts > 0)) continue;
+      if (kind.zero == 2 && (ranks == 1 || shape.layers > 2)) continue;
+      if ((kind.apart || kind.limited) && (ranks == 1 || shape.experts == 0)) continue;
+      const program::Setting setting = trial_setting(o, shape, kind, ranks);
       arch::Architecture arch = architecture(shape);
-      if (arch.experts && apart)
-        arch.experts->count = (shape.experts + ranks - 1) / ranks * ranks;  // each rank has as many
-      program::Setting setting;
-      setting.mesh[apart ? mesh::Axis::kEp : mesh::Axis::kDpShard] = ranks;
-      setting.zero = zero;
-      setting.micro_batch = shape.batch;
-      setting.global_batch = shape.batch * ranks * (apart ? 1 : 2);
-      setting.sequence = shape.sequence;
-      setting.compute = o.compute;
-      setting.master = o.compute == DType::kF64 ? DType::kF64 : DType::kF32;
-      setting.reduce = setting.master;
-      setting.kernels = o.kernels;
-      if (others) setting.other_kernels = o.other_kernels;
-      setting.threads = o.threads;
-      setting.head_chunk = arch::head_chunk(shape.vocabulary);
+      arch.max_sequence = std::max(arch.max_sequence, setting.sequence);
+      if (kind.apart) arch.experts->count = (shape.experts + ranks - 1) / ranks * ranks;  // each rank has as many
+      if (kind.limited) arch.experts->capacity = 1.0;
       if (!computed(arch, setting)) continue;
       trials.push_back({program::build(arch, setting),
                         fmt::format("d {} {}ffn {} vocabulary {} batch {} x {}{}", shape.hidden,
                                     shape.experts > 0 ? fmt::format("{} experts of ", shape.experts) : "", shape.ffn,
-                                    shape.vocabulary, shape.batch, shape.sequence,
-                                    apart    ? " on expert ranks"
-                                    : others ? " by other kernels"
-                                             : ""),
+                                    shape.vocabulary, shape.batch, setting.sequence, kind.text),
                         {}});
       program::require_sound(trials.back().program, "calibration");
     }

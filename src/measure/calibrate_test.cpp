@@ -59,6 +59,16 @@ TEST(Calibrate, MeasuresExpertRanks) {
   }
 }
 
+// Context ranks that apply a capacity together have a part of their own, which no other program has. Whatever their
+// number, they can share a sequence of a measured model.
+TEST(Calibrate, MeasuresContextRanksWithACapacity) {
+  for (const int ranks : {2, 3, 5, 7, 16}) {
+    std::set<std::string> measured;
+    for (const auto& p : calibration_programs({}, ranks)) measured.merge(kinds_of(p));
+    EXPECT_TRUE(measured.count("forward limit")) << ranks << " ranks";
+  }
+}
+
 TEST(Calibrate, ReportsItsProgressOnRankZeroOnly) {
   CalibrateOptions options;
   options.widest = calibrated_width(1);

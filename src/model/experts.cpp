@@ -77,6 +77,15 @@ RouterSums route_forward(const Context& c, const at::Tensor& mid, const at::Tens
   return sums;
 }
 
+double limit(const Context& c, const at::Tensor& labels, std::span<const std::vector<PositionRun>> runs, i64 rank,
+             const at::Tensor& counts, at::Tensor& choice) {
+  const arch::Experts& e = c.arch.sparse_experts();
+  return static_cast<double>(math::limit_shared_experts(
+      e.per_token, e.count, c.shape.batch, arch::capacity_of(e, c.shape.sequence * std::ssize(runs)), runs, rank,
+      labels.data_ptr<std::int32_t>(), counts.data_ptr<std::int32_t>(), choice.data_ptr<std::int32_t>(),
+      c.scratch.take<std::int32_t>(e.count)));
+}
+
 double balance_loss(const Context& c, const at::Tensor& load, std::int64_t sequence) {
   return load.scalar_type() == at::kDouble ? balance_sum<double>(c, load, sequence)
                                            : balance_sum<float>(c, load, sequence);

@@ -4,6 +4,10 @@
 // rows in bf16 on the host.
 #pragma once
 
+#include <span>
+#include <vector>
+
+#include "base/position_run.h"
 #include "model/parts.h"
 
 namespace molen::model {
@@ -14,6 +18,9 @@ struct Routed {
   // fp64).
   at::Tensor scores_NE, lse_N, choice_Nt, weights_Nt;
   at::Tensor load_B2E;  // for each sequence, the tokens of each expert and the sums of their scores
+  // Undefined if the rank has whole sequences, or if experts have no capacity. Otherwise the router drops nothing, and
+  // leaves the numbers of its choices here (int32, math/expert_order.h: count_choices).
+  at::Tensor counts_B22E = {};
 };
 // The router's matrix [E, d], and the bias [E] that only the choice uses (undefined: none). As gradients, the bias
 // holds the number of tokens of each expert (arch::moved_by_load).
@@ -30,6 +37,11 @@ struct RouterSums {
 // tokens leave. When labels_N is undefined, all tokens count.
 RouterSums route_forward(const Context&, const at::Tensor& mid_Nd, const at::Tensor& labels_N, const NormWeights&,
                          const RouterWeights&, NormSaved&, at::Tensor& rows_Nd, Routed&);
+// Marks the choices beyond the capacity of experts if ranks share each sequence. `runs` has the positions of each of
+// these ranks, `rank` is this one, and counts_cB22E has the counts of all. Returns the number of dropped choices of the
+// rank's tokens that count.
+double limit(const Context&, const at::Tensor& labels_N, std::span<const std::vector<PositionRun>> runs,
+             std::int64_t rank, const at::Tensor& counts_cB22E, at::Tensor& choice_Nt);
 // Returns the balance loss, summed over the tokens that count. load_B2E is the load of whole sequences of `sequence`
 // tokens, over all ranks that share them.
 double balance_loss(const Context&, const at::Tensor& load_B2E, std::int64_t sequence);

@@ -213,7 +213,7 @@ class SparseLayer {
     with(Part::kBalance, Pass::kForward,
          [&](const Context& c) { sums.balance += balance_loss(c, routed.load_B2E, shape_.sequence); });
     const at::Tensor residual = a_.shares_experts() ? shared_forward(batch.mid) : batch.mid;
-    const std::int64_t m = arch::most_rows_of_experts(e, shape_.batch, shape_.sequence, 1);
+    const std::int64_t m = arch::most_rows_of_experts(e, shape_.sequences(), 1);
     in_ = narrow({m, a_.hidden}), places_ = at::full({n, e.per_token}, -7, at::kInt);
     offsets_ = at::full({e.count + 1}, -7, at::kInt);
     with(Part::kDispatch, Pass::kForward,

@@ -41,7 +41,10 @@ RouterSums choose_experts(const Context& c, const T* logits, const T* bias, cons
                                    c.scratch);
   RouterSums sums{static_cast<double>(math::reference::z_loss_sum<T>(router, lse))};
   const arch::Experts& e = c.arch.sparse_experts();
-  if (e.drops())
+  if (to.counts_B22E.defined())
+    math::count_choices(router.k, router.E, c.shape.batch, c.positions, router.labels_N, choice,
+                        to.counts_B22E.data_ptr<std::int32_t>());
+  else if (e.drops())
     sums.dropped = static_cast<double>(math::limit_experts(router.N, router.k, router.E, c.shape.batch,
                                                            arch::capacity_of(e, c.shape.sequence), router.labels_N,
                                                            choice, c.scratch.take<std::int32_t>(router.E)));

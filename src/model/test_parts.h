@@ -256,6 +256,7 @@ inline std::vector<Output> run_part(const Context& c, Part part, Pass pass, cons
     case Part::kHeadLoss:
       break;  // SharedVocabulary
     case Part::kRoute:
+    case Part::kLimit:
     case Part::kBalance:
     case Part::kSharedUp:
     case Part::kSharedActivation:

@@ -241,7 +241,7 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
         with.offload = offload;
         if ((with.sharded_rows() && with.tokens() / with.tensor_chunks < grid.tensor) ||
             program::offload_refused(arch, with) || program::chunks_refused(arch, with) ||
-            program::capacity_refused(arch, with) || program::optimizer_refused(with) ||
+            program::optimizer_refused(with) ||
             program::kernels_refused(with.kernels_of(arch::Part::kAttention), arch::Part::kAttention,
                                      attention_request(with, arch, false)))
           continue;

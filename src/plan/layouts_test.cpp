@@ -52,9 +52,8 @@ TEST(Layouts, OfASparseModelCanBeBuilt) {
   }
 }
 
-// Layouts with context ranks are left out, since these ranks would have to agree on which tokens of a sequence come
-// first.
-TEST(Layouts, OfExpertsWithACapacityHaveNoContextRanks) {
+// Context ranks find together which tokens of a sequence come first, so no layout is left out.
+TEST(Layouts, OfExpertsWithACapacityHaveContextRanks) {
   arch::Architecture a = model();
   a.experts = arch::Experts{.count = 4, .per_token = 2, .ffn = 24};
   const auto contexts = [&] {
@@ -64,7 +63,7 @@ TEST(Layouts, OfExpertsWithACapacityHaveNoContextRanks) {
   };
   EXPECT_EQ(contexts(), (std::set<int>{1, 2, 4}));
   a.experts->capacity = 1.25;
-  EXPECT_EQ(contexts(), std::set<int>{1});
+  EXPECT_EQ(contexts(), (std::set<int>{1, 2, 4}));
 }
 
 // The layouts that compute some parts again name parts that the model has.

@@ -167,8 +167,6 @@ void refuse_experts(const Config& c, const arch::Architecture& arch, const Machi
       throw UsageError("{}: {}", c.where("precision.compute"), *why);
   if (const auto why = program::chunks_refused(arch, s))
     throw UsageError("{}: {}", c.where("parallel.tensor_chunks"), *why);
-  if (const auto why = program::capacity_refused(arch, s))
-    throw UsageError("{}: {}", c.where("model.expert_capacity"), *why);
   if (const auto why = program::reduce_refused(arch, s)) throw UsageError("{}: {}", c.where("precision.reduce"), *why);
 }
 

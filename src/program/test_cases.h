@@ -119,8 +119,18 @@ inline std::vector<TestCase> all_test_cases() {
     add(fmt::format("expert ranks, zero {}, in tiles", zero), s, sparse);
     s.expert_tiles = 1;
     if (zero < 2) continue;
+    s.unit_layers = 2;
+    add(fmt::format("expert ranks, zero {}, units of 2 layers", zero), s, sparse);
+    s.unit_layers = 1;
     s.mesh[mesh::Axis::kDpReplicate] = 2, s.own_over_dp = zero == 3;
     add(fmt::format("expert ranks, zero {}, two copies", zero), s, sparse);
+  }
+  for (const ContextForm form : {ContextForm::kGather, ContextForm::kRing}) {
+    Setting s = small_setting(1, 1);
+    s.mesh[mesh::Axis::kCp] = s.mesh[mesh::Axis::kEp] = 2, s.context_form = form;
+    arch::Architecture limited = sparse;
+    limited.experts->capacity = 0.75;
+    add(fmt::format("a capacity over context ranks, {}", name_of(form)), s, limited);
   }
   for (const char* kind : {"lion", "muon", "adafactor"})
     for (const int tensor : {1, 2}) {

@@ -2,6 +2,8 @@
 // one of each sequence.
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "prove/layouts_suite.h"
 
 namespace molen::prove {
@@ -27,6 +29,11 @@ arch::Architecture dropping_and_shared() {
 
 Layout capped(int tensor, int experts, Layout l, bool rows = false) {
   l.tensor = tensor, l.experts = experts, l.rows = rows, l.sequence = kSharedSequence;
+  return l;
+}
+
+Layout with_shared_sequences(int context, program::ContextForm form, Layout l) {
+  l.context = context, l.form = form;
   return l;
 }
 
@@ -63,6 +70,47 @@ INSTANTIATE_TEST_SUITE_P(
                       capped(1, 2, {1, 2, false, 1}).recomputing("dispatch,expert_up,expert_activation/2"),
                       over_two_stages(capped(1, 1, {2, 1, true, 1}), program::ScheduleKind::k1f1b),
                       over_two_stages(capped(1, 2, {1, 0, false, 1}), program::ScheduleKind::kZbH1)));
+
+// Context ranks have parts of each sequence, and find together which tokens an expert takes.
+INSTANTIATE_TEST_SUITE_P(
+    Context, CapacityOverRanks,
+    ::testing::Values(
+        with_shared_sequences(2, kGather, capped(1, 1, {1, 0, false, 3})),
+        with_shared_sequences(3, kRing, capped(1, 1, {1, 0, true, 2})),
+        with_shared_sequences(4, kGather, capped(1, 1, {1, 1, false, 2})),
+        with_shared_sequences(2, kRing, capped(1, 1, {2, 3, false, 1})),
+        with_shared_sequences(2, kGather, capped(2, 1, {1, 2, false, 1}, true)),
+        with_shared_sequences(2, kRing, capped(1, 2, {1, 3, false, 1})),
+        with_shared_sequences(2, kGather, capped(1, 2, {2, 1, false, 1}))
+            .recomputing("dispatch,expert_up,expert_activation/2"),
+        with_shared_sequences(4, kRing, capped(1, 2, {1, 0, false, 1}).recomputing("full")),
+        with_shared_sequences(2, kGather, capped(2, 2, {1, 0, false, 1}, true)),
+        over_two_stages(with_shared_sequences(2, kGather, capped(1, 1, {2, 1, true, 1})), program::ScheduleKind::k1f1b),
+        over_two_stages(with_shared_sequences(3, kRing, capped(1, 2, {1, 0, false, 1})), program::ScheduleKind::kZbH1),
+        with_shared_sequences(2, kGather, capped(1, 1, suite::on_host(kEverything, {1, 3, false, 2})))));
+
+// An expert takes the first tokens of a sequence, so the last context rank, whose positions are in the middle, and the
+// first one, which has both ends, drop different numbers of choices. Each counts its own.
+TEST(Capacity, NoContextRankDropsForAnother) {
+  const auto stages = proved_stages(
+      dropping(), setting_of(with_shared_sequences(2, kGather, capped(1, 1, {1, 0, false, 3})), DType::kF64));
+  const program::Program& p = stages.front();
+  std::vector<std::vector<std::int64_t>> lost(2);
+  on_ranks(2, [&](comm::Communicator& world) {
+    std::vector<std::int64_t>& of_rank = lost[static_cast<std::size_t>(world.rank())];
+    exec::Options options;
+    options.written = [&](const program::Expanded& e, const std::vector<at::Tensor>& buffers) {
+      const auto* c = std::get_if<program::Compute>(&e.step->op);
+      if (c && c->part == arch::Part::kLimit) of_rank.push_back(buffers.front().lt(0).sum().item<std::int64_t>());
+    };
+    (void)train_rank(p, world, 1, options);
+  });
+  const auto ops = static_cast<std::size_t>(dropping().layers * p.setting.micro_batches());
+  ASSERT_EQ(lost[0].size(), ops);
+  ASSERT_EQ(lost[1].size(), ops);
+  EXPECT_NE(lost[0], lost[1]);
+  for (const auto& of_rank : lost) EXPECT_GT(std::accumulate(of_rank.begin(), of_rank.end(), std::int64_t{0}), 0);
+}
 
 // With a capacity factor of E / t there is room for all choices. Nothing is dropped, and the model equals the one
 // without a capacity.

@@ -308,10 +308,6 @@ TEST(ExpertRanksSetting, WhatCannotBeSharedIsRefused) {
   EXPECT_EQ(refused(eight_experts(), experts(3)), "parallel.expert: 3 ranks cannot share 8 experts evenly");
   EXPECT_EQ(refused(llama(false), experts(2)), "parallel.expert: 2 ranks have no experts to share");
   EXPECT_EQ(refused(eight_experts(), experts(0)), "parallel.expert: must be at least 1, is 0");
-  EXPECT_EQ(refused(eight_experts(), experts(2, {2, 3, false, 1}).units(2)),
-            "parallel.unit_layers: with expert ranks, the experts of each layer stand between the uses of a unit of 2 "
-            "layers, which would be gathered again for each of them; set 1, or keep parameters whole (parallel.zero = "
-            "2)");
   Layout many = experts(2);
   many.micro = std::int64_t{1} << 26;
   EXPECT_EQ(refused(eight_experts(), many),

@@ -46,7 +46,6 @@ class ExpertTiles : public ::testing::TestWithParam<Layout> {};
 
 TEST_P(ExpertTiles, GiveTheBitsOfNone) {
   for (const auto& a : {eight_experts(), shared_and_limited()}) {
-    if (a.drops_tokens() && GetParam().context > 1) continue;
     for (const DType compute : {DType::kF32, DType::kBF16}) {
       const Outcome whole = train_threads(proved_stages(a, in_tiles(GetParam(), 1, compute)), 3);
       for (const std::int64_t tiles :

@@ -108,13 +108,12 @@ def expert_capacity(case):
     equal("dropped with room for all", roomy.column("dropped_share"), [0.0] * len(roomy.steps))
     equal("loss with room for all", roomy.column("loss"), dropless.column("loss"))
     exported(case, ran, model_type="mixtral", num_local_experts=4)
-    for more in ({"parallel.expert": 2, "parallel.zero": 1}, {"parallel.tensor": 2}):
+    for more in ({"parallel.expert": 2, "parallel.zero": 1}, {"parallel.tensor": 2}, {"parallel.context": 2}, {"parallel.context": 2, "parallel.context_form": "ring"}):
         apart = case.train(sets, {"model.expert_capacity": 0.75, "train.until": "3 steps"}, more, "--ranks", 2)
         for column in ("loss", "dropped_share"):
             all_close(f"{column} with {more}", apart.column(column), ran.column(column), 1e-9)
     case.refused("train", "tiny.toml", sets, {"model.expert_capacity": -1.0}, says="model.expert_capacity")
     case.refused("train", "tiny.toml", {"model.expert_capacity": 1.25}, says=["model.expert_capacity", "model.experts"])
-    case.refused("train", "tiny.toml", sets, {"model.expert_capacity": 1.25, "parallel.context": 2}, "--ranks", 2, says=["model.expert_capacity", "parallel.context"])
 
 
 @row("model.dense_layers")

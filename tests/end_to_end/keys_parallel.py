@@ -180,6 +180,12 @@ def units(case):
         p = at(case, 2, zero=3, unit_layers=value)
         equal(f"units of {value}", sorted(b[12:] for b in p.buffers if b.startswith("param_shard.layer")), names)
         equal(f"gradients of {value}", p.count("reduce_scatter", axis="dp_shard"), len(names) + 2)
+    # The experts of each layer stay units of their own, between the uses of a unit that is gathered once in each pass.
+    sparse = dict(model__experts=4, model__experts_per_token=2, expert=2)
+    p = at(case, 4, zero=3, unit_layers=2, **sparse)
+    gathered = [o["writes"] for o in p.ops if o["kind"] == "all_gather" and "param.layer" in o.get("writes", "")]
+    equal("gathers of units of layers", [sum(name in w for w in gathered) for name in ("layers.0-1", "layer.0.experts", "layer.1.experts")], [2] * 3)
+    same_training(case, 4, "expert_shard", {"all_gather", "reduce_scatter"}, zero=3, unit_layers=2, batch__micro=1, **sparse)
 
     def ahead(n):
         """Ops of the layer before between a layer's gathering in forward and its first use."""

@@ -28,6 +28,11 @@ tiles = proved("with experts in tiles, and whole", 54, *few, *small, *[x for s i
 ok("verify: some in tiles, some not", 5 <= sum("in 3 tiles" in n for n in tiles) < len(tiles), tiles)
 for unit in ("half", 2):
     proved(f"with units of {unit}", 50, *few, *small, "--set", f"parallel.unit_layers={unit}", "--ranks", 2, "--cover", "pairs")
+sparse = [x for s in ("data.sequence_length=24", "model.experts=8", "model.experts_per_token=2", "model.expert_ffn=20") for x in ("--set", s)]
+names = proved("with experts, in units of 2 layers", 98, *few, *small, *sparse, "--set", "parallel.unit_layers=2", "--ranks", 4, "--cover", "pairs")
+ok("verify: some of expert ranks gather these units", sum("ep" in n and "FULL_SHARD" in n for n in names) >= 4, names)
+names = proved("with a capacity of experts", 98, *few, *small, *sparse, "--set", "model.expert_capacity=0.75", "--ranks", 4, "--cover", "pairs")
+ok("verify: some of context ranks limit experts", {"gather", "ring"} <= {form for n in names for form in ("gather", "ring") if form in n}, names)
 ok("verify: some with, some without", 10 <= sum("on the host" in n for n in host) < len(host) and 10 <= sum("in 3 pieces" in n for n in pieces) < len(pieces), (host, pieces))
 # A configuration's own layout: in any order of axes, in stages as counted, along a ring, by a schedule from a file.
 order = 'parallel.order=["dp-shard", "tp", "cp", "pp", "dp-replicate"]'

@@ -8,8 +8,7 @@ namespace {
 
 // Returns the largest number of rows that the experts of this rank may have.
 std::int64_t rows_of(const PartCall& call) {
-  const arch::PartShape& shape = call.common.shape;
-  return arch::most_rows_of_experts(call.common.arch.sparse_experts(), shape.batch, shape.sequence,
+  return arch::most_rows_of_experts(call.common.arch.sparse_experts(), call.common.shape.sequences(),
                                     call.ranks(mesh::Axis::kEp));
 }
 

@@ -1,5 +1,6 @@
 // The router of a sparse layer, its balance loss, and the rows on their way to the experts and back.
 // program/parts/routing.cpp says what each pass reads and writes.
+#include "arch/context_parallel.h"
 #include "exec/parts/part.h"
 #include "model/experts.h"
 
@@ -8,8 +9,7 @@ namespace {
 
 // Returns the largest number of rows that the rank's tokens may take in expert order.
 std::int64_t sent_rows(const PartCall& call) {
-  const arch::PartShape& shape = call.common.shape;
-  return arch::most_rows_of_experts(call.common.arch.sparse_experts(), shape.batch, shape.sequence, 1);
+  return arch::most_rows_of_experts(call.common.arch.sparse_experts(), call.common.shape.sequences(), 1);
 }
 
 // Returns the number of tokens of a sequence, over all context ranks that share it.
@@ -26,6 +26,7 @@ model::Routed routed_of(const PartCall& call) {
                        {},
                        o.view(Arg::kLoad, {call.common.shape.batch, 2, experts})};
   if (o.has(Arg::kWeights)) routed.weights_Nt = o.rows(Arg::kWeights);
+  if (o.has(Arg::kCounts)) routed.counts_B22E = o.flat(Arg::kCounts);
   return routed;
 }
 
@@ -53,6 +54,19 @@ Kernel bind_route(const PartCall& call) {
     if (before.defined()) run.copy(program::Epilogue::kCopy, d_x, before);
     model::route_backward(common.context(s), d_rows, d_weights, mid, labels, stats, routed, norm, router, sequence,
                           grad_scale * run.step.input->loss_scale, d_x, d_norm, d_router);
+  };
+}
+
+Kernel bind_limit(const PartCall& call) {
+  const Operands& o = call.operands;
+  std::vector<std::vector<PositionRun>> runs;
+  const int ranks = call.ranks(mesh::Axis::kCp);
+  for (int r = 0; r < ranks; ++r) runs.push_back(arch::context_runs(sequence_of(call), r, ranks));
+  return [=, common = call.common, rank = call.context.coordinates[mesh::Axis::kCp],
+          labels = o.view(Arg::kLabels, {o.tokens()}), counts = o.flat(Arg::kCounts), choice = o.rows(Arg::kChoice),
+          scalars = o.flat(Arg::kScalars)](RunState&, math::Scratch& s) mutable {
+    scalars.data_ptr<double>()[program::kDropped] +=
+        model::limit(common.context(s), labels, runs, rank, counts, choice);
   };
 }
 
@@ -109,6 +123,7 @@ Kernel bind_combine(const PartCall& call) {
 
 std::vector<PartBinding> routing_bindings() {
   return {{arch::Part::kRoute, bind_route},
+          {arch::Part::kLimit, bind_limit},
           {arch::Part::kBalance, bind_balance},
           {arch::Part::kDispatch, bind_dispatch},
           {arch::Part::kCombine, bind_combine}};

@@ -119,14 +119,6 @@ std::optional<std::string> chunks_refused(const arch::Architecture& arch, const 
   return "the router of a sparse layer (model.experts) takes all rows of a sequence at once";
 }
 
-std::optional<std::string> capacity_refused(const arch::Architecture& arch, const Setting& s) {
-  if (!arch.drops_tokens() || !s.context()) return std::nullopt;
-  return fmt::format(
-      "experts take the first tokens of a sequence, which none of {} context ranks knows alone; set 0, or "
-      "parallel.context = 1",
-      s.context_ranks());
-}
-
 std::optional<std::string> reduce_refused(const arch::Architecture& arch, const Setting& s) {
   if (!arch.biases_router() || size_of(s.reduce) >= 4) return std::nullopt;
   return fmt::format("messages of {} would round the numbers of tokens that move the biases of routers; set fp32",
@@ -157,7 +149,6 @@ Program build_with(const arch::Architecture& arch, const Setting& setting, const
   check_setting(setting);
   if (const auto why = chunks_refused(arch, setting)) throw UsageError("parallel.tensor_chunks: {}", *why);
   if (const auto why = offload_refused(arch, setting)) throw UsageError("parallel.offload: {}", *why);
-  if (const auto why = capacity_refused(arch, setting)) throw UsageError("model.expert_capacity: {}", *why);
   if (const auto why = reduce_refused(arch, setting)) throw UsageError("precision.reduce: {}", *why);
   if (const auto why = optimizer_refused(setting)) throw UsageError("optimizer.kind: {}", *why);
   const bool train = setting.purpose == Purpose::kTrain;
@@ -213,6 +204,8 @@ Value stands_for(const Program& p, Value v) {
       return p.arch.norms_qk() ? v : Value::kQkv;
     case Value::kNormedQkv:
       return Value::kQkv;
+    case Value::kChosen:
+      return Value::kChoice;
     case Value::kDDispatched:
       return Value::kDRouted;
     case Value::kDQuery:

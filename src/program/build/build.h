@@ -21,9 +21,6 @@ std::optional<std::string> chunks_refused(const arch::Architecture& arch, const 
 // Returns why Setting::offload cannot be combined with the rest of the setting, or nothing when it can.
 std::optional<std::string> offload_refused(const arch::Architecture& arch, const Setting& setting);
 
-// Returns why experts cannot have a capacity (arch::Experts::capacity) in this setting, or nothing when they can.
-std::optional<std::string> capacity_refused(const arch::Architecture& arch, const Setting& setting);
-
 // Returns why messages of gradients cannot have the type Setting::reduce, or nothing when they can.
 std::optional<std::string> reduce_refused(const arch::Architecture& arch, const Setting& setting);
 

@@ -1,4 +1,5 @@
-// The communication of context ranks: for the attention of a layer, and for the balance loss of its router.
+// The communication of context ranks: for the attention of a layer, for the balance loss of its router, and for the
+// capacity of its experts.
 #include <map>
 #include <utility>
 
@@ -59,9 +60,15 @@ class ContextExchanger {
     if (is_backward(c.pass)) add(ReduceScatter{Axis::kCp, Moves::kDKeys, c.layer}, c, whole, stream_of(Axis::kCp));
   }
 
-  // The balance loss of a sequence needs the load of all tokens of the sequence.
+  // An expert takes the first tokens of a sequence, which the ranks find from their numbers of choices. The balance
+  // loss of a sequence needs the load of all tokens of the sequence. The experts wait for the choices and not for the
+  // load.
   void routed(const Compute& c, const Step& whole) {
     steps_.push_back(whole);
+    if (p_.arch.drops_tokens()) {
+      add(AllGather{Axis::kCp, Moves::kCounts, c.layer}, c, whole, stream_of(Axis::kCp));
+      add(Compute{arch::Part::kLimit, ComputePass::kForward, c.layer}, c, whole, Stream::kCompute);
+    }
     add(AllReduce{Axis::kCp, Moves::kLoad, c.layer}, c, whole, stream_of(Axis::kCp));
   }
 

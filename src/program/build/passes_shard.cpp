@@ -71,21 +71,37 @@ class Insertion {
   std::multimap<std::size_t, Step> new_;
 };
 
-// A run of steps that read the parameters of one unit, with no reader of another unit between them. They share one
-// gathered copy.
+// The steps from the first to the last that share one gathered copy of a unit. Between them, no step reads another unit
+// but those of the experts of the unit's own layers.
 struct Cluster {
   int unit;
   std::size_t first, last;
+  std::size_t before;  // the last step before `first` that reads parameters; 0 for the first cluster
 };
 
+// Whether a unit stays on the rank while ops use `other`. A unit of several layers is used before and after the experts
+// of each of its layers but the last, which are units of their own, and would otherwise be gathered for every layer.
+bool stays_beside(const Unit& unit, const Unit& other) {
+  return other.experts && !unit.experts && unit.has(other.first, Blocks::kMlp);
+}
+
+// Returns the clusters of a body in the order in which they come into use.
 std::vector<Cluster> clusters_of(const Program& p, const Body& body) {
+  const auto unit_at = [&](int unit) -> const Unit& { return p.units[static_cast<std::size_t>(unit)]; };
   std::vector<Cluster> clusters;
+  std::size_t before = 0;
   for (std::size_t k = 0; k < body.steps.size(); ++k)
     for (const Use& use : body.steps[k].operands) {
       if (!use.reads() || p.buffers[static_cast<std::size_t>(use.buffer)].role != Value::kParam) continue;
       const int unit = p.unit_of_buffer(use.buffer);
-      if (clusters.empty() || clusters.back().unit != unit) clusters.push_back({unit, k, k});
-      clusters.back().last = k;
+      const auto latest = std::find_if_not(clusters.rbegin(), clusters.rend(), [&](const Cluster& c) {
+        return c.unit != unit && stays_beside(unit_at(unit), unit_at(c.unit));
+      });
+      if (latest != clusters.rend() && latest->unit == unit)
+        latest->last = k;
+      else
+        clusters.push_back({unit, k, k, before});
+      before = k;
     }
   return clusters;
 }
@@ -126,12 +142,15 @@ void gather_in(Program& p, Body& body) {
     const int whole = detail::copy_of(p, p.find_buffer(Value::kParam, cluster.unit), copy);
     for (std::size_t k = cluster.first; k <= cluster.last; ++k)
       for (Use& use : body.steps[k].operands)
-        if (use.reads() && p.buffers[static_cast<std::size_t>(use.buffer)].role == Value::kParam) use.buffer = whole;
-    // Bounds the memory: at most `ahead` gathered units are there besides the unit in use.
+        if (use.reads() && p.buffers[static_cast<std::size_t>(use.buffer)].role == Value::kParam &&
+            p.unit_of_buffer(use.buffer) == cluster.unit)
+          use.buffer = whole;
+    // Bounds the memory: at most `ahead` gathered units are there besides those in use. A unit comes when the unit
+    // `ahead` places before it comes into use, and not before the last use of parameters that precedes that.
+    const Cluster& begun = clusters[c > ahead ? c - ahead : 0];
     std::optional<OpRef> bound;
-    if (c > ahead) bound = OpRef{-1, static_cast<int>(clusters[c - ahead - 1].last)};
-    for (Step& step : bring(p, cluster.unit, copy, whole, bound))
-      insertion.add(c > ahead ? clusters[c - ahead].first : clusters[0].first, std::move(step));
+    if (c > ahead) bound = OpRef{-1, static_cast<int>(begun.before)};
+    for (Step& step : bring(p, cluster.unit, copy, whole, bound)) insertion.add(begun.first, std::move(step));
   }
   insertion.apply(body);
 }

@@ -48,6 +48,7 @@ enum class Arg {
   kScores,     // scores of each token for each expert
   kChoice,     // the experts of each token
   kWeights,    // the weights of kChoice's experts
+  kCounts,     // numbers of choices of each expert, for each sequence, run of positions and kind of token
   kLoad,       // number of tokens and sum of scores of each expert, for each sequence
   kPlaces,     // the row of each choice in expert order
   kOffsets,    // the first row of each expert, and the end of the last one
@@ -98,6 +99,7 @@ inline constexpr std::array kArgs{
     ArgInfo{Arg::kScores, "scores"},
     ArgInfo{Arg::kChoice, "choice"},
     ArgInfo{Arg::kWeights, "weights"},
+    ArgInfo{Arg::kCounts, "counts"},
     ArgInfo{Arg::kLoad, "load"},
     ArgInfo{Arg::kPlaces, "places"},
     ArgInfo{Arg::kOffsets, "offsets"},

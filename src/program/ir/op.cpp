@@ -99,8 +99,8 @@ std::string_view name_of(Range range) {
 }
 std::string_view name_of(Moves moves) {
   static constexpr std::array<std::string_view, kAllMoves.size()> kNames{
-      "unit", "x",  "mid", "d_x",  "d_mid",   "head",        "keys",       "d_keys",       "qkv",
-      "attn", "up", "act", "load", "offsets", "expert_rows", "expert_out", "d_expert_out", "d_expert_rows"};
+      "unit", "x",   "mid",  "d_x",    "d_mid",   "head",        "keys",       "d_keys",       "qkv",          "attn",
+      "up",   "act", "load", "counts", "offsets", "expert_rows", "expert_out", "d_expert_out", "d_expert_rows"};
   return kNames.at(static_cast<std::size_t>(moves));
 }
 std::string_view name_of(UpdateStage stage) {

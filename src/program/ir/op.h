@@ -182,10 +182,10 @@ struct OptimizerStep {
 // The values that a collective, message or copy moves. kUnit is the parameters, the gradients or the directions
 // of a unit. Every other member is a value of one layer or of a chunk of the head (values/value.h). Tensor ranks
 // exchange the input of a layer, its middle, their gradients, and the sums of a chunk of the head. Context ranks
-// exchange the keys and values of a layer, their gradients, and the sums that the router of a layer makes for each
-// sequence. Expert ranks exchange the offset at which the rows of each expert begin in expert order, the rows on their
-// way to the experts and back, and the gradients of these rows. Copies move the values that a layer keeps for backward:
-// its input, its middle, and the results of its parts (kQkv to kActivation).
+// exchange the keys and values of a layer, their gradients, the sums that the router of a layer makes for each
+// sequence, and the numbers of its choices. Expert ranks exchange the offset at which the rows of each expert begin in
+// expert order, the rows on their way to the experts and back, and the gradients of these rows. Copies move the values
+// that a layer keeps for backward: its input, its middle, and the results of its parts (kQkv to kActivation).
 enum class Moves {
   kUnit,
   kResidual,
@@ -200,16 +200,18 @@ enum class Moves {
   kUp,
   kActivation,
   kLoad,
+  kCounts,
   kOffsets,
   kExpertRows,
   kExpertOut,
   kDExpertOut,
   kDExpertRows
 };
-inline constexpr std::array kAllMoves{
-    Moves::kUnit, Moves::kResidual, Moves::kMid,        Moves::kDResidual, Moves::kDMid,       Moves::kHead,
-    Moves::kKeys, Moves::kDKeys,    Moves::kQkv,        Moves::kAttention, Moves::kUp,         Moves::kActivation,
-    Moves::kLoad, Moves::kOffsets,  Moves::kExpertRows, Moves::kExpertOut, Moves::kDExpertOut, Moves::kDExpertRows};
+inline constexpr std::array kAllMoves{Moves::kUnit,      Moves::kResidual,   Moves::kMid,        Moves::kDResidual,
+                                      Moves::kDMid,      Moves::kHead,       Moves::kKeys,       Moves::kDKeys,
+                                      Moves::kQkv,       Moves::kAttention,  Moves::kUp,         Moves::kActivation,
+                                      Moves::kLoad,      Moves::kCounts,     Moves::kOffsets,    Moves::kExpertRows,
+                                      Moves::kExpertOut, Moves::kDExpertOut, Moves::kDExpertRows};
 // Values that a layer keeps for backward and that may be offloaded to the host until then
 // (Setting::offload.activations).
 inline constexpr std::array kKeptForBackward{Moves::kResidual,  Moves::kMid, Moves::kQkv,

@@ -115,15 +115,10 @@ void check_expert_ranks(const arch::Architecture& arch, const Setting& s) {
     throw UsageError("parallel.expert: {} ranks cannot share {} experts evenly", s.expert_ranks(),
                      arch.sparse_experts().count);
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-  const auto rows =
-      arch::most_rows_of_experts(arch.sparse_experts(), s.micro_batch, s.local_sequence(), s.expert_ranks());
+  const auto rows = arch::most_rows_of_experts(
+      arch.sparse_experts(), {s.micro_batch, s.local_sequence(), s.context_ranks()}, s.expert_ranks());
   if (rows > kMost)
     throw UsageError("parallel.expert: the experts of a rank may get {} rows, and row numbers end at {}", rows, kMost);
-  if (s.unit_layers > 1 && s.parameters_come())
-    throw UsageError(
-        "parallel.unit_layers: with expert ranks, the experts of each layer stand between the uses of a unit of {} "
-        "layers, which would be gathered again for each of them; set 1, or keep parameters whole (parallel.zero = 2)",
-        s.unit_layers);
 }
 
 // Notes which parameters must not be divided, and their shapes over all tensor ranks.

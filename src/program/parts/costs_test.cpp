@@ -46,6 +46,7 @@ std::string row(std::string_view what, const PartCost& c) {
 
 // Returns whether the model lacks a part of an MLP because it has no experts, no shared experts or no dense MLP.
 bool left_out(const Architecture& a, Part part) {
+  if (part == Part::kLimit) return !a.experts;
   const auto has = [&](arch::Parts parts) { return std::find(parts.begin(), parts.end(), part) != parts.end(); };
   return (has(arch::kMlpBlock) || has(arch::kSharingBlock)) && !has(arch::parts_of_layer(a, 0));
 }

@@ -43,6 +43,10 @@ bool holds(const Program& p, const Traits& t, When when) {
       return !t.shares_experts();
     case When::kDropsHere:
       return !t.shares_experts() && p.arch.drops_tokens();
+    case When::kLimitsLater:
+      return t.context() && p.arch.drops_tokens();
+    case When::kLimitsNow:
+      return !holds(p, t, When::kLimitsLater);
   }
   throw Error("no such condition");
 }

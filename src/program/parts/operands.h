@@ -46,6 +46,8 @@ enum class When {
   kExpertsApart,  // each expert rank holds some of a layer's experts
   kExpertsHere,   // the rank holds all experts of a layer
   kDropsHere,     // the rank holds all experts, and a capacity limits their rows
+  kLimitsLater,   // experts have a capacity for sequences that context ranks share, which they apply together
+  kLimitsNow,     // the router applies a capacity itself, if experts have one
 };
 
 bool holds(const Program& program, const Traits& traits, When when);

@@ -197,6 +197,16 @@ TEST(PartCost, OfASparseLayer) {
   EXPECT_EQ(forward(Part::kExpertUp).flops.value, 2.0 * 16 * 48 * 16);
   EXPECT_EQ(forward(Part::kDispatch).moved.value, 2 * (6 + 16) * 16 + 4 * (18 + 18 + 5));
   EXPECT_EQ(forward(Part::kCombine).moved.value, 2 * (16 + 12) * 16 + 8 * 18);
+  // Each of two context ranks has three of a sequence's six tokens, of which an expert takes three. Each rank has half
+  // of the 24 rows. The counts are those of two sequences, two runs, two kinds of tokens and four experts.
+  const std::int64_t alone = forward(Part::kRoute).moved.value;
+  PartShape shared = shape;
+  shared.context_ranks = 2;
+  const auto of_two = [&](Part part) { return part_cost(a, part, Pass::kForward, shared); };
+  EXPECT_EQ(of_two(Part::kExpertUp).flops.value, 2.0 * 12 * 48 * 16);
+  EXPECT_EQ(of_two(Part::kRoute).moved.value, alone + 4 * (2 * 2 * 2 * 4));
+  EXPECT_EQ(of_two(Part::kLimit).moved.value, 4 * (6 + 2 * 18) + 4 * (2 * 2 * 2 * 2 * 4));
+  EXPECT_EQ(forward(Part::kRoute).scratch.value - of_two(Part::kRoute).scratch.value, arch::aligned(4 * 4));
   for (const DType wrong : {DType::kF32, DType::kF16})
     EXPECT_TRUE(kernels_refused(Kernels::kAten, Part::kExpertUp, {.compute = wrong})) << name_of(wrong);
   EXPECT_FALSE(kernels_refused(Kernels::kAten, Part::kExpertUp, {.compute = DType::kBF16}));

@@ -1,7 +1,9 @@
 // The router of a sparse layer, and the copies of rows between token order and expert order. `route` chooses the
 // experts of each token, `balance` adds the balance loss of each sequence to the step's sums, `dispatch` copies rows to
 // the experts, and `combine` adds the results of the experts to the residual stream. There are M = N t slots, of which
-// at most R have a row in expert order (math/expert_order.h): `route` drops choices beyond the capacity of an expert.
+// some have a row in expert order (math/expert_order.h): `route` drops choices beyond the capacity of an expert. If
+// context ranks share each sequence, it counts the choices instead, and `limit` drops choices when the ranks have
+// exchanged their counts.
 #include <algorithm>
 
 #include "program/parts/part.h"
@@ -9,19 +11,29 @@
 namespace molen::program::parts {
 namespace {
 
+// Returns the bytes of the counts of a context rank: for each sequence, two runs of positions, and two kinds of tokens.
+i64 bytes_of_counts(const Sizes& s) {
+  return s.drops && s.c > 1 ? 4 * s.B * 2 * 2 * s.E : 0;
+}
+
 // Labels, the choice, places and offsets are integers of 4 bytes.
 i64 route_moved(const Sizes& s, Pass pass) {
   const i64 weights = (s.E + s.norm_vectors) * s.d + s.router_bias,
             kept = s.a * (s.N * (s.stats + s.E + 1 + s.t) + 2 * s.B * s.E) + 4 * (s.N + s.M);
-  if (!is_backward(pass)) return s.e * (2 * s.N * s.d + weights) + kept;
+  if (!is_backward(pass)) return s.e * (2 * s.N * s.d + weights) + kept + bytes_of_counts(s);
   return s.e * (4 * s.N * s.d + weights) + kept + 2 * s.g * weights;
 }
 
-// Scratch holds the logits, for each thread the sums of scores and the choice of a token, and the number of tokens that
-// each expert has taken.
+// Scratch holds the number of tokens that each expert has taken.
+i64 limit_scratch(const Sizes& s, Pass) {
+  return aligned(4 * s.E);
+}
+
+// Scratch holds the logits, and for each thread the sums of scores and the choice of a token. It also holds what
+// applying the capacity takes, unless that is left to `limit`.
 i64 route_forward_scratch(const Sizes& s) {
   return aligned(s.a * s.N * s.E) + aligned(8 * s.threads * s.E) + aligned(4 * s.threads * s.t) +
-         (s.drops ? aligned(4 * s.E) : 0);
+         (s.drops && s.c == 1 ? limit_scratch(s, Pass::kForward) : 0);
 }
 
 // Scratch holds one loss for each sequence.
@@ -90,8 +102,10 @@ PartDeclaration route() {
       .again = false,
       .forward = {x, labels, parameters(), writes(Arg::kY, Value::kRouted), writes(Arg::kStats, Value::kStats2),
                   writes(Arg::kScores, Value::kRouterScores), writes(Arg::kLse, Value::kRouterLse),
-                  writes(Arg::kChoice, Value::kChoice), writes(Arg::kWeights, Value::kRouterWeights),
-                  writes(Arg::kLoad, Value::kLoad), step_sums()},
+                  only(When::kLimitsNow, writes(Arg::kChoice, Value::kChoice)),
+                  only(When::kLimitsLater, writes(Arg::kChoice, Value::kChosen)),
+                  only(When::kLimitsLater, writes(Arg::kCounts, Value::kCounts)),
+                  writes(Arg::kWeights, Value::kRouterWeights), writes(Arg::kLoad, Value::kLoad), step_sums()},
       .backward = {consumes(Arg::kDY, Value::kDRouted), reads(Arg::kDWeights, Value::kDRouterWeights), x, labels,
                    reads(Arg::kStats, Value::kStats2), reads(Arg::kScores, Value::kRouterScores),
                    reads(Arg::kLse, Value::kRouterLse), reads(Arg::kChoice, Value::kChoice),
@@ -100,12 +114,29 @@ PartDeclaration route() {
       .forward_types = {takes(Arg::kX, {kReplicated}), takes(Arg::kLabels, {kInvariant}), leaves(Arg::kY, kReplicated),
                         leaves(Arg::kStats, kReplicated), leaves(Arg::kScores, kReplicated),
                         leaves(Arg::kLse, kReplicated), leaves(Arg::kChoice, kReplicated),
-                        leaves(Arg::kWeights, kReplicated),
+                        leaves(Arg::kCounts, kReplicated), leaves(Arg::kWeights, kReplicated),
                         over_context(leaves(Arg::kLoad, kReplicated), kReplicated, kPartial)},
       .backward_types = std::move(backward),
       .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.E, s.d)); },
       .moved = route_moved,
       .kernels = kernels_of_experts(route_fused, route_aten, route_reference),
+  };
+}
+
+// Turns the choices of the router in place into those that remain.
+PartDeclaration limit() {
+  return {
+      .part = arch::Part::kLimit,
+      .standing = Standing::kMlpBlock,
+      .sums = {kDropped},
+      .again = false,
+      .forward = {reads(Arg::kLabels, Value::kLabels), reads(Arg::kCounts, Value::kCountsAll),
+                  turns(Arg::kChoice, Value::kChosen, Value::kChoice), step_sums()},
+      .forward_types = {takes(Arg::kLabels, {kInvariant}),
+                        over_context(takes(Arg::kCounts, {kReplicated}), kReplicated, kReplicated),
+                        retypes(Arg::kChoice, kReplicated, kReplicated)},
+      .moved = [](const Sizes& s, Pass) { return 4 * (s.N + 2 * s.M) + s.c * bytes_of_counts(s); },
+      .kernels = kernels_of_experts(limit_scratch, limit_scratch, limit_scratch),
   };
 }
 
@@ -174,7 +205,7 @@ std::vector<Implementation> kernels_of_experts(BytesOf fused_scratch, BytesOf at
 }
 
 std::vector<PartDeclaration> routing() {
-  return {route(), balance(), dispatch(), combine()};
+  return {route(), limit(), balance(), dispatch(), combine()};
 }
 
 }  // namespace molen::program::parts

@@ -21,11 +21,13 @@ struct Sizes {
   i64 B, S, N, C, d, Q, q, U, f, V, h, k, D, e, a, g;
   i64 query_norm, key_norm;  // values that a norm of queries, or of keys, is taken over
   i64 E, t, W, w, M;         // sizes of a sparse layer (values/value.h); M = N t slots; 0 in models without one
-  // L: experts of a rank. R: the most rows of this rank's tokens, which is M without a capacity; several expert ranks
-  // get as many rows if tokens are spread evenly over all experts. An op on a tile of the experts has the tile's share
-  // of L and R. G: the most rows that the experts of a rank may get. With one expert rank, L is E and G is R.
+  // L: experts of a rank. R: the most rows of this rank's tokens, which is M without a capacity; context ranks have
+  // equal shares of it; several expert ranks get as many rows if tokens are spread evenly over all experts. An op on a
+  // tile of the experts has the tile's share of L and R. G: the most rows that the experts of a rank may get. With one
+  // expert rank, L is E, and without context ranks G is then R.
   i64 R, L, G;
   bool drops;        // experts have a capacity
+  i64 c;             // context ranks, which share each sequence
   i64 router_bias;   // elements of the router's bias
   i64 X, x;          // of the shared experts: columns of gate|up, and their summed width
   i64 norm_vectors;  // weight and bias of a norm: 0, 1 or 2

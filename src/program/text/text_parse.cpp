@@ -303,6 +303,8 @@ class Parser {
     if (!known) fail("unknown part '" + part + "'");
     if (!program_.arch.sparse() && std::ranges::count(arch::kSharingBlock, c.part) > 0)
       fail("the model has no experts, and so no part " + part);
+    if (!program_.arch.drops_tokens() && c.part == arch::Part::kLimit)
+      fail("the model's experts have no capacity, and so no part " + part);
     const PartDeclaration& d = declaration_of(c.part);
     if (d.in_layer()) c.layer = number<std::int64_t>(take(v, "layer", ""), 0, program_.arch.layers - 1);
     if ((pass == ComputePass::kBackward || pass == ComputePass::kInput) && !d.has_backward())
@@ -369,7 +371,7 @@ class Parser {
     if (name == "all_gather") {
       AllGather o{axis(v)};
       moved(v, o);
-      if (o.moves >= Moves::kDKeys && o.moves != Moves::kOffsets)
+      if (o.moves >= Moves::kDKeys && !one_of(o.moves, {Moves::kCounts, Moves::kOffsets}))
         fail(fmt::format("{} are not gathered", name_of(o.moves)));
       return o;
     }

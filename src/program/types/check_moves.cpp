@@ -106,6 +106,7 @@ void TypeChecker::rule(const AllGather& o) {
   const AxisType part = o.moves == Moves::kUnit      ? kPartOfUnit
                         : o.moves == Moves::kHead    ? kVarying
                         : o.moves == Moves::kKeys    ? kOwnTokens
+                        : o.moves == Moves::kCounts  ? kOwnTokens
                         : o.moves == Moves::kOffsets ? kOwnSamples
                                                      : kOwnRows;
   move(*from, *to, o.axis, part, whole_of(o.moves));

@@ -23,11 +23,11 @@ struct PartOfRank {
   arch::PartShape shape;
   bool ring = false;       // one step of a ring, or all of them
   std::int64_t step = -1;  // the step in the ring; -1: all steps
-  int context_ranks = 1;
   arch::PartCost cost(const arch::Architecture& local) const {
     const auto context_cost = declaration_of(part).context_cost;
-    if (!context_cost || context_ranks == 1) return part_cost(local, part, pass, shape);
-    return context_cost(local, pass, shape, {shape.sequence * context_ranks, context_ranks, ring, step});
+    const int ranks = shape.context_ranks;
+    if (!context_cost || ranks == 1) return part_cost(local, part, pass, shape);
+    return context_cost(local, pass, shape, {shape.sequence * ranks, ranks, ring, step});
   }
 };
 
@@ -40,6 +40,7 @@ arch::PartShape shape_of(const Attributes& a, const Grid& grid) {
   shape.kernels = a.kernel.value_or(arch::Kernels::kReference);
   shape.tensor_ranks = grid.sizes[mesh::Axis::kTp];
   shape.expert_ranks = grid.sizes[mesh::Axis::kEp];
+  shape.context_ranks = grid.sizes[mesh::Axis::kCp];
   return shape;
 }
 
@@ -73,7 +74,6 @@ PartOfRank part_of(const Program& p, const Compute& c, const Step& step) {
   }
   of.shape.kv_copied = of.shape.tensor_ranks > 1 && arch::kv_replicated(p.arch, of.shape.tensor_ranks);
   of.shape.documents = step.find(Arg::kDocuments) != nullptr;
-  of.context_ranks = p.grid.sizes[mesh::Axis::kCp];
   of.ring = c.chunk >= 0;
   of.step = c.chunk;
   return of;
@@ -132,7 +132,8 @@ void cost_exchange(const Program& p, const AllToAll& o, Step& step) {
   const Rows& rows = step.attributes.rows;
   const int ranks = p.grid.sizes[mesh::Axis::kEp];
   const auto [first, end] = experts_of_tile(p, rows, o.chunk);
-  const std::int64_t most = most_rows_of_experts(experts, rows.sequences, rows.length, ranks, end - first);
+  const std::int64_t most =
+      most_rows_of_experts(experts, {rows.sequences, rows.length, p.grid.sizes[mesh::Axis::kCp]}, ranks, end - first);
   step.scratch =
       Bytes(arch::aligned(most * p.arch.hidden * size_of(p.buffers[static_cast<std::size_t>(there->buffer)].dtype)));
 }
@@ -173,7 +174,6 @@ void set_costs(const Program& p, Step& step) {
 Flops forward_flops(const arch::Architecture& local, const Traits& t, arch::Part part) {
   PartOfRank of{part, arch::Pass::kForward, shape_of(attributes_of(t, Compute{part}), t.grid)};
   if (of_head(part)) of.shape.chunk = t.tokens();
-  of.context_ranks = t.context_ranks();
   of.ring = t.ring();
   return of.cost(local).flops;
 }

@@ -28,12 +28,14 @@ std::int64_t message_bytes(const Program& p, const Rows& rows, const Use& value,
 }
 
 // Returns the bytes of the rows that a rank sends to experts for a micro-batch, and gets back. There is one row for
-// each slot; with a capacity, there are at most as many rows as all experts take. A tile has the share of its experts.
+// each slot; with a capacity, there are at most as many rows as all experts take, of which context ranks have equal
+// shares. A tile has the share of its experts.
 std::int64_t bytes_of_rows(const Program& p, const Step& step, std::int64_t tile) {
   const Use* rows = step.find(Arg::kFrom);
   if (!rows || !p.arch.sparse()) return 0;
   const Rows& sent = step.attributes.rows;
-  const std::int64_t all = most_rows_of_experts(p.arch.sparse_experts(), sent.sequences, sent.length, 1),
+  const std::int64_t all = even_rows_of_experts(p.arch.sparse_experts(),
+                                                {sent.sequences, sent.length, p.grid.sizes[mesh::Axis::kCp]}),
                      experts = p.arch.sparse_experts().count / p.grid.sizes[mesh::Axis::kEp];
   const auto [first, end] = experts_of_tile(p, sent, tile);
   return (all * end / experts - all * first / experts) * p.arch.hidden * width_of(p, *rows);

@@ -151,6 +151,7 @@ Signature all_reduce(const Traits& t, const AllReduce& o, int unit) {
 Signature all_gather(const Traits& t, const AllGather& o, int unit) {
   if (o.moves == Moves::kHead) return moved({Value::kHeadSums, o.layer}, {Value::kHeadSumsAll, o.layer});
   if (o.moves == Moves::kKeys) return moved({Value::kQkv, o.layer}, {Value::kKeysAll, o.layer});
+  if (o.moves == Moves::kCounts) return moved({Value::kCounts, o.layer}, {Value::kCountsAll, o.layer});
   if (o.moves == Moves::kOffsets) return moved({Value::kOffsets, o.layer}, {Value::kOffsetsAll, o.layer});
   if (o.moves != Moves::kUnit) {
     const Exchanged e = exchanged(o.moves);

@@ -29,9 +29,12 @@ enum class Value {
   kRouted,         // normalised middle of the layer
   kRouterScores,   // the score of each token for each expert
   kRouterLse,      // log sum exp of a token's logits
+  kChosen,         // the experts of each token, before any is dropped; only if context ranks limit the choices
   kChoice,         // the experts of each token
   kRouterWeights,  // the weights of the chosen experts
   kLoad,           // for each sequence: the tokens of each expert, then the sums of the experts' scores
+  kCounts,         // the numbers of choices of a context rank (math/expert_order.h: count_choices)
+  kCountsAll,      // kCounts of each context rank
   kSharedUp,       // gate|up of the shared experts
   kSharedActivation,
   kSharedOut,  // the middle of the layer plus the result of the shared experts
@@ -183,9 +186,12 @@ inline constexpr std::array kValues{
     ValueInfo{Value::kRouted, "routed", ValueClass::kLayer, "Nd"},
     ValueInfo{Value::kRouterScores, "scores", ValueClass::kLayer, "NE", ValueType::kAccurate},
     ValueInfo{Value::kRouterLse, "router_lse", ValueClass::kLayer, "N", ValueType::kAccurate},
+    ValueInfo{Value::kChosen, "chosen", ValueClass::kLayer, "Nt", ValueType::kInteger},
     ValueInfo{Value::kChoice, "choice", ValueClass::kLayer, "Nt", ValueType::kInteger},
     ValueInfo{Value::kRouterWeights, "weights", ValueClass::kLayer, "Nt", ValueType::kAccurate},
     ValueInfo{Value::kLoad, "load", ValueClass::kLayer, "B2E", ValueType::kAccurate},
+    ValueInfo{Value::kCounts, "counts", ValueClass::kLayer, "B22E", ValueType::kInteger, Keeping::kInTurn},
+    ValueInfo{Value::kCountsAll, "counts_all", ValueClass::kLayer, "cB22E", ValueType::kInteger, Keeping::kInTurn},
     ValueInfo{Value::kSharedUp, "shared_up", ValueClass::kLayer, "NX"},
     ValueInfo{Value::kSharedActivation, "shared_act", ValueClass::kLayer, "Nx"},
     ValueInfo{Value::kSharedOut, "shared_out", ValueClass::kLayer, "Nd"},

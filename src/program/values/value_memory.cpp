@@ -135,9 +135,10 @@ std::int64_t size_of_letter(const Program& program, const Traits& t, char letter
     case 'p':
       return t.expert_ranks();
     case 'G':
-      return most_rows_of_experts(a.sparse_experts(), t.rows.sequences, t.rows.length, t.expert_ranks());
+      return most_rows_of_experts(a.sparse_experts(), {t.rows.sequences, t.rows.length, t.context_ranks()},
+                                  t.expert_ranks());
     case 'M':
-      return most_rows_of_experts(a.sparse_experts(), t.rows.sequences, t.rows.length, 1);
+      return most_rows_of_experts(a.sparse_experts(), {t.rows.sequences, t.rows.length, t.context_ranks()}, 1);
     default:
       throw Error("unknown letter '{}' of a shape", letter);
   }

@@ -49,13 +49,66 @@ void doubled_op(Steps& steps, Steps::iterator step) {
   steps.insert(step, copy);
 }
 void over_tensor_ranks(Steps&, Steps::iterator step) {
-  std::get<AllReduce>(step->op).axis = Axis::kTp;
+  if (auto* gather = std::get_if<AllGather>(&step->op))
+    gather->axis = Axis::kTp;
+  else
+    std::get<AllReduce>(step->op).axis = Axis::kTp;
 }
 void of_another_layer(Steps&, Steps::iterator step) {
   if (auto* sum = std::get_if<AllReduce>(&step->op))
     sum->layer = 1;
+  else if (auto* gather = std::get_if<AllGather>(&step->op))
+    gather->layer = 1;
   else
     std::get<Compute>(step->op).layer = 1;
+}
+
+void after_the_next(Steps&, Steps::iterator step) {
+  std::iter_swap(step, step + 1);
+}
+
+// Context ranks that share the sequences to which a capacity applies exchange the numbers of their choices, and drop
+// choices, between the router and the experts.
+TEST(ExpertsMutants, WhatLimitsExpertsTogetherMustBeThere) {
+  auto a = tiny_sparse();
+  a.experts->capacity = 0.75;
+  Setting s = setting_of(1, 0, false, 4);
+  s.sequence = 24;
+  s.mesh[mesh::Axis::kCp] = s.mesh[mesh::Axis::kTp] = 2;
+  const Program sound = build(a, s);
+  ASSERT_TRUE(verify(sound).empty());
+  const std::string counts = "all_gather axis=cp moves=counts layer=2", limit = "forward part=limit layer=2";
+  struct Mutant {
+    std::string step;
+    StepEdit edit;
+    std::string says;
+  };
+  for (const Mutant& m : std::vector<Mutant>{
+           {counts, removed_op, "reads counts_all, which holds"},
+           {counts, doubled_op, "writes counts_all again"},
+           {counts, over_tensor_ranks, "what routers find in parts of a sequence must be joined over the axis cp"},
+           {counts, of_another_layer, "all_gather"},
+           {counts, after_the_next, "limit"},
+           {limit, removed_op, "reads choice.2, which holds chosen"},
+           {limit, doubled_op, "(forward limit, layer 2, micro-batch 1): runs a second time"},
+           {limit, of_another_layer, "limit"},
+           {limit,
+            [](Steps&, Steps::iterator step) {
+              std::erase_if(step->operands, [](const Use& use) { return use.arg == Arg::kCounts; });
+            },
+            "limit"},
+           {"forward part=route layer=2",
+            [](Steps&, Steps::iterator step) {
+              std::erase_if(step->operands, [](const Use& use) { return use.arg == Arg::kCounts; });
+            },
+            "route"}}) {
+    const Program broken = mutant_of(sound, m.step, m.edit);
+    ASSERT_FALSE(broken == sound) << m.step;
+    std::string all;
+    for (const Finding& f : verify(without_setting(broken))) all += f.text + "\n";
+    EXPECT_NE(all.find(m.says), std::string::npos) << m.step << ": " << (all.empty() ? "accepted" : all);
+    fmt::print("{:<44} {}\n", m.step, all.substr(0, all.find('\n')));
+  }
 }
 
 // Two data-parallel ranks of a model whose experts have a capacity.
@@ -94,7 +147,7 @@ TEST(ExpertsMutants, AreRefusedEveryOne) {
   const std::vector<Mutant> mutants{
       {load, removed_op, "balance"},
       {load, doubled_op, "all_reduce"},
-      {load, over_tensor_ranks, "the sums of a router must be summed over the axis cp"},
+      {load, over_tensor_ranks, "what routers find in parts of a sequence must be joined over the axis cp"},
       {load, of_another_layer, "all_reduce"},
       {losses, removed_op, "uses the sum 5, which is not reduced over the ranks"},
       {losses, doubled_op, "reduces the sum 5 a second time"},

@@ -149,6 +149,7 @@ class OperandRules {
   Operands operator()(const AllGather& o) const {
     if (o.moves == Moves::kHead) return copied({Value::kHeadSums, o.layer}, {Value::kHeadSumsAll, o.layer});
     if (o.moves == Moves::kKeys) return copied({Value::kQkv, o.layer}, {Value::kKeysAll, o.layer});
+    if (o.moves == Moves::kCounts) return copied({Value::kCounts, o.layer}, {Value::kCountsAll, o.layer});
     if (o.moves == Moves::kOffsets) return copied({Value::kOffsets, o.layer}, {Value::kOffsetsAll, o.layer});
     if (o.moves != Moves::kUnit)
       return on_piece(copied({exchanged(o.moves).kept, o.layer}, {exchanged(o.moves).rows, o.layer}), o.chunk);

@@ -358,7 +358,8 @@ class Verifier {
   // need no reader: the rank's own keys, which are also in q|k|v, and the gradients that have returned.
   bool brought(const Operand& o) const {
     return o.value == Value::kParam || o.value == Value::kParamShard || o.value == Value::kKeysAll ||
-           (o.value == Value::kKeys && o.step > 0) || o.value == Value::kRankRows || o.value == Value::kDRankOut ||
+           o.value == Value::kCountsAll || (o.value == Value::kKeys && o.step > 0) || o.value == Value::kRankRows ||
+           o.value == Value::kDRankOut ||
            (t_.shares_experts() && (o.value == Value::kExpertOut || o.value == Value::kDExpertRows)) ||
            (o.value == Value::kDKeysIn && o.step < t_.context_ranks());
   }
@@ -398,7 +399,7 @@ class Verifier {
             [&](const OptimizerStep&) { update(e); },
             [&](const AllReduce& o) {
               if (o.moves == Moves::kLoad)
-                sum_load(e, o.axis);
+                join_routers(e, o.axis);
               else if (o.moves != Moves::kUnit)
                 exchange(e, o.axis, !t_.sharded_rows());
               else
@@ -415,6 +416,8 @@ class Verifier {
             [&](const AllGather& o) {
               if (o.moves == Moves::kKeys)
                 exchange_keys(e, o.axis, false);
+              else if (o.moves == Moves::kCounts)
+                join_routers(e, o.axis);
               else if (o.moves == Moves::kOffsets)
                 exchange_experts(e, o.axis);
               else if (o.moves != Moves::kUnit)
@@ -492,9 +495,10 @@ class Verifier {
       report(e, "does not fit this program, in which the residual stream is {}",
              t_.sharded_rows() ? "cut by rows" : "whole on every tensor rank");
   }
-  void sum_load(const Expanded& e, Axis axis) {
+  // Checks the sum of loads and the exchange of counts, from which routers learn of whole sequences.
+  void join_routers(const Expanded& e, Axis axis) {
     if (!t_.context()) report(e, "there are no context ranks that share a sequence");
-    if (axis != Axis::kCp) report(e, "the sums of a router must be summed over the axis cp");
+    if (axis != Axis::kCp) report(e, "what routers find in parts of a sequence must be joined over the axis cp");
   }
   void exchange_experts(const Expanded& e, Axis axis) {
     if (!t_.shares_experts()) report(e, "there are no expert ranks to exchange with");
