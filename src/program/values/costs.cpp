@@ -2,82 +2,20 @@
 
 #include <algorithm>
 
-#include "arch/tensor_parallel.h"
 #include "base/match.h"
 #include "program/parts/part.h"
 #include "program/values/attributes.h"
 #include "program/values/epilogues.h"
 #include "program/values/of_op.h"
 #include "program/values/optimizer.h"
+#include "program/values/part_of_rank.h"
 #include "program/values/payload.h"
+#include "program/values/scratch.h"
 #include "program/values/tiles.h"
 #include "program/values/value_memory.h"
 
 namespace molen::program {
 namespace {
-
-// A part with the sizes that its kernel gets on the largest rank.
-struct PartOfRank {
-  arch::Part part{};
-  arch::Pass pass{};
-  arch::PartShape shape;
-  bool ring = false;       // one step of a ring, or all of them
-  std::int64_t step = -1;  // the step in the ring; -1: all steps
-  int context_ranks = 1;
-  arch::PartCost cost(const arch::Architecture& local) const {
-    const auto context_cost = declaration_of(part).context_cost;
-    if (!context_cost || context_ranks == 1) return part_cost(local, part, pass, shape);
-    return context_cost(local, pass, shape, {shape.sequence * context_ranks, context_ranks, ring, step});
-  }
-};
-
-arch::PartShape shape_of(const Attributes& a, const Grid& grid) {
-  arch::PartShape shape;
-  shape.batch = a.rows.sequences;
-  shape.sequence = a.rows.length;
-  shape.compute = a.compute.value_or(DType::kF32);
-  shape.threads = std::max(a.threads, 1);
-  shape.kernels = a.kernel.value_or(arch::Kernels::kReference);
-  shape.tensor_ranks = grid.sizes[mesh::Axis::kTp];
-  shape.expert_ranks = grid.sizes[mesh::Axis::kEp];
-  return shape;
-}
-
-arch::Pass pass_of(ComputePass pass) {
-  switch (pass) {
-    case ComputePass::kBackward:
-      return arch::Pass::kBackward;
-    case ComputePass::kInput:
-      return arch::Pass::kBackwardInput;
-    case ComputePass::kWeights:
-      return arch::Pass::kBackwardWeights;
-    case ComputePass::kForward:
-    case ComputePass::kRecompute:
-      break;
-  }
-  return arch::Pass::kForward;
-}
-
-PartOfRank part_of(const Program& p, const Compute& c, const Step& step) {
-  const Attributes& a = step.attributes;
-  PartOfRank of{c.part, pass_of(c.pass), shape_of(a, p.grid)};
-  if (of_head(c.part)) of.shape.chunk = std::min(a.tile, a.rows.count() - c.chunk * a.tile);
-  if (a.rows.in_pieces() && has_halves(c.part)) {
-    const auto [first, last] = chunk_rows(a.rows, c.chunk);
-    of.shape.batch = 1;
-    of.shape.sequence = last - first;
-  }
-  if (by_tiles(a.rows, c.part)) {
-    of.shape.expert_tile = c.chunk;
-    of.shape.expert_tiles = a.rows.expert_tiles;
-  }
-  of.shape.kv_copied = of.shape.tensor_ranks > 1 && arch::kv_replicated(p.arch, of.shape.tensor_ranks);
-  of.shape.documents = step.find(Arg::kDocuments) != nullptr;
-  of.context_ranks = p.grid.sizes[mesh::Axis::kCp];
-  of.ring = c.chunk >= 0;
-  of.step = c.chunk;
-  return of;
-}
 
 void cost_part(const Program& p, const Compute& c, Step& step) {
   const PartOfRank of = part_of(p, c, step);
@@ -104,23 +42,18 @@ void cost_cast(const Program& p, Bytes touched, Step& step) {
 
 // The gradient is read once or several times. All other operands are read and written, since even a plain store to a
 // parameter reads its cache line. Matrices that are updated whole take matrix products: their FLOPs are those of the
-// rank at 0, and their scratch holds the largest matrix of any rank.
+// rank at 0.
 void cost_optimizer(const Program& p, const OptimizerStep& o, std::int64_t read, std::int64_t written, Step& step) {
   const Optimizer& optimizer = optimizer_named(o.kind);
   step.moved = Bytes((o.stage == UpdateStage::kDirection ? 1 : optimizer.gradient_reads) * read + 2 * written);
+  step.scratch = kernel_scratch(p, step);
   const int of = unit_of_step(p, step);
   if (!optimizer.whole_matrices || o.stage == UpdateStage::kDirection || of < 0) return;
   const Unit& unit = p.units.at(static_cast<std::size_t>(of));
   const auto [first, last] = unit_range(p.grid, {}, unit, Range::kOwn);
-  const Use* states = step.find(optimizer.states.front().arg);
-  const std::int64_t width =
-      size_of(states ? p.buffers.at(static_cast<std::size_t>(states->buffer)).dtype : DType::kF32);
-  for (const UnitEntry& entry : unit.entries) {
-    if (entry.whole == 0 || entry.rows == 0) continue;
-    const MatrixCost cost = optimizer.whole_matrices(entry.rows, entry.columns);
-    step.scratch = std::max(step.scratch, Bytes(cost.scratch * width));
-    if (first <= entry.offset && entry.offset < last) step.hardware_flops += cost.flops;
-  }
+  for (const UnitEntry& entry : unit.entries)
+    if (entry.whole > 0 && entry.rows > 0 && first <= entry.offset && entry.offset < last)
+      step.hardware_flops += optimizer.whole_matrices(entry.rows, entry.columns).flops;
 }
 
 // The scratch holds the rows of the tile in the order in which ranks send them: the rows of one rank are side by side.
