@@ -32,23 +32,43 @@ void cost_part(const Program& p, const Compute& c, Step& step) {
   step.model_flops = c.pass == ComputePass::kRecompute ? Flops(0) : cost.flops;
 }
 
-// A cast that adds to its target also reads the target, and widens the sum one block at a time.
-void cost_cast(const Program& p, Bytes touched, Step& step) {
-  const Use* to = step.updates(Arg::kTo) ? step.find(Arg::kTo) : nullptr;
-  const std::int64_t wide = to ? used_elements(p, *to, {}) * size_of(DType::kF32) : 0;
-  step.moved = touched + Bytes(wide);
+// The bytes of a step's operands. The step's sums, which are a few numbers, are not counted beside other operands.
+struct OperandBytes {
+  std::int64_t read = 0, written = 0, sums = 0;
+  // What is read or written crosses memory once; what is updated crosses it twice.
+  std::int64_t touched = 0;
+  OperandBytes(const Program& p, const Step& step) {
+    for (const Use& use : step.operands) {
+      const std::int64_t bytes = used_bytes(p, use, {});
+      if (p.buffers.at(static_cast<std::size_t>(use.buffer)).role == Value::kScalars) {
+        sums += (use.access == Access::kUpdate ? 2 : 1) * bytes;
+        continue;
+      }
+      (use.writes() ? written : read) += bytes;
+      touched += (use.access == Access::kUpdate ? 2 : 1) * bytes;
+    }
+  }
+};
+
+// A cast that adds to its target widens the sum one block at a time.
+void cost_cast(const Program& p, Step& step) {
+  step.moved = Bytes(OperandBytes(p, step).touched);
+  const std::int64_t wide =
+      step.updates(Arg::kTo) ? used_elements(p, *step.find(Arg::kTo), {}) * size_of(DType::kF32) : 0;
   step.scratch = Bytes(std::min(wide, arch::kWidenBlock * size_of(DType::kF32)));
 }
 
-// The gradient is read once or several times. All other operands are read and written, since even a plain store to a
-// parameter reads its cache line. Matrices that are updated whole take matrix products: their FLOPs are those of the
-// rank at 0.
-void cost_optimizer(const Program& p, const OptimizerStep& o, std::int64_t read, std::int64_t written, Step& step) {
+// Gradients, whether the rank's own or those of all tensor ranks, are read once or several times. All other operands
+// that are only read cross memory once. The others cross it twice, since even a plain store to a parameter reads its
+// cache line. Matrices that are updated whole take matrix products: their FLOPs are those of the rank at 0.
+void cost_optimizer(const Program& p, const OptimizerStep& o, Step& step) {
   const Optimizer& optimizer = optimizer_named(o.kind);
-  step.moved = Bytes((o.stage == UpdateStage::kDirection ? 1 : optimizer.gradient_reads) * read + 2 * written);
+  const bool once = o.stage == UpdateStage::kDirection;
+  const OperandBytes bytes(p, step);
+  step.moved = Bytes((once ? 1 : optimizer.gradient_reads) * bytes.read + 2 * bytes.written);
   step.scratch = kernel_scratch(p, step);
   const int of = unit_of_step(p, step);
-  if (!optimizer.whole_matrices || o.stage == UpdateStage::kDirection || of < 0) return;
+  if (!optimizer.whole_matrices || once || of < 0) return;
   const Unit& unit = p.units.at(static_cast<std::size_t>(of));
   const auto [first, last] = unit_range(p.grid, {}, unit, Range::kOwn);
   for (const UnitEntry& entry : unit.entries)
@@ -73,20 +93,19 @@ void cost_exchange(const Program& p, const AllToAll& o, Step& step) {
 }  // namespace
 
 void set_costs(const Program& p, Step& step) {
-  std::int64_t read = 0, written = 0;  // an updated operand counts as written
-  for (const Use& use : step.operands) (use.writes() ? written : read) += used_bytes(p, use, {});
-  const Bytes touched(read + written);
+  const OperandBytes bytes(p, step);
   step.scratch = step.moved = Bytes();
   step.model_flops = step.hardware_flops = Flops();
   step.epilogues = epilogues_of(p, step);
+  const auto touched = [&] { step.moved = Bytes(bytes.touched > 0 ? bytes.touched : bytes.sums); };
   const auto communicated = [&](const auto&) { step.moved = payload_of(p, step, {}); };
   std::visit(Match{
                  [&](const Compute& c) { cost_part(p, c, step); },
-                 [&](const LoadBatch&) { step.moved = touched; },
-                 [&](const ZeroFill&) { step.moved = touched; },
-                 [&](const SumSquares&) { step.moved = Bytes(read); },
-                 [&](const ClipScale&) { step.moved = touched; },
-                 [&](const OptimizerStep& o) { cost_optimizer(p, o, read, written, step); },
+                 [&](const LoadBatch&) { touched(); },
+                 [&](const ZeroFill&) { touched(); },
+                 [&](const SumSquares&) { step.moved = Bytes(bytes.read); },
+                 [&](const ClipScale&) { touched(); },
+                 [&](const OptimizerStep& o) { cost_optimizer(p, o, step); },
                  [&](const AllReduce& o) { communicated(o); },
                  [&](const ReduceScatter& o) { communicated(o); },
                  [&](const AllGather& o) { communicated(o); },
@@ -95,10 +114,10 @@ void set_costs(const Program& p, Step& step) {
                  [&](const Receive& o) { communicated(o); },
                  [&](const Shift& o) { communicated(o); },
                  [&](const ReduceScalars& o) { communicated(o); },
-                 [&](const CopyToHost&) { step.moved = Bytes(read); },
-                 [&](const CopyToDevice&) { step.moved = Bytes(written); },
-                 [&](const Cast&) { cost_cast(p, touched, step); },
-                 [&](const Agree&) { step.moved = touched; },
+                 [&](const CopyToHost&) { step.moved = Bytes(bytes.read); },
+                 [&](const CopyToDevice&) { step.moved = Bytes(bytes.written); },
+                 [&](const Cast&) { cost_cast(p, step); },
+                 [&](const Agree&) { touched(); },
              },
              step.op);
 }

@@ -45,6 +45,7 @@ arch::PartShape shape_of(const Attributes& a, const Grid& grid) {
   shape.threads = std::max(a.threads, 1);
   shape.kernels = a.kernel.value_or(arch::Kernels::kReference);
   shape.tensor_ranks = grid.sizes[mesh::Axis::kTp];
+  shape.rows_sharded = a.rows.sharded;
   shape.expert_ranks = grid.sizes[mesh::Axis::kEp];
   return shape;
 }
