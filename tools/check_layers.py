@@ -35,6 +35,8 @@ SETTING = re.compile(r"\bSetting\b|(\.|->)setting\b")
 KNOWS_SETTING = re.compile(r"program/(build|provenance)/|" + OF_SETTING)
 # The builder's table of operands. These two have rules of their own, so that a mistake in it is refused.
 WITHOUT_SIGNATURE = ("program/types", "program/verify")
+# The builder's costs, of which the verifier has rules of its own for the same reason.
+COSTS = re.compile(r"program/values/(costs|epilogues|payload)\.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 
 
@@ -73,6 +75,8 @@ def check(root: pathlib.Path) -> list[str]:
                 wrong.append(f"{where}: {folder_without} includes {target}, which knows the setting")
             if folder_without in WITHOUT_SIGNATURE and target == "program/values/signature.h":
                 wrong.append(f"{where}: {folder_without} includes {target}, which the builder takes operands from; it has rules of its own")
+            if folder_without == "program/verify" and COSTS.match(target):
+                wrong.append(f"{where}: {folder_without} includes {target}, which the builder takes costs from; it has rules of its own")
             if re.match(r"(ATen|c10|torch)/", target) and module not in ATEN_MODULES:
                 wrong.append(f"{where}: ATen belongs to {sorted(ATEN_MODULES)}")
             for pattern, folder in VENDOR.items():

@@ -244,10 +244,11 @@ struct PartShape {
   DType compute = DType::kF32;
   int threads = 1;
   Kernels kernels = Kernels::kFused;
-  int tensor_ranks = 1;    // the architecture holds the local sizes of one of these ranks (arch/tensor_parallel.h)
-  bool kv_copied = false;  // key and value weights are assembled for each use
-  bool documents = false;  // attention stays within documents, which has its own kernels
-  int expert_ranks = 1;    // ranks that share the experts of each layer
+  int tensor_ranks = 1;       // the architecture holds the local sizes of one of these ranks (arch/tensor_parallel.h)
+  bool rows_sharded = false;  // each tensor rank keeps a part of the rows of the residual stream
+  bool kv_copied = false;     // key and value weights are assembled for each use
+  bool documents = false;     // attention stays within documents, which has its own kernels
+  int expert_ranks = 1;       // ranks that share the experts of each layer
   // For a part of the experts: which of `expert_tiles` tiles the op computes; -1: all experts of the rank.
   std::int64_t expert_tile = -1, expert_tiles = 1;
   int context_ranks = 1;  // ranks that share each sequence, of which each has `sequence` tokens

@@ -155,6 +155,14 @@ std::string kind_of(Epilogue epilogue) {
   return fmt::format("epilogue {}", name_of(epilogue));
 }
 
+std::string text_of(const std::vector<EpilogueCost>& epilogues) {
+  if (epilogues.empty()) return "none";
+  std::string text;
+  for (const EpilogueCost& e : epilogues)
+    text += fmt::format("{}{}:{}", text.empty() ? "" : ",", name_of(e.kind), e.moved.value);
+  return text;
+}
+
 std::string kind_of(const Op& op) {
   return std::visit(Match{
                         [](const Compute& c) { return fmt::format("{} {}", name_of(c.pass), arch::name_of(c.part)); },

@@ -425,7 +425,8 @@ std::string_view name_of(Epilogue epilogue);  // "add", "copy", "pack", "unpack"
 std::string_view name_of(UpdateStage stage);  // "whole", "direction", "apply"
 // Returns "forward attention", "all_reduce", ...: the key of cost tables and comparisons.
 std::string kind_of(const Op& op);
-std::string kind_of(Epilogue epilogue);  // "epilogue add", ...
+std::string kind_of(Epilogue epilogue);                           // "epilogue add", ...
+std::string text_of(const std::vector<EpilogueCost>& epilogues);  // "add:4096,pack:512" or, if there are none, "none"
 bool is_communication(const Op& op);
 bool is_copy(const Op& op);  // between device and host
 // Returns the group of ranks that an op communicates with, or nothing for an op that does not communicate.

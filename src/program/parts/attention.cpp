@@ -18,8 +18,9 @@ Flops attention_flops(const Sizes& s, Pass pass) {
 }
 
 i64 attention_moved(const Sizes& s, Pass pass) {
-  const i64 lse = s.a * s.B * s.h * s.S;
-  return s.e * s.N * (is_backward(pass) ? 2 * s.Q + 2 * s.q : s.Q + s.q) + lse;
+  const i64 lse = s.a * s.B * s.h * s.S, documents = s.documents ? 4 * s.N : 0,
+            slopes = s.position == arch::Position::kAlibi ? 8 * s.h : 0;
+  return s.e * s.N * (is_backward(pass) ? 2 * s.Q + 2 * s.q : s.Q + s.q) + lse + documents + slopes;
 }
 
 // The scratch of math/reference.h, whose accumulators have 8 bytes for fp32 and for fp64.

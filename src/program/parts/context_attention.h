@@ -17,7 +17,9 @@ struct ContextCall {
   // The call adds to the output over earlier keys (forward), or to the gradient of queries from earlier keys
   // (backward).
   bool adds = false;
-  bool wide = false;  // o, d_q and d_k|d_v are in fp32 when the compute dtype is narrower
+  // If the compute dtype is narrower than fp32: o in forward and d_q in backward are in fp32, and so are d_k|d_v unless
+  // they are made in scratch and rounded.
+  bool wide = false, keys_rounded = false;
 };
 arch::PartCost context_attention_cost(const arch::Architecture& arch, arch::Pass pass, const arch::PartShape& shape,
                                       const ContextCall& call);

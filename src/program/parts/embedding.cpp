@@ -4,9 +4,10 @@
 namespace molen::program::parts {
 namespace {
 
+// A token uses one row of the table. Learned positions are rows of another table, which all sequences share.
 i64 embedding_moved(const Sizes& s, Pass pass) {
-  const i64 x = residual_bytes(s);
-  return 4 * s.N + (is_backward(pass) ? x + 2 * s.g * s.N * s.d : 2 * x);
+  const i64 x = residual_bytes(s), rows = (s.N + (s.position == arch::Position::kLearned ? s.S : 0)) * s.d;
+  return 4 * s.N + x + (is_backward(pass) ? 2 * s.g : s.e) * rows;
 }
 
 i64 embedding_aten(const Sizes& s, Pass pass) {

@@ -14,6 +14,12 @@ i64 grouped_moved(const Sizes& s, i64 in, i64 out, Pass pass) {
   return s.e * (s.R * (out + 2 * in) + weights) + 2 * s.g * weights + offsets;
 }
 
+// Where the number of rows depends on the router, it is read from the offsets.
+i64 expert_activation_moved(const Sizes& s, Pass pass) {
+  const i64 offsets = s.apart || s.drops ? 4 * (s.L + 1) : 0;
+  return s.e * s.R * (is_backward(pass) ? 2 * s.W + s.w : s.W + s.w) + offsets;
+}
+
 // The scratch of math::grouped_tn: each thread copies some columns of some rows.
 i64 grouped_fused(const Sizes& s, i64 out, Pass pass) {
   constexpr i64 kGroupOutputs = 256, kGroupTerms = 1024;
@@ -83,7 +89,7 @@ PartDeclaration expert_activation() {
                         by_experts(leaves(Arg::kY, kOfFfn))},
       .backward_types = {by_experts(takes(Arg::kDY, {kOfFfn})), by_experts(takes(Arg::kX, {kOfFfn})),
                          by_experts(takes(Arg::kOffsets, {kReplicated})), by_experts(leaves(Arg::kDX, kOfFfn))},
-      .moved = [](const Sizes& s, Pass pass) { return s.e * s.R * (is_backward(pass) ? 2 * s.W + s.w : s.W + s.w); },
+      .moved = expert_activation_moved,
       .kernels = kernels_of_experts(),
   };
 }

@@ -7,12 +7,12 @@ namespace molen::program::parts {
 namespace {
 
 // Returns the bytes that the part moves. To the bytes of a linear layer d -> out it adds the statistics and weights (if
-// there is a norm), the residual to which d_in is added, the norm's gradients, and the norm's input if the product does
-// not read it.
+// there is a norm), the residual to which d_in is added (unless the reduction of the rows that tensor ranks keep does
+// this), the norm's gradients, and the norm's input if the product does not read it.
 i64 norm_product_moved(const Sizes& s, i64 out, Pass pass) {
   const i64 x = residual_bytes(s), read = s.a * s.stats * s.N + s.e * s.norm_vectors * s.d;
   const bool input = pass == Pass::kBackward || pass == Pass::kBackwardInput;
-  return linear_moved(s, s.d, out, pass) + read + (input ? x + 2 * s.g * s.norm_vectors * s.d : 0) +
+  return linear_moved(s, s.d, out, pass) + read + (input ? (s.sharded ? 0 : x) + 2 * s.g * s.norm_vectors * s.d : 0) +
          (pass == Pass::kBackwardInput ? x : 0);
 }
 

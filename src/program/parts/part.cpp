@@ -134,15 +134,31 @@ bool of_head(arch::Part part) {
   return declaration_of(part).standing == Standing::kHead;
 }
 
+namespace {
+
+// A part without halves runs entirely in the first half of a backward, and not at all in the second.
+std::optional<arch::Pass> pass_that_runs(const PartDeclaration& d, arch::Pass pass) {
+  if (d.halves) return pass;
+  if (pass == arch::Pass::kBackwardWeights) return std::nullopt;
+  return pass == arch::Pass::kBackwardInput ? arch::Pass::kBackward : pass;
+}
+
+}  // namespace
+
 arch::PartCost part_cost(const arch::Architecture& arch, arch::Part part, arch::Pass pass,
                          const arch::PartShape& shape) {
   const PartDeclaration& d = declaration_of(part);
-  if (!d.halves) {
-    if (pass == arch::Pass::kBackwardWeights) return {Flops(0), Bytes(0), Bytes(0)};
-    if (pass == arch::Pass::kBackwardInput) pass = arch::Pass::kBackward;
-  }
+  const auto runs = pass_that_runs(d, pass);
+  if (!runs) return {Flops(0), Bytes(0), Bytes(0)};
   const parts::Sizes s(arch, shape);
-  return {d.flops ? d.flops(s, pass) : Flops(0), Bytes(d.moved(s, pass)), Bytes(scratch_of(d, shape.kernels, s, pass))};
+  return {d.flops ? d.flops(s, *runs) : Flops(0), Bytes(d.moved(s, *runs)),
+          Bytes(scratch_of(d, shape.kernels, s, *runs))};
+}
+
+Bytes part_scratch(const arch::Architecture& arch, arch::Part part, arch::Pass pass, const arch::PartShape& shape) {
+  const PartDeclaration& d = declaration_of(part);
+  const auto runs = pass_that_runs(d, pass);
+  return Bytes(runs ? scratch_of(d, shape.kernels, parts::Sizes(arch, shape), *runs) : 0);
 }
 
 std::optional<std::string> kernels_refused(arch::Kernels kernels, arch::Part part, const KernelRequest& request) {

@@ -137,6 +137,8 @@ bool of_head(arch::Part part);  // runs once for each chunk of the tokens
 // costs nothing.
 arch::PartCost part_cost(const arch::Architecture& arch, arch::Part part, arch::Pass pass,
                          const arch::PartShape& shape);
+// Returns only the scratch of that cost, for which the kernel's query is asked.
+Bytes part_scratch(const arch::Architecture& arch, arch::Part part, arch::Pass pass, const arch::PartShape& shape);
 
 // Returns why the kernels cannot compute a part; nothing when they can.
 std::optional<std::string> kernels_refused(arch::Kernels kernels, arch::Part part, const KernelRequest& request);

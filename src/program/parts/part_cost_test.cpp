@@ -212,6 +212,61 @@ TEST(PartCost, OfASparseLayer) {
   EXPECT_FALSE(kernels_refused(Kernels::kAten, Part::kExpertUp, {.compute = DType::kBF16}));
 }
 
+// Some operands exist only in some models, and of some a rank uses only its own rows. Computed by hand for 6 tokens in
+// 2 sequences, in bf16.
+TEST(PartCost, BytesThatSomeModelsAndRanksUse) {
+  auto a = bench_llama();
+  a.hidden = 16, a.heads = 4, a.kv_heads = 2, a.head_dim = 4, a.ffn = 24;
+  PartShape shape{2, 3, 0, DType::kBF16, 2, Kernels::kAten};
+  const auto moved = [&](Part part, Pass pass) { return part_cost(a, part, pass, shape).moved.value; };
+  const std::int64_t forward = moved(Part::kAttention, Pass::kForward),
+                     backward = moved(Part::kNormUp, Pass::kBackward);
+  a.position = arch::Position::kLearned;  // three rows of the positions, besides a row of the table for each token
+  EXPECT_EQ(moved(Part::kEmbed, Pass::kForward), 4 * 6 + 2 * (6 + 6 + 3) * 16);
+  EXPECT_EQ(moved(Part::kEmbed, Pass::kBackward), 4 * 6 + 2 * 6 * 16 + 8 * (6 + 3) * 16);
+  a.position = arch::Position::kAlibi;  // a slope in fp64 for each head
+  EXPECT_EQ(moved(Part::kAttention, Pass::kForward) - forward, 8 * 4);
+  shape.documents = true;  // where the document of each token begins
+  EXPECT_EQ(moved(Part::kAttention, Pass::kForward) - forward, 8 * 4 + 4 * 6);
+  // One of four tensor ranks adds the residual in two of the six rows. If it keeps only these, the reduction of the
+  // rows adds the residual gradient.
+  shape.tensor_ranks = 4;
+  EXPECT_EQ(moved(Part::kDown, Pass::kForward), 2 * (6 * 24 + 24 * 16 + 6 * 16 + 2 * 16));
+  EXPECT_EQ(moved(Part::kNormUp, Pass::kBackward), backward);
+  shape.rows_sharded = true;
+  EXPECT_EQ(moved(Part::kNormUp, Pass::kBackward), backward - 2 * 6 * 16);
+}
+
+// Offsets say how many rows the experts have, unless there is a row for each choice. In backward, the choice is made,
+// and its bias is not read.
+TEST(PartCost, BytesOfARouterThatDropsOrMovesTokens) {
+  auto a = bench_llama();
+  a.hidden = 16, a.experts = arch::Experts{.count = 4, .per_token = 3, .ffn = 24};
+  PartShape shape{2, 3, 0, DType::kBF16, 2, Kernels::kAten};
+  const auto moved = [&](Part part, Pass pass) { return part_cost(a, part, pass, shape).moved.value; };
+  const std::int64_t all = moved(Part::kExpertActivation, Pass::kForward), route = moved(Part::kRoute, Pass::kBackward);
+  EXPECT_EQ(all, 2 * 18 * (48 + 24));
+  shape.expert_ranks = 2;  // each with two experts
+  EXPECT_EQ(moved(Part::kExpertActivation, Pass::kForward), all + 4 * 3);
+  shape.expert_ranks = 1, a.experts->capacity = 1e3;
+  EXPECT_EQ(moved(Part::kExpertActivation, Pass::kForward), all + 4 * 5);
+  a.experts->capacity = 0, a.experts->bias_rate = 0.001;
+  EXPECT_EQ(moved(Part::kRoute, Pass::kBackward), route + 2 * 4 * 4);
+}
+
+// Computed by hand for 3 of 6 tokens on each of two context ranks, in bf16: 16 columns of queries, 16 of keys and
+// values together, 4 heads. Sums are in fp32. The finished output is in bf16, and so are gradients of gathered keys.
+TEST(ContextCost, BytesInBf16) {
+  auto a = bench_llama();
+  a.heads = 4, a.kv_heads = 2, a.head_dim = 4;
+  const PartShape shape{1, 3, 0, DType::kBF16, 2, Kernels::kAten};
+  const std::int64_t q = 3 * 16, kv = 3 * 16, lse = 4 * 3 * 4;
+  const auto ring = [&](int step) { return ring_attention_cost(a, Pass::kBackward, shape, 6, 2, step).moved.value; };
+  EXPECT_EQ(ring(0), 2 * (3 * q + kv) + lse + 4 * q + 4 * kv);
+  EXPECT_EQ(ring(1), 2 * (3 * q + kv) + lse + 2 * 4 * q + 4 * kv);
+  EXPECT_EQ(gathered_attention_cost(a, Pass::kBackward, shape, 6, 2).moved.value, ring(0) + ring(1) - 2 * 2 * kv);
+}
+
 TEST(PartCost, LargeModelsDoNotOverflow) {
   for (const auto& [name, part] : [] {
          std::vector<std::pair<const char*, Part>> all;

@@ -5,8 +5,9 @@
 namespace molen::program::parts {
 namespace {
 
+// Forward reads the residual only in the rows in which the rank adds it.
 i64 projection_moved(const Sizes& s, i64 in, Pass pass) {
-  return linear_moved(s, in, s.d, pass) + (is_backward(pass) ? 0 : residual_bytes(s));
+  return linear_moved(s, in, s.d, pass) + (is_backward(pass) ? 0 : s.e * s.own * s.d);
 }
 
 i64 projection_aten(const Sizes& s, i64 in, Pass pass) {

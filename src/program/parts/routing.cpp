@@ -21,7 +21,9 @@ i64 route_moved(const Sizes& s, Pass pass) {
   const i64 weights = (s.E + s.norm_vectors) * s.d + s.router_bias,
             kept = s.a * (s.N * (s.stats + s.E + 1 + s.t) + 2 * s.B * s.E) + 4 * (s.N + s.M);
   if (!is_backward(pass)) return s.e * (2 * s.N * s.d + weights) + kept + bytes_of_counts(s);
-  return s.e * (4 * s.N * s.d + weights) + kept + 2 * s.g * weights;
+  // The reduction of the rows that tensor ranks keep adds the residual gradient. The choice is made, so its bias is not
+  // read.
+  return s.e * ((s.sharded ? 3 : 4) * s.N * s.d + weights - s.router_bias) + kept + 2 * s.g * weights;
 }
 
 // Scratch holds the number of tokens that each expert has taken.
@@ -69,8 +71,11 @@ i64 dispatch_scratch(const Sizes& s, Pass pass) {
   return is_backward(pass) ? 0 : aligned(4 * s.E);
 }
 
+// Forward reads the residual only in the rows in which the rank adds it. After shared experts, all rows hold a term of
+// the sum.
 i64 combine_moved(const Sizes& s, Pass pass) {
-  if (!is_backward(pass)) return s.e * (s.R + 2 * s.N) * s.d + (s.a + 4) * s.M;
+  const i64 residual = s.x > 0 ? s.N : s.own;
+  if (!is_backward(pass)) return s.e * (s.R + s.N + residual) * s.d + (s.a + 4) * s.M;
   return s.e * (2 * s.R + s.N) * s.d + (2 * s.a + 4) * s.M;
 }
 

@@ -28,12 +28,15 @@ struct Sizes {
   i64 R, L, G;
   bool drops;        // experts have a capacity
   i64 c;             // context ranks, which share each sequence
+  bool apart;        // several expert ranks have different experts
   i64 router_bias;   // elements of the router's bias
   i64 X, x;          // of the shared experts: columns of gate|up, and their summed width
   i64 norm_vectors;  // weight and bias of a norm: 0, 1 or 2
   i64 stats;         // numbers that a norm keeps for each row
   i64 biases;        // 1 when products have them
   i64 ranks;         // tensor ranks
+  i64 own;           // rows of the residual stream to which the tensor rank adds what is added once
+  bool sharded;      // the tensor rank keeps only these rows
   i64 threads;       // at least 1
   bool documents;    // attention stays within documents
   bool kv_copied;    // key and value weights are assembled for each use

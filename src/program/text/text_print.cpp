@@ -11,7 +11,6 @@
 #include "program/text/text_buffers.h"
 #include "program/text/text_detail.h"
 #include "program/values/attributes.h"
-#include "program/values/epilogues.h"
 
 namespace molen::program {
 namespace {

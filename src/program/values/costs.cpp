@@ -2,82 +2,20 @@
 
 #include <algorithm>
 
-#include "arch/tensor_parallel.h"
 #include "base/match.h"
 #include "program/parts/part.h"
 #include "program/values/attributes.h"
 #include "program/values/epilogues.h"
 #include "program/values/of_op.h"
 #include "program/values/optimizer.h"
+#include "program/values/part_of_rank.h"
 #include "program/values/payload.h"
+#include "program/values/scratch.h"
 #include "program/values/tiles.h"
 #include "program/values/value_memory.h"
 
 namespace molen::program {
 namespace {
-
-// A part with the sizes that its kernel gets on the largest rank.
-struct PartOfRank {
-  arch::Part part{};
-  arch::Pass pass{};
-  arch::PartShape shape;
-  bool ring = false;       // one step of a ring, or all of them
-  std::int64_t step = -1;  // the step in the ring; -1: all steps
-  arch::PartCost cost(const arch::Architecture& local) const {
-    const auto context_cost = declaration_of(part).context_cost;
-    const int ranks = shape.context_ranks;
-    if (!context_cost || ranks == 1) return part_cost(local, part, pass, shape);
-    return context_cost(local, pass, shape, {shape.sequence * ranks, ranks, ring, step});
-  }
-};
-
-arch::PartShape shape_of(const Attributes& a, const Grid& grid) {
-  arch::PartShape shape;
-  shape.batch = a.rows.sequences;
-  shape.sequence = a.rows.length;
-  shape.compute = a.compute.value_or(DType::kF32);
-  shape.threads = std::max(a.threads, 1);
-  shape.kernels = a.kernel.value_or(arch::Kernels::kReference);
-  shape.tensor_ranks = grid.sizes[mesh::Axis::kTp];
-  shape.expert_ranks = grid.sizes[mesh::Axis::kEp];
-  shape.context_ranks = grid.sizes[mesh::Axis::kCp];
-  return shape;
-}
-
-arch::Pass pass_of(ComputePass pass) {
-  switch (pass) {
-    case ComputePass::kBackward:
-      return arch::Pass::kBackward;
-    case ComputePass::kInput:
-      return arch::Pass::kBackwardInput;
-    case ComputePass::kWeights:
-      return arch::Pass::kBackwardWeights;
-    case ComputePass::kForward:
-    case ComputePass::kRecompute:
-      break;
-  }
-  return arch::Pass::kForward;
-}
-
-PartOfRank part_of(const Program& p, const Compute& c, const Step& step) {
-  const Attributes& a = step.attributes;
-  PartOfRank of{c.part, pass_of(c.pass), shape_of(a, p.grid)};
-  if (of_head(c.part)) of.shape.chunk = std::min(a.tile, a.rows.count() - c.chunk * a.tile);
-  if (a.rows.in_pieces() && has_halves(c.part)) {
-    const auto [first, last] = chunk_rows(a.rows, c.chunk);
-    of.shape.batch = 1;
-    of.shape.sequence = last - first;
-  }
-  if (by_tiles(a.rows, c.part)) {
-    of.shape.expert_tile = c.chunk;
-    of.shape.expert_tiles = a.rows.expert_tiles;
-  }
-  of.shape.kv_copied = of.shape.tensor_ranks > 1 && arch::kv_replicated(p.arch, of.shape.tensor_ranks);
-  of.shape.documents = step.find(Arg::kDocuments) != nullptr;
-  of.ring = c.chunk >= 0;
-  of.step = c.chunk;
-  return of;
-}
 
 void cost_part(const Program& p, const Compute& c, Step& step) {
   const PartOfRank of = part_of(p, c, step);
@@ -94,33 +32,48 @@ void cost_part(const Program& p, const Compute& c, Step& step) {
   step.model_flops = c.pass == ComputePass::kRecompute ? Flops(0) : cost.flops;
 }
 
-// A cast that adds to its target also reads the target, and widens the sum one block at a time.
-void cost_cast(const Program& p, Bytes touched, Step& step) {
-  const Use* to = step.updates(Arg::kTo) ? step.find(Arg::kTo) : nullptr;
-  const std::int64_t wide = to ? used_elements(p, *to, {}) * size_of(DType::kF32) : 0;
-  step.moved = touched + Bytes(wide);
+// The bytes of a step's operands. The step's sums, which are a few numbers, are not counted beside other operands.
+struct OperandBytes {
+  std::int64_t read = 0, written = 0, sums = 0;
+  // What is read or written crosses memory once; what is updated crosses it twice.
+  std::int64_t touched = 0;
+  OperandBytes(const Program& p, const Step& step) {
+    for (const Use& use : step.operands) {
+      const std::int64_t bytes = used_bytes(p, use, {});
+      if (p.buffers.at(static_cast<std::size_t>(use.buffer)).role == Value::kScalars) {
+        sums += (use.access == Access::kUpdate ? 2 : 1) * bytes;
+        continue;
+      }
+      (use.writes() ? written : read) += bytes;
+      touched += (use.access == Access::kUpdate ? 2 : 1) * bytes;
+    }
+  }
+};
+
+// A cast that adds to its target widens the sum one block at a time.
+void cost_cast(const Program& p, Step& step) {
+  step.moved = Bytes(OperandBytes(p, step).touched);
+  const std::int64_t wide =
+      step.updates(Arg::kTo) ? used_elements(p, *step.find(Arg::kTo), {}) * size_of(DType::kF32) : 0;
   step.scratch = Bytes(std::min(wide, arch::kWidenBlock * size_of(DType::kF32)));
 }
 
-// The gradient is read once or several times. All other operands are read and written, since even a plain store to a
-// parameter reads its cache line. Matrices that are updated whole take matrix products: their FLOPs are those of the
-// rank at 0, and their scratch holds the largest matrix of any rank.
-void cost_optimizer(const Program& p, const OptimizerStep& o, std::int64_t read, std::int64_t written, Step& step) {
+// Gradients, whether the rank's own or those of all tensor ranks, are read once or several times. All other operands
+// that are only read cross memory once. The others cross it twice, since even a plain store to a parameter reads its
+// cache line. Matrices that are updated whole take matrix products: their FLOPs are those of the rank at 0.
+void cost_optimizer(const Program& p, const OptimizerStep& o, Step& step) {
   const Optimizer& optimizer = optimizer_named(o.kind);
-  step.moved = Bytes((o.stage == UpdateStage::kDirection ? 1 : optimizer.gradient_reads) * read + 2 * written);
+  const bool once = o.stage == UpdateStage::kDirection;
+  const OperandBytes bytes(p, step);
+  step.moved = Bytes((once ? 1 : optimizer.gradient_reads) * bytes.read + 2 * bytes.written);
+  step.scratch = kernel_scratch(p, step);
   const int of = unit_of_step(p, step);
-  if (!optimizer.whole_matrices || o.stage == UpdateStage::kDirection || of < 0) return;
+  if (!optimizer.whole_matrices || once || of < 0) return;
   const Unit& unit = p.units.at(static_cast<std::size_t>(of));
   const auto [first, last] = unit_range(p.grid, {}, unit, Range::kOwn);
-  const Use* states = step.find(optimizer.states.front().arg);
-  const std::int64_t width =
-      size_of(states ? p.buffers.at(static_cast<std::size_t>(states->buffer)).dtype : DType::kF32);
-  for (const UnitEntry& entry : unit.entries) {
-    if (entry.whole == 0 || entry.rows == 0) continue;
-    const MatrixCost cost = optimizer.whole_matrices(entry.rows, entry.columns);
-    step.scratch = std::max(step.scratch, Bytes(cost.scratch * width));
-    if (first <= entry.offset && entry.offset < last) step.hardware_flops += cost.flops;
-  }
+  for (const UnitEntry& entry : unit.entries)
+    if (entry.whole > 0 && entry.rows > 0 && first <= entry.offset && entry.offset < last)
+      step.hardware_flops += optimizer.whole_matrices(entry.rows, entry.columns).flops;
 }
 
 // The scratch holds the rows of the tile in the order in which ranks send them: the rows of one rank are side by side.
@@ -141,20 +94,19 @@ void cost_exchange(const Program& p, const AllToAll& o, Step& step) {
 }  // namespace
 
 void set_costs(const Program& p, Step& step) {
-  std::int64_t read = 0, written = 0;  // an updated operand counts as written
-  for (const Use& use : step.operands) (use.writes() ? written : read) += used_bytes(p, use, {});
-  const Bytes touched(read + written);
+  const OperandBytes bytes(p, step);
   step.scratch = step.moved = Bytes();
   step.model_flops = step.hardware_flops = Flops();
   step.epilogues = epilogues_of(p, step);
+  const auto touched = [&] { step.moved = Bytes(bytes.touched > 0 ? bytes.touched : bytes.sums); };
   const auto communicated = [&](const auto&) { step.moved = payload_of(p, step, {}); };
   std::visit(Match{
                  [&](const Compute& c) { cost_part(p, c, step); },
-                 [&](const LoadBatch&) { step.moved = touched; },
-                 [&](const ZeroFill&) { step.moved = touched; },
-                 [&](const SumSquares&) { step.moved = Bytes(read); },
-                 [&](const ClipScale&) { step.moved = touched; },
-                 [&](const OptimizerStep& o) { cost_optimizer(p, o, read, written, step); },
+                 [&](const LoadBatch&) { touched(); },
+                 [&](const ZeroFill&) { touched(); },
+                 [&](const SumSquares&) { step.moved = Bytes(bytes.read); },
+                 [&](const ClipScale&) { touched(); },
+                 [&](const OptimizerStep& o) { cost_optimizer(p, o, step); },
                  [&](const AllReduce& o) { communicated(o); },
                  [&](const ReduceScatter& o) { communicated(o); },
                  [&](const AllGather& o) { communicated(o); },
@@ -163,10 +115,10 @@ void set_costs(const Program& p, Step& step) {
                  [&](const Receive& o) { communicated(o); },
                  [&](const Shift& o) { communicated(o); },
                  [&](const ReduceScalars& o) { communicated(o); },
-                 [&](const CopyToHost&) { step.moved = Bytes(read); },
-                 [&](const CopyToDevice&) { step.moved = Bytes(written); },
-                 [&](const Cast&) { cost_cast(p, touched, step); },
-                 [&](const Agree&) { step.moved = touched; },
+                 [&](const CopyToHost&) { step.moved = Bytes(bytes.read); },
+                 [&](const CopyToDevice&) { step.moved = Bytes(bytes.written); },
+                 [&](const Cast&) { cost_cast(p, step); },
+                 [&](const Agree&) { touched(); },
              },
              step.op);
 }

@@ -1,7 +1,5 @@
 #include "program/values/epilogues.h"
 
-#include <fmt/format.h>
-
 #include "program/ir/layout.h"
 #include "program/values/payload.h"
 
@@ -110,14 +108,6 @@ class EpiloguesOf {
 
 std::vector<EpilogueCost> epilogues_of(const Program& p, const Step& step) {
   return std::visit(EpiloguesOf(p, step), step.op);
-}
-
-std::string text_of(const std::vector<EpilogueCost>& epilogues) {
-  if (epilogues.empty()) return "none";
-  std::string text;
-  for (const EpilogueCost& e : epilogues)
-    text += fmt::format("{}{}:{}", text.empty() ? "" : ",", name_of(e.kind), e.moved.value);
-  return text;
 }
 
 }  // namespace molen::program

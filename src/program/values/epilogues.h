@@ -13,7 +13,4 @@ namespace molen::program {
 // (PartDeclaration::assembled) is not included; set_costs adds it.
 std::vector<EpilogueCost> epilogues_of(const Program& program, const Step& step);
 
-// Returns "add:4096,pack:512" or, if there are none, "none".
-std::string text_of(const std::vector<EpilogueCost>& epilogues);
-
 }  // namespace molen::program

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "program/values/costs.h"
 #include "program/values/of_op.h"
 #include "program/values/value_memory.h"
 #include "program/verify/operand_rules.h"
@@ -21,24 +20,23 @@ const NeedsOfStep& Needs::of(const Expanded& e) {
   return of.needs;
 }
 
-NeedsOfStep Needs::find(const Step& step) const {
+NeedsOfStep Needs::find(const Step& step) {
   const std::vector<Operand> operands = operands_needed(p_, t_, step.op, unit_of_step(p_, step));
   const auto same = [](const Use& use, const Operand& o) {
     return use.arg == o.arg && (use.access == o.access || (o.may_add && use.access == Access::kUpdate));
   };
   if (!std::ranges::equal(step.operands, operands, same))
     return {
-        {}, {}, fmt::format("has the operands [{}] where it needs [{}]", text_of(step.operands), text_of(operands))};
+        {}, fmt::format("has the operands [{}] where it needs [{}]", text_of(step.operands), text_of(operands)), {}};
   if (std::ranges::any_of(operands, [](const Operand& o) { return of_unit(o.value) && o.layer < 0; }))
-    return {{}, {}, "names no parameter unit"};
+    return {{}, "names no parameter unit", {}};
   NeedsOfStep needs;
-  Step costed = step;
-  set_costs(p_, costed);
-  needs.epilogues = std::move(costed.epilogues);
   needs.operands.reserve(operands.size());
   for (const Operand& o : operands)
     needs.operands.push_back({o, dtype_of(t_, o.value), elements_of(p_, t_, o), lifetime_of(t_, o.value),
                               place_of(t_, o), of_unit(o.value) ? extent_of(t_, o.value) : Range::kAll});
+  if (!costs_) costs_.emplace(p_, t_);
+  needs.wrong_costs = costs_->refused(step, needs.operands).value_or("");
   return needs;
 }
 

@@ -2,28 +2,20 @@
 // are the same in each instance of a body, so they are computed once.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "program/ir/traits.h"
-#include "program/values/operands.h"
+#include "program/verify/cost_rules.h"
+#include "program/verify/need.h"
 
 namespace molen::program {
 
-struct Need {
-  Operand operand;
-  // The buffer that holds the operand must have this type and these properties.
-  DType dtype{};
-  std::int64_t elements = 0;
-  Lifetime lifetime{};
-  Place place{};
-  Range extent = Range::kAll;
-};
-
 struct NeedsOfStep {
-  std::vector<Need> operands;           // in the order of the step's operands
-  std::vector<EpilogueCost> epilogues;  // the epilogues that follow from the operands
-  std::string refused;                  // why the step's operands are not the needed ones; `operands` is then empty
+  std::vector<Need> operands;  // in the order of the step's operands
+  std::string refused;         // why the step's operands are not the needed ones; `operands` is then empty
+  std::string wrong_costs;     // which of the step's costs does not follow from its operands; empty if all do
 };
 
 class Needs {
@@ -36,10 +28,11 @@ class Needs {
     bool known = false;
     NeedsOfStep needs;
   };
-  NeedsOfStep find(const Step& step) const;
+  NeedsOfStep find(const Step& step);
 
   const Program& p_;
   const Traits& t_;
+  std::optional<CostRules> costs_;          // made for the first step: its sizes must be known to be sound
   std::vector<std::vector<OfStep>> steps_;  // by body and op
 };
 

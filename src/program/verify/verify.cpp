@@ -16,8 +16,6 @@
 #include "program/parts/part.h"
 #include "program/types/check.h"
 #include "program/values/attributes.h"
-#include "program/values/costs.h"
-#include "program/values/epilogues.h"
 #include "program/values/of_op.h"
 #include "program/values/tiles.h"
 #include "program/values/value_memory.h"
@@ -127,28 +125,14 @@ class Verifier {
             report_all("body {}, op %{}: waits for %{}, which does not run before it", p_.bodies[b].name, k, ref.op);
         }
     attributes();
-    if (!findings_.empty()) return;  // costs follow from attributes, so wrong attributes are reported alone
-    std::vector<std::vector<std::string>> wrong;
-    for (const Body& body : p_.bodies) {
-      wrong.emplace_back();
-      for (const Step& step : body.steps) wrong.back().push_back(costs_and_stream(step));
-    }
-    for (const Expanded& e : ops_) {
-      const std::string& why = wrong[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(e.op)];
-      if (!why.empty()) report(e, "{}", why);
-      if (findings_.size() >= kMaxFindings) return;
-    }
+    if (findings_.empty()) streams();
   }
 
-  // Returns what is wrong with the step's costs or stream; empty when both are right.
-  std::string costs_and_stream(const Step& step) const {
-    Step want = step;
-    set_costs(p_, want);
-    if (step.scratch != want.scratch || step.model_flops != want.model_flops ||
-        step.hardware_flops != want.hardware_flops || step.moved != want.moved)
-      return fmt::format("its costs are not those of this op (scratch {} instead of {}, or its FLOPs or bytes)",
-                         step.scratch.value, want.scratch.value);
-    return detail::stream_refused(t_, step).value_or("");
+  void streams() {
+    for (const Expanded& e : ops_) {
+      if (const auto why = detail::stream_refused(t_, *e.step)) report(e, "{}", *why);
+      if (findings_.size() >= kMaxFindings) return;
+    }
   }
 
   // Checks that ops give the sizes of micro-batches and of the batch.
@@ -238,10 +222,7 @@ class Verifier {
     sound_.clear();
     for (std::size_t i = 0; i < has.size(); ++i)
       if (fits(e, has[i], want.operands[i])) sound_.push_back(i);
-    if (e.step->epilogues != want.epilogues)
-      report(e,
-             "its epilogues are {} where its operands ask for {}; remove the costs from its line to have them computed",
-             text_of(e.step->epilogues), text_of(want.epilogues));
+    if (!want.wrong_costs.empty()) report(e, "{}", want.wrong_costs);
     for (const std::size_t i : sound_)
       if (has[i].reads()) read(e, has[i], want.operands[i]);
     for (const std::size_t i : sound_)
