@@ -80,6 +80,10 @@ std::int64_t even_rows_of_experts(const Experts& experts, const Sequences& seque
 // Returns the experts [first, second) of one of `tiles` tiles of a rank's `experts`, or all of them when `tile` is -1.
 // The tiles are as even as possible. A tile that does not exist has no experts.
 std::pair<std::int64_t, std::int64_t> experts_of_tile(std::int64_t experts, std::int64_t tile, std::int64_t tiles);
+// Returns how many of `rows` the first `end` of `experts` experts have, if all have equal shares. Rounds down.
+constexpr std::int64_t even_share(std::int64_t rows, std::int64_t end, std::int64_t experts) {
+  return rows / experts * end + rows % experts * end / experts;
+}
 
 struct Architecture {
   std::string name;  // the preset's name, or "custom"

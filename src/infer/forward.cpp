@@ -20,7 +20,7 @@ program::Program program_of(const Weights& weights, std::int64_t batch, std::int
   s.global_batch = s.micro_batch = batch;
   s.sequence = sequence;
   s.compute = weights.dtype();
-  s.kernels = weights.dtype() == DType::kF64 ? arch::Kernels::kReference : arch::Kernels::kFused;
+  s.kernels = weights.kernels();
   s.threads = threads;
   s.head_chunk = arch::head_chunk(weights.arch().vocabulary);
   program::Program p = program::build(weights.arch(), s);
@@ -50,6 +50,7 @@ Forward::Forward(const Weights& weights, std::int64_t batch, std::int64_t sequen
     at::Tensor& held = weights_of_.emplace_back();
     if (b.lifetime != program::Lifetime::kExternal) continue;
     held = weights_.unit(program_.units.at(static_cast<std::size_t>(b.unit)).name);
+    MOLEN_CHECK(held.scalar_type() == exec::to_aten(b.dtype), "{} has another type in the weights", b.name);
     MOLEN_CHECK(held.numel() == b.elements, "{} has {} elements in the program and {} in the weights", b.name,
                 b.elements, held.numel());
   }
@@ -110,6 +111,10 @@ void Forward::move_to(std::int64_t first_position) {
 
 const at::Tensor& Forward::operator()(std::span<const std::int32_t> ids, std::int64_t first_position,
                                       const Attention& attention) {
+  const arch::Architecture& a = program_.arch;
+  if (const std::int64_t end = first_position + program_.setting.sequence;
+      a.position == arch::Position::kLearned && end > a.max_sequence)
+    throw UsageError("{} tokens are more than the {} positions that the model has learned", end, a.max_sequence);
   MOLEN_CHECK(static_cast<std::int64_t>(ids.size()) == ids_N_.numel(), "{} tokens for a forward of {}", ids.size(),
               ids_N_.numel());
   std::copy(ids.begin(), ids.end(), ids_N_.data_ptr<std::int32_t>());

@@ -20,7 +20,7 @@ namespace molen::infer {
 // computes a new part of a model without code of its own.
 class Forward {
  public:
-  // `weights` must outlive the object. Throws UsageError when the model cannot take S positions.
+  // `weights` must outlive the object.
   Forward(const Weights& weights, std::int64_t batch, std::int64_t sequence, int threads);
 
   // Called before the attention of each layer with the layer, q|k|v_N(h+2k)D and the place of its result o_NhD. Returns
@@ -28,7 +28,7 @@ class Forward {
   using Attention = std::function<bool(std::int64_t layer, const at::Tensor& qkv, at::Tensor& out)>;
 
   // Runs the forward on tokens that stand at [first_position, first_position + S) of their sequences. Returns what the
-  // head multiplies, y_Nd, which the next call overwrites.
+  // head multiplies, y_Nd, which the next call overwrites. Throws UsageError past the last learned position.
   const at::Tensor& operator()(std::span<const std::int32_t> ids, std::int64_t first_position,
                                const Attention& attention);
 

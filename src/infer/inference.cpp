@@ -68,6 +68,7 @@ class Inference::Impl {
     }
     at::Tensor result = at::empty({1, arch().vocabulary}, type_);
     head(y.narrow(0, y.size(0) - 1, 1), result);
+    many_tokens_ = {};  // the next tokens come one by one, and the memory of a long prompt is large
     return result.view({-1});
   }
 
@@ -84,7 +85,7 @@ class Inference::Impl {
   }
 
   // Returns the forward of B sequences of S tokens. The one of a single token, which decoding runs for each token, is
-  // kept, and so is the latest other one.
+  // kept, and so is the one of the latest batch.
   Forward& forward_of(std::int64_t batch, std::int64_t sequence) {
     Kept& kept = batch == 1 && sequence == 1 ? one_token_ : many_tokens_;
     if (!kept.forward || kept.batch != batch || kept.sequence != sequence) {
@@ -120,7 +121,7 @@ class Inference::Impl {
     shape.sequence = shape.chunk = y.size(0);
     shape.compute = weights_->dtype();
     shape.threads = threads_;
-    shape.kernels = weights_->dtype() == DType::kF64 ? arch::Kernels::kReference : arch::Kernels::kFused;
+    shape.kernels = weights_->kernels();
     const std::int64_t bytes = program::part_cost(arch(), arch::Part::kHead, arch::Pass::kForward, shape).scratch.value;
     const at::Tensor workspace = at::empty({bytes}, at::kByte);
     math::Scratch scratch(workspace.data_ptr(), bytes);

@@ -206,6 +206,12 @@ TEST(Inference, RefusesWhatDoesNotFit) {
   } catch (const UsageError& error) {
     EXPECT_STREQ(error.what(), "the sequence would have 11 tokens; the model's limit is 10");
   }
+  // GPT-2 has learned a row for each of 40 positions.
+  Inference learned(random_weights(small("gpt2")), 1, 50);
+  const std::vector<std::int32_t> many(41, 1);
+  EXPECT_THROW(learned.logits(many, 1, 41), UsageError);
+  learned.advance({many.data(), 40});
+  EXPECT_THROW(learned.advance({many.data(), 1}), UsageError);
   EXPECT_THROW(inference.advance(outside), UsageError);
   EXPECT_THROW(inference.advance(negative), UsageError);
   EXPECT_THROW(inference.advance({}), UsageError);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "arch/parameters.h"
+#include "arch/parts.h"
 #include "base/dtype.h"
 #include "exec/weights.h"
 #include "program/ir/layout.h"
@@ -19,6 +20,8 @@ class Weights {
   Weights(arch::Architecture arch, DType dtype);
   const arch::Architecture& arch() const { return arch_; }
   DType dtype() const { return dtype_; }
+  // Returns the kernels that compute in this type.
+  arch::Kernels kernels() const { return dtype_ == DType::kF64 ? arch::Kernels::kReference : arch::Kernels::kFused; }
   const std::vector<arch::Parameter>& parameters() const { return parameters_; }
   // Returns the tensor of the parameter's elements, for the caller to fill.
   at::Tensor parameter(std::size_t index) const;

@@ -183,22 +183,22 @@ struct Trial {
 // configuration chooses, and the fifth has context ranks, which apply the capacity of experts together.
 struct TrialKind {
   int zero = 0;
-  bool apart = false, others = false, limited = false;
+  bool apart = false, others = false, context = false;
   std::string_view text = {};
 };
 constexpr TrialKind kTrialKinds[] = {{},
                                      {.zero = 2},
                                      {.apart = true, .text = " on expert ranks"},
                                      {.others = true, .text = " by other kernels"},
-                                     {.limited = true, .text = " on context ranks"}};
+                                     {.context = true, .text = " on context ranks"}};
 
 program::Setting trial_setting(const CalibrateOptions& o, const Shape& shape, const TrialKind& kind, int ranks) {
   program::Setting setting;
-  setting.mesh[kind.apart ? mesh::Axis::kEp : kind.limited ? mesh::Axis::kCp : mesh::Axis::kDpShard] = ranks;
+  setting.mesh[kind.apart ? mesh::Axis::kEp : kind.context ? mesh::Axis::kCp : mesh::Axis::kDpShard] = ranks;
   setting.zero = kind.zero;
   setting.micro_batch = shape.batch;
-  setting.global_batch = shape.batch * (kind.limited ? 1 : ranks) * (kind.apart ? 1 : 2);
-  const std::int64_t pieces = kind.limited ? 2 * ranks : 1;  // of each sequence, all of one length
+  setting.global_batch = shape.batch * (kind.context ? 1 : ranks) * (kind.apart ? 1 : 2);
+  const std::int64_t pieces = kind.context ? 2 * ranks : 1;  // of each sequence, all of one length
   setting.sequence = (shape.sequence + pieces - 1) / pieces * pieces;
   setting.compute = o.compute;
   setting.master = o.compute == DType::kF64 ? DType::kF64 : DType::kF32;
@@ -220,12 +220,12 @@ std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
     for (const TrialKind& kind : kTrialKinds) {
       if (kind.others && (o.other_kernels.empty() || shape.experts > 0)) continue;
       if (kind.zero == 2 && (ranks == 1 || shape.layers > 2)) continue;
-      if ((kind.apart || kind.limited) && (ranks == 1 || shape.experts == 0)) continue;
+      if ((kind.apart || kind.context) && (ranks == 1 || shape.experts == 0)) continue;
       const program::Setting setting = trial_setting(o, shape, kind, ranks);
       arch::Architecture arch = architecture(shape);
       arch.max_sequence = std::max(arch.max_sequence, setting.sequence);
       if (kind.apart) arch.experts->count = (shape.experts + ranks - 1) / ranks * ranks;  // each rank has as many
-      if (kind.limited) arch.experts->capacity = 1.0;
+      if (kind.context) arch.experts->capacity = 1.0;
       if (!computed(arch, setting)) continue;
       trials.push_back({program::build(arch, setting),
                         fmt::format("d {} {}ffn {} vocabulary {} batch {} x {}{}", shape.hidden,

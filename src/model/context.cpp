@@ -173,18 +173,6 @@ at::Tensor query_columns(const Context& c, const at::Tensor& qkv) {
 
 }  // namespace
 
-RopeTable make_rope_table(const arch::Architecture& arch, std::span<const PositionRun> positions, at::ScalarType dtype,
-                          at::Device device) {
-  if (arch.position != arch::Position::kRope) return {};
-  const i64 count = count_positions(positions);
-  const RopeTable all = make_rope_table(arch, positions.empty() ? 0 : positions.back().last, dtype, device);
-  RopeTable table{at::empty({count, arch.head_dim / 2}, all.cos_SD2.options()),
-                  at::empty({count, arch.head_dim / 2}, all.sin_SD2.options())};
-  take_rows(1, positions, all.cos_SD2, table.cos_SD2);
-  take_rows(1, positions, all.sin_SD2, table.sin_SD2);
-  return table;
-}
-
 at::Tensor key_value_columns(const Context& c, const at::Tensor& qkv) {
   return qkv.narrow(1, c.arch.query_size(), 2 * c.arch.kv_heads * c.arch.head_dim);
 }

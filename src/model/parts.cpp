@@ -16,9 +16,15 @@ namespace molen::model {
 
 RopeTable make_rope_table(const arch::Architecture& arch, std::int64_t sequence, at::ScalarType dtype,
                           at::Device device) {
+  const PositionRun all{0, sequence};
+  return make_rope_table(arch, {&all, 1}, dtype, device);
+}
+
+RopeTable make_rope_table(const arch::Architecture& arch, std::span<const PositionRun> positions, at::ScalarType dtype,
+                          at::Device device) {
   if (arch.position != arch::Position::kRope) return {};
   const i64 half = arch.head_dim / 2;
-  const at::Tensor angles = at::empty({sequence, half}, at::kDouble);
+  const at::Tensor angles = at::empty({count_positions(positions), half}, at::kDouble);
   auto* out = angles.data_ptr<double>();
   for (i64 i = 0; i < half; ++i) {
     double frequency = std::pow(arch.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(arch.head_dim));
@@ -33,7 +39,9 @@ RopeTable make_rope_table(const arch::Architecture& arch, std::int64_t sequence,
         frequency = (1.0 - smooth) * frequency / s.factor + smooth * frequency;
       }
     }
-    for (i64 p = 0; p < sequence; ++p) out[p * half + i] = static_cast<double>(p) * frequency;
+    i64 row = 0;
+    for (const PositionRun& run : positions)
+      for (i64 p = run.first; p < run.last; ++p) out[row++ * half + i] = static_cast<double>(p) * frequency;
   }
   return {angles.cos().to(device, dtype), angles.sin().to(device, dtype)};
 }

@@ -54,8 +54,9 @@ bool left_out(const Architecture& a, Part part) {
 std::string costs_of(const char* name, const Architecture& whole, const Variant& run) {
   std::string text = fmt::format("{}, {}: flops/moved/scratch\n", name, run.name);
   const Architecture a = arch::tensor_local(whole, run.ranks);
-  PartShape shape{3, 80,          0,         run.compute,
-                  2, run.kernels, run.ranks, run.ranks > 1 && arch::kv_replicated(whole, run.ranks)};
+  PartShape shape;
+  shape.batch = 3, shape.sequence = 80, shape.compute = run.compute, shape.threads = 2, shape.kernels = run.kernels;
+  shape.tensor_ranks = run.ranks, shape.kv_copied = run.ranks > 1 && arch::kv_replicated(whole, run.ranks);
   for (const Part part : arch::kAllParts) {
     if (left_out(a, part)) continue;
     shape.chunk = of_head(part) ? 64 : 0;

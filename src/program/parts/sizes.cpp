@@ -55,7 +55,7 @@ Sizes::Sizes(const arch::Architecture& arch, const arch::PartShape& shape)
       position(arch.position) {
   if (L == 0) return;
   const auto [first, end] = arch::experts_of_tile(L, shape.expert_tile, shape.expert_tiles);
-  R = R * end / L - R * first / L;
+  R = arch::even_share(R, end, L) - arch::even_share(R, first, L);
   L = end - first;
 }
 

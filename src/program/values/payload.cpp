@@ -38,7 +38,8 @@ std::int64_t bytes_of_rows(const Program& p, const Step& step, std::int64_t tile
                                                 {sent.sequences, sent.length, p.grid.sizes[mesh::Axis::kCp]}),
                      experts = p.arch.sparse_experts().count / p.grid.sizes[mesh::Axis::kEp];
   const auto [first, end] = experts_of_tile(p, sent, tile);
-  return (all * end / experts - all * first / experts) * p.arch.hidden * width_of(p, *rows);
+  return (arch::even_share(all, end, experts) - arch::even_share(all, first, experts)) * p.arch.hidden *
+         width_of(p, *rows);
 }
 
 }  // namespace

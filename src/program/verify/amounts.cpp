@@ -57,7 +57,7 @@ void Amounts::take_experts(std::int64_t tile) {
   const std::int64_t all = even_rows_of_experts(experts, sequences_of(t_)), of_rank = experts.count / t_.expert_ranks();
   const auto [first, end] = arch::experts_of_tile(of_rank, tile, t_.rows.expert_tiles);
   experts_ = end - first;
-  rows_ = all * end / of_rank - all * first / of_rank;
+  rows_ = arch::even_share(all, end, of_rank) - arch::even_share(all, first, of_rank);
 }
 
 const Need* Amounts::find(Arg arg) const {

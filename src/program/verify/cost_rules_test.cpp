@@ -1,5 +1,6 @@
-// Tests the verifier's rules of costs, which share no code with the builder's costs: both agree on every op of every
-// kind of program, and an op that states other costs is refused, whether it is one op or all ops of a kind.
+// Tests the verifier's rules of costs, which share with the builder's costs only the sizes of values and ranges and the
+// scratch of kernels: both agree on every op of every kind of program, and an op that states other costs is refused,
+// whether it is one op or all ops of a kind.
 #include "program/verify/cost_rules.h"
 
 #include <fmt/format.h>

@@ -87,21 +87,21 @@ TEST(ExpertsMutants, WhatLimitsExpertsTogetherMustBeThere) {
            {counts, removed_op, "reads counts_all, which holds"},
            {counts, doubled_op, "writes counts_all again"},
            {counts, over_tensor_ranks, "what routers find in parts of a sequence must be joined over the axis cp"},
-           {counts, of_another_layer, "all_gather"},
-           {counts, after_the_next, "limit"},
+           {counts, of_another_layer, "reads counts, which holds counts of layer 2"},
+           {counts, after_the_next, "reads counts_all, which holds counts_all of layer 1"},
            {limit, removed_op, "reads choice.2, which holds chosen"},
            {limit, doubled_op, "(forward limit, layer 2, micro-batch 1): runs a second time"},
-           {limit, of_another_layer, "limit"},
+           {limit, of_another_layer, "reads counts_all, which holds counts_all of layer 2"},
            {limit,
             [](Steps&, Steps::iterator step) {
               std::erase_if(step->operands, [](const Use& use) { return use.arg == Arg::kCounts; });
             },
-            "limit"},
+            "where it needs [reads labels, counts; updates choice, scalars]"},
            {"forward part=route layer=2",
             [](Steps&, Steps::iterator step) {
               std::erase_if(step->operands, [](const Use& use) { return use.arg == Arg::kCounts; });
             },
-            "route"}}) {
+            "(forward route, layer 2, micro-batch 1): has the operands"}}) {
     const Program broken = mutant_of(sound, m.step, m.edit);
     ASSERT_FALSE(broken == sound) << m.step;
     std::string all;

@@ -86,7 +86,7 @@ PartCostRules::PartCostRules(const Program& p, const Traits& t) : p_(p), t_(t) {
       elements_[static_cast<std::size_t>(parameter.layer + 1)][static_cast<std::size_t>(parameter.role)] += elements;
     }
   const std::int64_t length = t.rows.length, sequence = length * t.context_ranks();
-  if (length < 1) return;
+  if (length < 1 || sequence < 2 * t.context_ranks()) return;  // ranks cannot share it, and other rules say so
   const std::vector<PositionRun> queries = arch::context_runs(sequence, 0, t.context_ranks());
   for (int step = 0; step < t.context_ranks(); ++step)
     pairs_.push_back(causal_pairs_of(
@@ -131,7 +131,7 @@ ParameterSizes PartCostRules::gradients_of(const Compute& c, const Amounts& amou
 }
 
 double PartCostRules::pairs(const Compute& c) const {
-  if (c.chunk >= 0) return c.chunk < t_.context_ranks() ? pairs_[static_cast<std::size_t>(c.chunk)] : 0;
+  if (c.chunk >= 0) return c.chunk < std::ssize(pairs_) ? pairs_[static_cast<std::size_t>(c.chunk)] : 0;
   double all = 0;
   for (const double of_step : pairs_) all += of_step;
   return all;
