@@ -44,10 +44,10 @@ class CapacityOverRanks : public ::testing::TestWithParam<Layout> {
 
 TEST_P(CapacityOverRanks, SameModelInDouble) {
   for (const auto& a : models()) {
-    const Outcome& one = train_alone(program::build(a, reference_setting(DType::kF64)), 10);
-    const Outcome many = train_threads(proved_stages(a, setting_of(GetParam(), DType::kF64)), 10);
+    const Outcome& one = train_alone(program::build(a, reference_setting(DType::kF64)), proof_steps());
+    const Outcome many = train_threads(proved_stages(a, setting_of(GetParam(), DType::kF64)), proof_steps());
     expect_same_model(one, many);
-    ASSERT_EQ(many.dropped.size(), 10u);
+    ASSERT_EQ(many.dropped.size(), static_cast<std::size_t>(proof_steps()));
     EXPECT_EQ(one.dropped, many.dropped);
     for (const double share : many.dropped) EXPECT_TRUE(share > 0.02 && share < 0.6) << share;
   }

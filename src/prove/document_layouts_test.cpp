@@ -94,9 +94,11 @@ class DocumentLayouts : public ::testing::TestWithParam<Layout> {
 TEST_P(DocumentLayouts, SameModelInDouble) {
   for (const auto& a : models()) {
     SCOPED_TRACE(name_of(a.family));
-    const Outcome& one = train_alone(program::build(a, documents_alone(DType::kF64)), 10);
-    expect_same_model(one, train_threads(stages_of(a, DType::kF64), 10));
-    EXPECT_GT(difference(one, train_alone(program::build(a, documents_alone(DType::kF64, false)), 10)).gradients, 1e-3);
+    const Outcome& one = train_alone(program::build(a, documents_alone(DType::kF64)), proof_steps());
+    expect_same_model(one, train_threads(stages_of(a, DType::kF64), proof_steps()));
+    EXPECT_GT(
+        difference(one, train_alone(program::build(a, documents_alone(DType::kF64, false)), proof_steps())).gradients,
+        1e-3);
   }
 }
 

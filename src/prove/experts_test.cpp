@@ -52,19 +52,19 @@ std::vector<float> biases(exec::Executor& executor) {
 TEST(SparseLayouts, MicroBatchesAreTheSameModelInDouble) {
   for (const auto& a : sparse_models())
     for (const std::int64_t micro : {1, 4, 12}) {
-      const Outcome& one = train_alone(sound(a, setting_of(1, 0, false, DType::kF64, 3)), 10);
-      expect_same_model(one, train_threads(sound(a, setting_of(1, 0, false, DType::kF64, micro)), 10));
+      const Outcome& one = train_alone(sound(a, setting_of(1, 0, false, DType::kF64, 3)), proof_steps());
+      expect_same_model(one, train_threads(sound(a, setting_of(1, 0, false, DType::kF64, micro)), proof_steps()));
     }
 }
 
 TEST(SparseLayouts, UnitsOfAnySizeAreTheSameModel) {
   for (const auto& a : sparse_models()) {
     const auto whole = setting_of(1, 0, false, DType::kF64, 3);
-    const Outcome& one = train_alone(sound(a, whole), 10);
+    const Outcome& one = train_alone(sound(a, whole), proof_steps());
     for (const std::int64_t layers : {program::kHalfLayer, std::int64_t{2}}) {
       auto s = whole;
       s.unit_layers = layers;
-      expect_same_model(one, train_threads(sound(a, s), 10));
+      expect_same_model(one, train_threads(sound(a, s), proof_steps()));
     }
   }
 }

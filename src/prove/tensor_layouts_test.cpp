@@ -122,7 +122,8 @@ TEST(TensorHead, GoesThroughChunks) {
   alone.head_chunk = 46;
   setting.head_chunk = 10;
   const auto a = llama_odd_kv(false);
-  const Difference d = difference(train_alone(program_of(a, alone), 10), train_threads(program_of(a, setting), 10));
+  const Difference d = difference(train_alone(program_of(a, alone), proof_steps()),
+                                  train_threads(program_of(a, setting), proof_steps()));
   EXPECT_LE(d.parameters, 1e-9) << d.worst_parameter;
   EXPECT_LE(d.loss, 1e-9);
 }
