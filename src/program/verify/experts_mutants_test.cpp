@@ -67,6 +67,21 @@ void after_the_next(Steps&, Steps::iterator step) {
   std::iter_swap(step, step + 1);
 }
 
+// An edit of the first step whose text begins with `step`, and words of the finding that refuses it.
+struct Mutant {
+  std::string step;
+  StepEdit edit;
+  std::string says;
+};
+void expect_refused(const Program& sound, const Mutant& m) {
+  const Program broken = mutant_of(sound, m.step, m.edit);
+  ASSERT_FALSE(broken == sound) << m.step;
+  std::string all;
+  for (const Finding& f : verify(without_setting(broken))) all += f.text + "\n";
+  EXPECT_NE(all.find(m.says), std::string::npos) << m.step << ": " << (all.empty() ? "accepted" : all);
+  fmt::print("{:<44} {}\n", m.step, all.substr(0, all.find('\n')));
+}
+
 // Context ranks that share the sequences to which a capacity applies exchange the numbers of their choices, and drop
 // choices, between the router and the experts.
 TEST(ExpertsMutants, WhatLimitsExpertsTogetherMustBeThere) {
@@ -78,11 +93,6 @@ TEST(ExpertsMutants, WhatLimitsExpertsTogetherMustBeThere) {
   const Program sound = build(a, s);
   ASSERT_TRUE(verify(sound).empty());
   const std::string counts = "all_gather axis=cp moves=counts layer=2", limit = "forward part=limit layer=2";
-  struct Mutant {
-    std::string step;
-    StepEdit edit;
-    std::string says;
-  };
   for (const Mutant& m : std::vector<Mutant>{
            {counts, removed_op, "reads counts_all, which holds"},
            {counts, doubled_op, "writes counts_all again"},
@@ -102,12 +112,7 @@ TEST(ExpertsMutants, WhatLimitsExpertsTogetherMustBeThere) {
               std::erase_if(step->operands, [](const Use& use) { return use.arg == Arg::kCounts; });
             },
             "(forward route, layer 2, micro-batch 1): has the operands"}}) {
-    const Program broken = mutant_of(sound, m.step, m.edit);
-    ASSERT_FALSE(broken == sound) << m.step;
-    std::string all;
-    for (const Finding& f : verify(without_setting(broken))) all += f.text + "\n";
-    EXPECT_NE(all.find(m.says), std::string::npos) << m.step << ": " << (all.empty() ? "accepted" : all);
-    fmt::print("{:<44} {}\n", m.step, all.substr(0, all.find('\n')));
+    expect_refused(sound, m);
   }
 }
 
@@ -139,11 +144,6 @@ TEST(ExpertsMutants, AreRefusedEveryOne) {
                     combine = "forward part=combine layer=2", losses = "reduce_scalars axis=dp first=5 count=2";
   const Program sound = over_ranks();
   ASSERT_TRUE(verify(sound).empty());
-  struct Mutant {
-    std::string step;
-    StepEdit edit;
-    std::string says;  // the message, with the op
-  };
   const std::vector<Mutant> mutants{
       {load, removed_op, "balance"},
       {load, doubled_op, "all_reduce"},
@@ -163,12 +163,7 @@ TEST(ExpertsMutants, AreRefusedEveryOne) {
       {combine, of_another_layer, "combine"},
   };
   for (const Mutant& m : mutants) {
-    const Program broken = mutant_of(sound, m.step, m.edit);
-    ASSERT_FALSE(broken == sound) << m.step;
-    std::string all;
-    for (const Finding& f : verify(without_setting(broken))) all += f.text + "\n";
-    EXPECT_NE(all.find(m.says), std::string::npos) << m.step << ": " << (all.empty() ? "accepted" : all);
-    fmt::print("{:<44} {}\n", m.step, all.substr(0, all.find('\n')));
+    expect_refused(sound, m);
   }
 }
 
