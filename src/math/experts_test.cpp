@@ -201,7 +201,7 @@ RC_GTEST_PROP(ExpertCapacity, IsUsedUpAndNotMore, ()) {
   RC_ASSERT(beyond == lost);
 }
 
-// What each of several ranks has of whole sequences: the values of `each` numbers a token at the rank's positions.
+// Returns the values of the tokens at a rank's positions. `all` has `each` values for every token of B sequences.
 Ints at_positions(const Ints& all, i64 B, i64 each, const std::vector<PositionRun>& runs) {
   Ints part;
   const i64 S = std::ssize(all) / (B * each);

@@ -35,7 +35,7 @@ void cost_part(const Program& p, const Compute& c, Step& step) {
 // The bytes of a step's operands. The step's sums, which are a few numbers, are not counted beside other operands.
 struct OperandBytes {
   std::int64_t read = 0, written = 0, sums = 0;
-  // What is read or written crosses memory once; what is updated crosses it twice.
+  // An operand that is read or written crosses memory once; an updated operand crosses it twice.
   std::int64_t touched = 0;
   OperandBytes(const Program& p, const Step& step) {
     for (const Use& use : step.operands) {

@@ -15,8 +15,8 @@ struct CostsAsked {
   std::int64_t moved = 0, scratch = 0;
 };
 
-// What is known of an update besides the operands of its ops. An optimizer that is not listed goes over its gradient
-// once and multiplies no matrices.
+// The work of an optimizer's update that its operands do not show. An optimizer that is not listed goes over its
+// gradient once and multiplies no matrices.
 struct UpdateCost {
   std::string_view kind;
   std::int64_t passes = 1;                                 // how often it goes over the gradient
@@ -89,7 +89,7 @@ class CostsOfStep {
  private:
   static CostsAsked moves(std::int64_t bytes) { return {.moved = bytes}; }
 
-  // What an op reads or writes crosses memory once; what it updates crosses memory twice.
+  // An operand that an op reads or writes crosses memory once; an operand that it updates crosses memory twice.
   std::int64_t crossings(Arg arg) const { return (a_.updates(arg) ? 2 : 1) * a_.bytes(arg); }
   std::int64_t crossings() const {
     std::int64_t bytes = 0;

@@ -1,4 +1,4 @@
-// What an operand of an op must be.
+// The requirement on one operand of an op, as the verifier's rules find it.
 #pragma once
 
 #include <cstdint>
