@@ -24,9 +24,10 @@ std::int64_t widened_rows(std::int64_t rows, std::int64_t columns) {
   return std::clamp<std::int64_t>(kWidenBlock / std::max<std::int64_t>(1, columns), 1, std::max<std::int64_t>(1, rows));
 }
 
-std::int64_t head_chunk(std::int64_t vocabulary) {
-  constexpr std::int64_t kLogits = std::int64_t{1} << 25, kStep = 64, kMost = 1024;
-  return std::clamp(kLogits / std::max<std::int64_t>(1, vocabulary) / kStep * kStep, kStep, kMost);
+std::int64_t head_chunk(std::int64_t vocabulary, bool device) {
+  constexpr std::int64_t kStep = 64;
+  const std::int64_t logits = std::int64_t{1} << (device ? 28 : 25), most = device ? 2048 : 1024;
+  return std::clamp(logits / std::max<std::int64_t>(1, vocabulary) / kStep * kStep, kStep, most);
 }
 
 std::string_view name_of(FlopsConvention convention) {

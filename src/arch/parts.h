@@ -279,8 +279,9 @@ inline constexpr std::int64_t kOwnAttentionMaxHead = 256;
 
 // Returns the tokens of one head chunk, a choice of the program builder: at most 2^25 logits (128 MiB in fp32), 64 to
 // 1024 tokens in steps of 64. Short and wide products are slower: the head of 2048 tokens x 512 x 32000 takes 0.60 s on
-// two AVX-512 cores in chunks of 256 and 0.54 s in chunks of 1024.
-std::int64_t head_chunk(std::int64_t vocabulary);
+// two AVX-512 cores in chunks of 256 and 0.54 s in chunks of 1024. On a device, which has no cache to spare for logits,
+// at most 2^28 logits and 2048 tokens: each chunk reads and writes the whole fp32 gradient of the table once.
+std::int64_t head_chunk(std::int64_t vocabulary, bool device = false);
 
 // The convention for the model FLOPs of one optimizer step over `tokens` tokens in sequences of S. kCausal: forward +
 // backward with causal attention at half (Megatron-LM since 2025). kPalm: 6N + 12LhDS for each token (PaLM, appendix B

@@ -146,6 +146,9 @@ TEST(PartCost, HeadChunkBoundsTheLogits) {
   EXPECT_EQ(head_chunk(50257), 640);
   EXPECT_EQ(head_chunk(128256), 256);
   EXPECT_EQ(head_chunk(10'000'000), 64);
+  EXPECT_EQ(head_chunk(32000, true), 2048);
+  EXPECT_EQ(head_chunk(128256, true), 2048);
+  EXPECT_EQ(head_chunk(256000, true), 1024);
 }
 
 }  // namespace

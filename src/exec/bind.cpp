@@ -114,7 +114,7 @@ Kernel bind_sum_squares(const BindContext& c, const Step& step) {
   return [=](RunState&, math::Scratch&) mutable {
     for (const at::Tensor& grad : grads) {
       if (!grad.device().is_cpu()) {
-        scalars.select(0, program::kSumSquares).add_(grad.to(at::kDouble).square().sum());
+        scalars.select(0, program::kSumSquares).add_(optim::sum_squares_by_aten(grad));
         continue;
       }
       const double sum = grad.scalar_type() == at::kDouble

@@ -89,6 +89,26 @@ TEST(SumSquares, IsExactEnoughAndThreadIndependent) {
   EXPECT_TRUE(std::isnan(sum_squares(f.data(), n, 2)));
 }
 
+TEST(SumSquares, OfADeviceAgreesWithTheHosts) {
+  constexpr std::int64_t n = 100003;  // 97 blocks of 1024, and a rest
+  const auto x = normals(5, n);
+  for (const auto type : {at::kFloat, at::kDouble})
+    for (const std::int64_t count : {n, std::int64_t{1024}, std::int64_t{1023}, std::int64_t{0}}) {
+      at::Tensor t = at::empty({count}, at::kDouble);
+      std::copy_n(x.begin(), count, t.data_ptr<double>());
+      t = t.to(type);
+      const at::Tensor got = sum_squares_by_aten(t);
+      const double want = type == at::kFloat ? sum_squares(t.const_data_ptr<float>(), count, 1)
+                                             : sum_squares(t.const_data_ptr<double>(), count, 1);
+      const double bound = type == at::kFloat ? 1024 * 0x1p-24 : static_cast<double>(count) * 0x1p-53;
+      EXPECT_EQ(got.scalar_type(), at::kDouble);
+      EXPECT_TRUE(std::abs(got.item<double>() - want) <= bound * want) << count << " of " << at::toString(type);
+    }
+  const at::Tensor nan = at::full({2000}, 1.0f, at::kFloat);
+  nan.data_ptr<float>()[77] = NAN;
+  EXPECT_TRUE(std::isnan(sum_squares_by_aten(nan).item<double>()));
+}
+
 TEST(LossScale, DoublesAfterTheWindowAndHalvesAtOnce) {
   LossScale s({8.0, 0, 0}, 3);
   for (const double expected : {8.0, 8.0, 16.0, 16.0, 16.0, 32.0, 32.0}) {

@@ -293,7 +293,7 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
   s.document_mask = c.data.document_mask;
   s.optimizer = c.optimizer.kind;
   if (const auto why = program::optimizer_refused(s)) throw UsageError("{}: {}", c.where("optimizer.kind"), *why);
-  s.head_chunk = arch::head_chunk(arch.vocabulary);
+  s.head_chunk = arch::head_chunk(arch.vocabulary, machine.cuda);
   if (s.sequence > arch.max_sequence)
     throw UsageError("{}: {} is more than model.max_sequence {}", c.where("data.sequence_length"), s.sequence,
                      arch.max_sequence);

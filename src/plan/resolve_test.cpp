@@ -549,6 +549,14 @@ TEST(Setting, AutoPrecisionIsMeasuredAndRecorded) {
   EXPECT_EQ(resolve_setting(c, resolve_architecture(c), machine).compute, DType::kBF16);
 }
 
+TEST(Setting, HeadChunksOfADeviceAreLarger) {
+  Machine machine;
+  auto c = with({"model.preset=llama3.2-1b", "batch.global=1"});
+  EXPECT_EQ(resolve_setting(c, resolve_architecture(c), machine).head_chunk, 256);
+  machine.cuda = true;
+  EXPECT_EQ(resolve_setting(c, resolve_architecture(c), machine).head_chunk, 2048);
+}
+
 TEST(Horizon, StepsTokensEpochs) {
   const auto c = with({"batch.global=8", "data.sequence_length=100"});
   EXPECT_EQ(steps_of(c, config::steps(7), "x", 0), 7);
