@@ -11,7 +11,7 @@ import re
 import sys
 import traceback
 
-from harness import finish, metrics, ok, run, shards, skip, work
+from harness import finish, metrics, ok, run, shards, show_devices, skip, work
 
 DEVICE = sys.argv[2] if len(sys.argv) > 2 else "cuda"
 failed = []
@@ -40,7 +40,7 @@ def train(name, *values, device=DEVICE):
 
 def near(name, of, beside, first, last):
     """Losses and gradient norms of two runs: the first step within `first`, all within `last`, relative."""
-    a, b = metrics(of), metrics(beside)
+    a, b = (m if isinstance(m, dict) else metrics(m) for m in (of, beside))
     worst = max(abs(a[s][key] / b[s][key] - 1) if b[s][key] else math.inf for s in b for key in ("loss", "grad_norm"))
     start = abs(a[1]["loss"] / b[1]["loss"] - 1)
     ok(f"{name}: first loss within {first:g}, all within {last:g} (are {start:.2g}, {worst:.2g})", a.keys() == b.keys() and start <= first and worst <= last, (start, worst))
@@ -100,6 +100,20 @@ def repeats():
         same(f"the same run twice, {kind}", f"one-{kind}", f"two-{kind}")
 
 
+def overflows():
+    # 2^40 times the loss overflows: its scale is halved until it fits, and until then nothing is trained.
+    for name, device in (("scaled-host", "cpu"), ("scaled-device", DEVICE)):
+        train(name, "precision.compute=fp16", "model.head_dim=16", f"precision.loss_scale={2.0**40}", device=device)
+    host, there = metrics("scaled-host"), metrics("scaled-device")
+    fits = min(s for s in there if there[s]["grad_norm"] is not None)
+    course = [there[s]["loss_scale"] == 2.0 ** (40 - sum(there[t]["grad_norm"] is None for t in there if t < s)) for s in there]
+    ok(f"overflow in fp16: the scale is halved at each overflow until it fits at step {fits}", fits > 4 and all(course), there)
+    ok("it fits one step earlier or later than on the host", abs(fits - min(s for s in host if host[s]["grad_norm"] is not None)) <= 1, host)
+    before = range(1, fits)  # losses of weights that no step has changed
+    near("losses beside the host's before", *({s: {**m[s], "grad_norm": 1.0} for s in before} for m in (there, host)), TYPES["fp16"][0], TYPES["fp16"][0])
+    ok("it trains after them", there[max(there)]["loss"] < 0.99 * there[1]["loss"], there)
+
+
 def resumes():
     train("whole", "precision.compute=bf16", "model.head_dim=16")
     for stop in ("8 steps", ""):
@@ -133,11 +147,22 @@ def generates():
     ok("a checkpoint of the device generates", text.strip(), text)
 
 
+def commands():
+    fp32 = sets(f'device.kind="{DEVICE}"', "precision.compute=fp32")
+    bench = json.loads(run("bench", "run.toml", *fp32, "--steps", 2).stdout)
+    ok("bench runs on the device", bench["device"] == DEVICE and (DEVICE == "cpu") == (bench["arena_touched_bytes"] is not None), bench)
+    entries = json.loads(run("calibrate", "--widest", 128, "--rounds", 1, "--output", "here.json", "--format", "json").stdout)
+    ok("calibrate measures the host beside a device", entries, entries)
+    refused = run("calibrate", *sets("device.kind=cuda"), code=2).stderr
+    ok("and is refused for one", "device.kind" in refused and "measures processors" in refused, refused)
+
+
 shards()
+show_devices()
 if DEVICE == "cuda" and not json.loads(run("doctor", "--format", "json").stdout).get("cuda"):
     skip("the device", "no cuda device")
     finish("gpu")
-CHECKS = {check.__name__: check for check in (types, kinds, repeats, resumes, moves, memory_savers, generates, layouts_llama, layouts_gpt)}
+CHECKS = {check.__name__: check for check in (types, kinds, repeats, overflows, resumes, moves, memory_savers, generates, commands, layouts_llama, layouts_gpt)}
 if unknown := set(sys.argv[3:]) - CHECKS.keys():
     sys.exit(f"gpu: no check {', '.join(sorted(unknown))}; there are {', '.join(CHECKS)}")
 for name, call in CHECKS.items():

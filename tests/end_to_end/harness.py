@@ -17,7 +17,9 @@ import tempfile
 MOLEN = str(pathlib.Path(sys.argv[1]).resolve())
 SKIPPED = 77  # the exit status that CMake's SKIP_RETURN_CODE names
 work = pathlib.Path(tempfile.mkdtemp(prefix="molen_e2e_"))
-ENV = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1", XDG_CACHE_HOME=str(work / "cache"))
+DEVICES = {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")}
+# Programs see no device: what a check expects must not depend on the machine. gpu.py shows them (show_devices).
+ENV = dict(os.environ, **dict.fromkeys(DEVICES, ""), OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1", XDG_CACHE_HOME=str(work / "cache"))
 checks = 0
 skips = []
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the programs started here would ignore it
@@ -50,6 +52,13 @@ compute = "fp32"
 [math]
 threads = 1
 """
+
+
+def show_devices():
+    for name, value in DEVICES.items():
+        ENV.pop(name, None)
+        if value is not None:
+            ENV[name] = value
 
 
 def run(*args, code=0, stdin=None, launcher=()):
