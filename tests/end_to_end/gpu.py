@@ -88,6 +88,13 @@ def kinds():
             near(f"{name} in {kind}", f"{name}-{kind}-device", f"{name}-{kind}-host", *TYPES[kind])
 
 
+def optimizers():
+    for kind in ("muon", "lion", "adafactor"):
+        for place, device in (("host", "cpu"), ("device", DEVICE)):
+            train(f"{kind}-{place}", "precision.compute=fp32", f"optimizer.kind={kind}", "optimizer.lr=1e-3", device=device)
+        near(kind, f"{kind}-device", f"{kind}-host", *TYPES["fp32"])
+
+
 def same(name, a, b):
     out = run("runs", "compare", f"runs/{a}", f"runs/{b}").stdout
     ok(f"{name}: identical", "identical" in out, out)
@@ -108,8 +115,9 @@ def overflows():
     fits = min(s for s in there if there[s]["grad_norm"] is not None)
     course = [there[s]["loss_scale"] == 2.0 ** (40 - sum(there[t]["grad_norm"] is None for t in there if t < s)) for s in there]
     ok(f"overflow in fp16: the scale is halved at each overflow until it fits at step {fits}", fits > 4 and all(course), there)
-    ok("it fits one step earlier or later than on the host", abs(fits - min(s for s in host if host[s]["grad_norm"] is not None)) <= 1, host)
-    before = range(1, fits)  # losses of weights that no step has changed
+    beside = min(s for s in host if host[s]["grad_norm"] is not None)  # other kernels keep other intermediate values in fp16
+    ok(f"on the host it fits at step {beside}, at most three away", abs(fits - beside) <= 3, host)
+    before = range(1, min(fits, beside))  # losses of weights that no step has changed
     near("losses beside the host's before", *({s: {**m[s], "grad_norm": 1.0} for s in before} for m in (there, host)), TYPES["fp16"][0], TYPES["fp16"][0])
     ok("it trains after them", there[max(there)]["loss"] < 0.99 * there[1]["loss"], there)
 
@@ -162,7 +170,7 @@ show_devices()
 if DEVICE == "cuda" and not json.loads(run("doctor", "--format", "json").stdout).get("cuda"):
     skip("the device", "no cuda device")
     finish("gpu")
-CHECKS = {check.__name__: check for check in (types, kinds, repeats, overflows, resumes, moves, memory_savers, generates, commands, layouts_llama, layouts_gpt)}
+CHECKS = {check.__name__: check for check in (types, kinds, optimizers, repeats, overflows, resumes, moves, memory_savers, generates, commands, layouts_llama, layouts_gpt)}
 if unknown := set(sys.argv[3:]) - CHECKS.keys():
     sys.exit(f"gpu: no check {', '.join(sorted(unknown))}; there are {', '.join(CHECKS)}")
 for name, call in CHECKS.items():
