@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "model/aten_temporaries.h"
+#include "model/device_documents.h"
 #include "model/share.h"
 
 namespace molen::model::aten {
@@ -151,6 +152,10 @@ void store(bool add, const at::Tensor& to, const at::Tensor& value) {
   to.copy_(add ? value.add(to) : value);
 }
 
+bool whole_sequences(const Context& c, Runs runs) {
+  return runs.size() == 1 && runs[0].first == 0 && runs[0].last == c.shape.sequence;
+}
+
 // Returns a zero gradient for pieces to add to, in fp32 or wider.
 at::Tensor zeros_of(const at::Tensor& like) {
   return at::zeros(like.sizes(), like.options().dtype(accurate(like)));
@@ -161,8 +166,10 @@ at::Tensor zeros_of(const at::Tensor& like) {
 AttentionWay attention_way(const Context& c, bool cuda, at::ScalarType type) {
   const bool narrow = type == at::kBFloat16 || type == at::kHalf;
   AttentionWay way;
-  way.flash = cuda && narrow && c.arch.position != arch::Position::kAlibi && !c.document_start &&
-              c.arch.head_dim <= 256 && c.arch.head_dim % 8 == 0;
+  const bool fits =
+      cuda && narrow && c.arch.position != arch::Position::kAlibi && c.arch.head_dim <= 256 && c.arch.head_dim % 8 == 0;
+  way.flash = fits && !c.document_start;
+  way.documents = fits && c.document_start;
   return way;
 }
 
@@ -208,6 +215,8 @@ std::vector<AttentionPiece> written_pieces(i64 batch, Runs queries, Runs keys, i
 
 void device_attention_forward(const AttentionWay& way, const Context& c, Runs queries, const at::Tensor& qkv,
                               const at::Tensor& kv, Runs keys, bool first, at::Tensor& o, at::Tensor& lse) {
+  if (way.documents && first && whole_sequences(c, queries) && whole_sequences(c, keys))
+    return document_flash_forward(c, qkv, kv, o, lse);
   const Sources s(way, c, queries, qkv, kv, keys);
   const at::Tensor out = head_range(c, o, 0, c.arch.heads);
   if (first && s.pieces().size() == 1 && s.whole(s.pieces()[0])) {
@@ -230,6 +239,8 @@ void device_attention_forward(const AttentionWay& way, const Context& c, Runs qu
 void device_attention_backward(const AttentionWay& way, const Context& c, Runs queries, const at::Tensor& d_o,
                                const at::Tensor& qkv, const at::Tensor& kv, Runs keys, const at::Tensor& o,
                                const at::Tensor& lse, bool add_q, bool add_kv, at::Tensor& d_qkv, at::Tensor& d_kv) {
+  if (way.documents && whole_sequences(c, queries) && whole_sequences(c, keys))
+    return document_flash_backward(c, d_o, qkv, kv, o, lse, add_q, add_kv, d_qkv, d_kv);
   const i64 h = c.arch.heads, kv_heads = c.arch.kv_heads, D = c.arch.head_dim;
   const Sources s(way, c, queries, qkv, kv, keys);
   const at::Tensor g = head_range(c, d_o, 0, h), out = head_range(c, o, 0, h), d_q = head_range(c, d_qkv, 0, h),

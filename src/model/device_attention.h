@@ -15,9 +15,10 @@ namespace molen::model::aten {
 struct AttentionWay {
   bool flash = false;                           // ATen's flash attention; otherwise scores are written out
   std::int64_t scores = std::int64_t{1} << 24;  // most scores of all heads that exist at once
+  bool documents = false;  // flash attention within documents (device_documents.h), where sequences are whole
 };
-// Chooses flash attention for 16-bit types on CUDA, with heads of at most 256 elements and a multiple of 8, without
-// ALiBi and without documents.
+// Chooses flash attention, or that within documents, for 16-bit types on CUDA, with heads of at most 256 elements and a
+// multiple of 8, without ALiBi.
 AttentionWay attention_way(const Context&, bool cuda, at::ScalarType);
 
 // One piece of the work: in each of `sequences`, `query_rows` rows from row `query` on attend to `key_rows` rows from

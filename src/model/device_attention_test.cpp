@@ -165,7 +165,7 @@ void expect_way(const aten::AttentionWay& way, const arch::Architecture& a, cons
   const at::Tensor unseeing = want.lse.isneginf();
   const bool nothing = unseeing.all().item<bool>();  // whether no query sees any key
   // The operands are the same numbers, and written-out scores are fp32 throughout.
-  const double roundoff = way.flash ? path.roundoff : std::min(path.roundoff, 0x1p-24);
+  const double roundoff = way.flash || way.documents ? path.roundoff : std::min(path.roundoff, 0x1p-24);
   const auto same = [&](const at::Tensor& mine, const at::Tensor& its, double constant, const char* what) {
     if (nothing)
       EXPECT_TRUE(at::equal(mine.to(at::kDouble), its)) << what;
@@ -254,6 +254,20 @@ TEST(DeviceAttention, HoldsAPartOfTheScores) {
   EXPECT_LT(part, 5 * all_scores / (S / 8) + 6 * rows) << part;
 }
 
+TEST(DeviceAttention, FlashAttentionWithinDocuments) {
+  const c10::InferenceMode inference;
+  aten::AttentionWay way;
+  way.documents = true;
+  for (const auto& a : test_architectures()) {
+    if (a.position == arch::Position::kAlibi) continue;
+    for (const auto& path : kAttentionPaths)
+      if (path.kernels != Kernels::kFused) {
+        SCOPED_TRACE(testing::Message() << path.name << ", heads " << a.heads << " over " << a.kv_heads);
+        expect_way(way, a, path, true, {{0, 19}}, {{{0, 19}}});
+      }
+  }
+}
+
 // Uses operands as the step program stores them. For whole sequences, keys, values and their gradients are columns of
 // the packed rows. For gathered keys, the gradient of the queries is fp32 even when the gradient of the keys is narrow.
 TEST(DeviceAttention, WritesWhereTheProgramHasItsOperands) {
@@ -307,17 +321,23 @@ TEST(DeviceAttention, FlashServesSixteenBitTypesOfCudaOnly) {
   auto a = test_architectures()[0];
   a.head_dim = 64;
   math::Scratch scratch;
-  const auto flash = [&](bool cuda, at::ScalarType type, const at::Tensor* documents = nullptr) {
+  const auto way = [&](bool cuda, at::ScalarType type, const at::Tensor* documents) {
     const Context c{a, {2, 8, 0, DType::kBF16, 2, Kernels::kAten}, scratch, true, {}, Half::kBoth, {}, documents};
-    return aten::attention_way(c, cuda, type).flash;
+    return aten::attention_way(c, cuda, type);
+  };
+  const at::Tensor starts = at::zeros({16}, at::kInt);
+  // Documents have flash attention of their own in the same cases.
+  const auto flash = [&](bool cuda, at::ScalarType type) {
+    const auto plain = way(cuda, type, nullptr), documents = way(cuda, type, &starts);
+    EXPECT_EQ(documents.documents, plain.flash);
+    EXPECT_FALSE(documents.flash || plain.documents);
+    return plain.flash;
   };
   EXPECT_TRUE(flash(true, at::kBFloat16));
   EXPECT_TRUE(flash(true, at::kHalf));
   EXPECT_FALSE(flash(false, at::kBFloat16));
   EXPECT_FALSE(flash(true, at::kFloat));
   EXPECT_FALSE(flash(true, at::kDouble));
-  const at::Tensor starts = at::zeros({16}, at::kInt);
-  EXPECT_FALSE(flash(true, at::kBFloat16, &starts));
   for (const i64 head : {10, 264}) {
     a.head_dim = head;
     EXPECT_FALSE(flash(true, at::kBFloat16)) << head;
