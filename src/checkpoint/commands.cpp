@@ -12,6 +12,7 @@
 #include "checkpoint/digest.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/huggingface.h"
+#include "store/lease.h"
 
 namespace molen::checkpoint {
 namespace {
@@ -65,6 +66,11 @@ void check_weights(const Checkpoint& checkpoint, const arch::Architecture& arch)
                        fmt::join(p.shape, ", "));
     }
   }
+}
+
+void refuse_to_write_over(const fs::path& directory) {
+  if (fs::is_directory(directory) && (!steps_in(directory).empty() || fs::exists(directory / "state.json")))
+    throw UsageError("{}: holds checkpoints already; nothing is written over", directory.string());
 }
 
 }  // namespace
@@ -154,10 +160,9 @@ void export_command(const ExportOptions& options, std::ostream& out, std::ostrea
 void import_command(const ImportOptions& options, std::ostream& out, std::ostream& err) {
   const HfModel model(options.source);
   for (const std::string& key : model.config().ignored) err << fmt::format("config.json: '{}' is not used\n", key);
-  if (fs::is_directory(options.destination) &&
-      (!steps_in(options.destination).empty() || fs::exists(options.destination / "state.json"))) {
-    throw UsageError("{}: holds checkpoints already; nothing is written over", options.destination.string());
-  }
+  refuse_to_write_over(options.destination);
+  const store::Lease lease(options.destination, {});  // of a run that has not saved yet, or of another import
+  refuse_to_write_over(options.destination);
   std::vector<Span> spans;
   for (const arch::Parameter& p : arch::parameters(model.arch())) {
     spans.push_back({p.name, model.dtype(p.name), p.shape, whole_box(p.shape), nullptr,
@@ -167,6 +172,8 @@ void import_command(const ImportOptions& options, std::ostream& out, std::ostrea
   }
   SaveOptions save_options;
   save_options.directory = options.destination;
+  save_options.token = lease.token();
+  save_options.still_owner = [&] { lease.require(); };
   save_options.state = {{"step", 0},
                         {"arch", arch::to_json(model.arch())},
                         {"special_tokens", to_json(model.config().tokens)},

@@ -78,6 +78,13 @@ ok("a second job that names a run's own checkpoints: refused", f"runs/usual/chec
 stop(job)
 run("train", "long.toml", "--set", "run.name=own", "--set", 'train.stop_after="1 steps"')
 
+exported = work / "exported"
+run("checkpoint", "export", "runs/own", exported, "--tokenizer", "tok.json")
+job = start("unsaved")  # its directory of checkpoints holds no checkpoint yet
+r = run("checkpoint", "import", exported, "runs/unsaved/checkpoints", code=1)
+ok("an import into the checkpoints of a run: refused", f"runs/unsaved/checkpoints: process {job.pid} on " in r.stderr and not checkpoints("unsaved"), r.stderr)
+stop(job)
+
 # --- an owner that is gone ----------------------------------------------------------------------------------------------------------------
 job = start("killed", 'run.lease="1 s"')
 job.kill()
@@ -209,6 +216,16 @@ published = next(i for i, x in enumerate(calls) if x.startswith("rename") and x.
 for name in ("metrics.jsonl", "events.jsonl", "energy.jsonl"):
     ok(f"{name} is on disk before the checkpoint is", f"sync {work}/runs/needs/{name}" in calls[:published], calls[:published])
 ok("metrics.prom is written with each step and not synced", not any("metrics.prom" in x for x in calls if x.startswith("sync")) and sum(x.endswith("/metrics.prom") for x in calls) == len(metrics("needs")), calls[:20])
+
+log = work / "each.txt"
+words = ["train", "long.toml", *(x for s in ("run.name=each", 'checkpoint.every="2 steps"', 'train.stop_after="6 steps"') for x in ("--set", s))]
+subprocess.run([MOLEN, *words], cwd=work, env=ENV | {"LD_PRELOAD": str(FAULTS), "LOG_SYNCS": str(log)}, check=True, stdout=subprocess.DEVNULL, timeout=120)
+calls, begin = log.read_text().splitlines(), 0
+for step in (2, 4, 6):
+    published = next(i for i, x in enumerate(calls) if x.startswith("rename") and x.endswith(f"/step-{step:09}"))
+    synced = {x.split("/")[-1] for x in calls[begin:published] if x.startswith(f"sync {work}/runs/each/")}
+    ok(f"records are on disk before the checkpoint of step {step} is", {"metrics.jsonl", "events.jsonl", "energy.jsonl"} <= synced, calls[begin:published])
+    begin = published
 
 # --- records that cannot be written -------------------------------------------------------------------------------------------------------
 def ignore_limit():
