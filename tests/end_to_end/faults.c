@@ -3,9 +3,11 @@
    COUNT_OPENS=FILE: gets a line with the path of each state.json and index.json that is opened for reading.
    COUNT_READS=FILE: gets a line "RANK PATH BYTES" for each read of a file of a shard (.bin, .idx); RANK as mpirun numbers it.
    LOG_SYNCS=FILE: gets a line "sync PATH" for each fsync, and "rename PATH" with the new name of each rename.
+   FAIL_OPEN=TEXT: opening a file for reading fails with EIO where its path has TEXT in it.
    HOLD_SAVE=FILE: the first fsync within a checkpoint that is not finished makes FILE, and waits until it is gone. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -31,6 +33,11 @@ int rename(const char* from, const char* to) {
 
 static int counted(const char* call, const char* path, int flags, int mode) {
   int (*real)(const char*, int, int) = (int (*)(const char*, int, int))dlsym(RTLD_NEXT, call);
+  const char* fails = getenv("FAIL_OPEN");
+  if (fails && (flags & O_ACCMODE) == O_RDONLY && strstr(path, fails)) {
+    errno = EIO;
+    return -1;
+  }
   const char* file = getenv("COUNT_OPENS");
   if (file && (flags & O_ACCMODE) == O_RDONLY && (strstr(path, "/state.json") || strstr(path, "/index.json"))) {
     int out = real(file, O_CREAT | O_WRONLY | O_APPEND, 0644);

@@ -112,6 +112,32 @@ for words, left in ((["--resume", "never"], ["04", "04.abandoned-2", "08.abandon
         assert [h["settled"] for h in identity(name)["histories"]] == [True, True], identity(name)
     ok(f"{words}: killed at each of {call} moves", call == (7 if words[1] == "never" else 5), call)
 
+# --- what cannot be read for now, or is of another version, is not damaged -----------------------------------------------------------------------
+for number, part in enumerate(("step-000000012/state.json", "step-000000012/index.json", ".safetensors")):
+    name = f"unreadable-{number}"
+    copy("all", name)
+    r = train(name, sets=("checkpoint.keep=0",), env={"LD_PRELOAD": str(FAULTS), "FAIL_OPEN": part}, code=1)
+    ok(f"{part} cannot be read: the start fails and moves nothing", "Input/output error" in r.stderr and part.strip("/") in r.stderr and there(name) == there("all") and steps(name) == steps("all"), (r.stderr, there(name)))
+    train(name, sets=("checkpoint.keep=0",))
+    ok("and the next one goes on from the newest", events(name, "resume")[-1]["step"] == 12 and there(name) == there("all"), events(name, "resume"))
+copy("all", "newer")
+state = work / "runs/newer/checkpoints/step-000000012/state.json"
+assert state.read_text().count('"format_version": 2') == 1
+state.write_text(state.read_text().replace('"format_version": 2', '"format_version": 9'))
+r = train("newer", code=1)
+ok("another version: the start fails and moves nothing", "version" in r.stderr and "step-000000012" in r.stderr and there("newer") == there("all") and steps("newer") == steps("all"), (r.stderr, there("newer")))
+
+# --- other data under the same name -------------------------------------------------------------------------------------------------------------
+data = ('data.train=[{ path = "swapped/train" }]',)
+shutil.copytree(work / "data", work / "swapped")
+train("swap", sets=(*data, *STOP))
+shutil.rmtree(work / "swapped")
+run("data", "prepare", "held.jsonl", "--licence", "CC0-1.0", "--output", "swapped", "--tokenizer", "tok.json")
+r = train("swap", sets=data, code=2)
+ok("shards that were made again from another text: refused", "the training data is not what this run was trained on so far" in " ".join(r.stderr.split()) and steps("swap") == [1, 2, 3, 4], r.stderr)
+train("swap", "--allow-change", "data.train", sets=data)
+ok("and taken where that is allowed", steps("swap") == list(range(1, 13)), steps("swap"))
+
 # --- how often a checkpoint is read, and the shards ----------------------------------------------------------------------------------------------
 # Each entry has a name, a number of processes, words for molen, and a launcher.
 worlds = [("one rank", 1, ["--ranks", 1], ()), ("three ranks of a process", 1, ["--ranks", 3], ())]

@@ -74,10 +74,11 @@ class Quiet {
   ~Quiet() { ::testing::internal::GetCapturedStderr(); }
 };
 
-// Interrupts a start with `resume` at each of its calls; `check` examines what the next start found, given the step
-// that it continues from.
+// Interrupts a start with `resume` at each of its calls, which are more than `least`; `check` examines what the next
+// start found, given the step that it continues from.
 void cut_everywhere(const std::function<void(const fs::path& run)>& before, const std::string& resume,
-                    const std::function<void(const fs::path& run, std::int64_t from, bool done)>& check) {
+                    const std::function<void(const fs::path& run, std::int64_t from, bool done)>& check,
+                    std::int64_t least = 15) {
   UnsyncedFileSystem unsynced;
   const FileSystemOverride prepared(unsynced);
   const Quiet quiet;
@@ -93,8 +94,8 @@ void cut_everywhere(const std::function<void(const fs::path& run)>& before, cons
     } catch (const Error&) {
       EXPECT_TRUE(faulty.was_cut());
     }
-    for (const auto& [which, seed] :
-         {std::pair(Durable::kSynced, 0), std::pair(Durable::kEntries, 0), std::pair(Durable::kRandom, 1)}) {
+    for (const auto& [which, seed] : {std::pair(Durable::kSynced, 0), std::pair(Durable::kEntries, 0),
+                                      std::pair(Durable::kRandom, 1), std::pair(Durable::kAsWritten, 0)}) {
       SCOPED_TRACE(fmt::format("cut before call {}, kind {}", call, static_cast<int>(which)));
       faulty.lay_out(folder / "after", which, static_cast<std::uint64_t>(call * 10 + seed));
       // Removes the leases: their owner is this process, which is still alive.
@@ -105,7 +106,7 @@ void cut_everywhere(const std::function<void(const fs::path& run)>& before, cons
       fs::remove_all(folder / "after");
     }
     if (!faulty.was_cut()) {
-      EXPECT_GT(call, 15);
+      EXPECT_GT(call, least);
       return;
     }
   }
@@ -156,6 +157,16 @@ TEST(PowerCutOfAStart, ThatSetsADamagedCheckpointAside) {
                  });
 }
 
+TEST(PowerCutOfAStart, ThatGoesOn) {
+  const auto goes_on = [](const fs::path& run, std::int64_t from, bool) {
+    EXPECT_EQ(from, 12);
+    EXPECT_EQ(names_in(run / "checkpoints"), "04 08 12 ");
+    EXPECT_EQ(lines_of(run / "metrics.jsonl"), 12);
+    EXPECT_EQ(store::read_identity(run)->histories.size(), 1u);
+  };
+  cut_everywhere([](const fs::path&) {}, "auto", goes_on, 5);
+}
+
 // After a start has read the list of checkpoints and before it has the lease, another job may save, or an unfinished
 // save may be completed. The start must then look again.
 TEST(Ownership, TheJobIsPreparedAgainWhereTheNewestCheckpointIsAnother) {
@@ -195,6 +206,41 @@ TEST(FindCheckpoint, WhatIsNoStepIsRefused) {
   EXPECT_EQ(job_of(folder.path(), "never").from, nullptr);
   for (const char* resume : {"", "newest", "-4", "4x", "99999999999999999999", "7"})
     EXPECT_THROW(job_of(folder.path(), resume), UsageError) << resume;
+}
+
+// Only damage lets a start take an older checkpoint. Whatever else keeps it from the newest one ends the start.
+TEST(FindCheckpoint, WhatCannotBeReadForNowIsNotDamaged) {
+  const checkpoint::TestFolder folder;
+  make_run(folder / "run");
+  FaultyFileSystem faulty(folder.path());
+  const FileSystemOverride instead(faulty);
+  for (const int code : {EIO, ESTALE, EMFILE}) {
+    for (const char* file : {"state.json", "index.json"}) {
+      faulty.on_open = [&](const fs::path& path) {
+        return path.filename() == file && path.parent_path().filename() == "step-000000012" ? -code : 0;
+      };
+      EXPECT_THROW(job_of(folder.path(), "auto"), IoError) << file << ", " << code;
+      EXPECT_THROW(job_of(folder.path(), "12"), IoError) << file << ", " << code;
+    }
+    faulty.on_open = nullptr;
+    faulty.on_list = [&](const fs::path& path) { return path.filename() == "checkpoints" ? -code : 0; };
+    EXPECT_THROW(job_of(folder.path(), "auto"), IoError) << code;
+    faulty.on_list = nullptr;
+  }
+  const Job job = job_of(folder.path(), "auto");
+  EXPECT_EQ(job.from->step(), 12);
+  EXPECT_TRUE(job.damaged.empty());
+}
+
+TEST(FindCheckpoint, AnotherVersionIsNotDamaged) {
+  const checkpoint::TestFolder folder;
+  make_run(folder / "run");
+  const fs::path state = folder / "run/checkpoints/step-000000012/state.json";
+  std::string text = read_file(state);
+  text.replace(text.find("\"format_version\": 2"), 19, "\"format_version\": 9");
+  write_file_atomic(state, text);
+  EXPECT_THROW(job_of(folder.path(), "auto"), VersionError);
+  EXPECT_EQ(job_of(folder.path(), "8").from->step(), 8);
 }
 
 }  // namespace
