@@ -15,7 +15,8 @@ from xml.etree import ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RAN = re.compile(r"^(?:\[=+\] (?=\d+ tests? from .* ran\.)|Ran )(\d+) tests? ", re.M)
-CHECKS = re.compile(r"^.+: (\d+) (?:checks passed|rows measure the effect)", re.M)
+CHECKS = re.compile(r"^(?:.+: (\d+) (?:checks passed|rows measure the effect)|(\d+) seeds replayed|communicator suite on (\d+) MPI ranks: ok)", re.M)
+COLOURS = re.compile(r"\x1b\[[0-9;]*[mK]")  # of programs under mpirun, which gives them a terminal
 OK = re.compile(r"^ok  ", re.M)  # These lines are counted where a script prints no sum.
 SKIP = re.compile(r"^(?:\[  SKIPPED \] (\S+) \(\d+ ms\)|SKIPPED (.+?):)", re.M)
 
@@ -24,12 +25,13 @@ def suites_of(log, junit):
     """Tests and names of the skipped ones of each suite in a log of ctest; the log does not tell which suites were skipped as a whole, JUnit's form does."""
     skipped = {case.get("name") for case in ElementTree.fromstring(junit).iter("testcase") if case.get("status") in ("notrun", "disabled") or case.find("skipped") is not None}
     found = {}
-    for block in re.split(r"^(?=\d+/\d+ Testing: )", log, flags=re.M):
+    for block in re.split(r"^(?=\d+/\d+ Testing: )", COLOURS.sub("", log), flags=re.M):
         named = re.match(r"\d+/\d+ Testing: (\S+)\n", block)
         if not named:
             continue
-        counts = RAN.findall(block) or CHECKS.findall(block) or [n for n in [len(OK.findall(block))] if n]
-        found[named[1]] = {"tests": int(counts[-1]) if counts else None, "skips": [a or b for a, b in SKIP.findall(block)], "skipped": named[1] in skipped}
+        counts = RAN.findall(block) or ["".join(groups) for groups in CHECKS.findall(block)] or [n for n in [len(OK.findall(block))] if n]
+        skips = SKIP.findall(block)  # Google's tests that were skipped are among those that it says it ran
+        found[named[1]] = {"tests": int(counts[-1]) - sum(bool(a) for a, _ in skips) if counts else None, "skips": [a or b for a, b in skips], "skipped": named[1] in skipped}
     return found
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The long checks. What they measure is added to docs/results/records.jsonl, with machine, commit and command, and shown in docs/RESULTS.md; findings are listed at
 # the end, and there being one is exit status 1.
-# `nightly.sh [fuzz|tsan|ubsan|optimised|tidy|verify|static|hang|load|mutate|exhaustive|predict|bench ...]`: those parts only; all by default. FUZZ_SECONDS (60) is the time of each target.
+# `nightly.sh [fuzz|tsan|ubsan|optimised|tidy|verify|static|hang|load|overlap|mutate|exhaustive|predict|bench ...]`: those parts only; all by default. FUZZ_SECONDS (60) is the time of each target.
 # VERIFY_RANKS ("2 3 4 6 8") and VERIFY_FAMILIES ("llama gpt") are what `verify` runs; variants beside them belong to 4 and 8 ranks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan optimised tidy verify static hang load mutate exhaustive bench) # bench runs predict too
+[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan optimised tidy verify static hang load overlap mutate exhaustive bench) # bench runs predict too
 seconds=${FUZZ_SECONDS:-60}
 log=build/nightly
 findings=()
@@ -208,6 +208,30 @@ exhaustive() {
   record exhaustive "$ran" "tools/nightly.sh exhaustive"
 }
 
+# The shares of communication and copies that computation hides, and the idle shares of pipelines, as the tests print them that time them. Of several lines, the first counts.
+overlap() {
+  local file=$log/overlap.txt metric pattern value
+  cmake --build --preset release -j "$(nproc)" --target prove_test >"$log/overlap-build.txt" 2>&1
+  if ! build/release/src/prove/prove_test --gtest_filter='Overlap.*:PiecesOverlap.*:Offload.CopiesAndUpdatesRunBesideEachOther:PipelineIdle.*' >"$file" 2>&1; then
+    finding "overlap and idle shares: see $file"
+    return
+  fi
+  while IFS='|' read -r metric pattern; do
+    value=$(sed -nE "s/$pattern.*/\1/p" "$file" | head -1)
+    if [ -n "$value" ]; then record "$metric" "$value" "tools/nightly.sh overlap"; else finding "$metric: no line of it in $file"; fi
+  done <<'PATTERNS'
+hidden/units_zero2|^ZeRO-2, prefetch 1: ([0-9.]+) %
+hidden/units_zero3|^ZeRO-3, prefetch 1: ([0-9.]+) %
+hidden/pieces|^rows in 1, 2, 4 pieces: [0-9.]+, ([0-9.]+),
+hidden/offload|^[0-9.]+ s of copies beside [0-9.]+ s of computation: ([0-9.]+) %
+idle/GPipe|^4 stages, 8 micro-batches, gpipe +idle +([0-9.]+) %
+idle/1F1B|^4 stages, 8 micro-batches, 1f1b +idle +([0-9.]+) %
+idle/interleaved x 2|^4 stages, 8 micro-batches, interleaved +idle +([0-9.]+) %
+idle/ZB-H1|^4 stages, 8 micro-batches, zb-h1 +idle +([0-9.]+) %
+idle/ZB-V|^4 stages, 8 micro-batches, zb-v +idle +([0-9.]+) %
+PATTERNS
+}
+
 # These judge and record by themselves.
 predict() { python3 bench/predict.py build/molen --record >"$log/predict.txt" || finding "predictions: see $log/predict.txt"; }
 
@@ -215,8 +239,8 @@ bench() { bench/run.sh >"$log/bench.txt" 2>&1 || finding "benchmarks: see $log/b
 
 for part in "${parts[@]}"; do
   case $part in
-    fuzz | tsan | ubsan | optimised | tidy | verify | static | hang | load | mutate | exhaustive | predict | bench) "$part" ;;
-    *) echo "nightly: no part $part (fuzz, tsan, ubsan, optimised, tidy, verify, static, hang, load, mutate, exhaustive, predict, bench)" >&2; exit 2 ;;
+    fuzz | tsan | ubsan | optimised | tidy | verify | static | hang | load | overlap | mutate | exhaustive | predict | bench) "$part" ;;
+    *) echo "nightly: no part $part (fuzz, tsan, ubsan, optimised, tidy, verify, static, hang, load, overlap, mutate, exhaustive, predict, bench)" >&2; exit 2 ;;
   esac
 done
 tools/results.py page

@@ -3,8 +3,8 @@
 
 usage: stale_records.py [--warn]
 
-docs/results/metrics.json says of each metric which paths it covers and how many commits may touch those (`stale_after`). Exit status 1 too where git
-does not answer, and where a record's commit is not in the history. Outside of a git clone (a release's archive) nothing can be said.
+docs/results/metrics.json says of each metric which paths it covers and how many commits may touch those (`stale_after`). Exit status 1 too where a
+metric has no record, where git does not answer, and where a record's commit is not in the history. Outside of a git clone (a release's archive) nothing can be said.
 --warn: what is too old is named, and is no failure. `make test` asks so, because the age of a record grows with every commit and is the fault of none;
 `make nightly`, which measures again, fails.
 """
@@ -55,7 +55,10 @@ def main():
     for sentence in wrong + old:
         print(f"records: {sentence}", file=sys.stderr)
     print(f"records: {len(latest)} metrics, {older} older than the code they cover, {len(old)} too old; {len(described) - len(latest)} not measured yet")
-    sys.exit(1 if wrong or (old and "--warn" not in sys.argv[1:]) else 0)
+    unmeasured = [name for name in described if name not in latest]
+    if unmeasured:
+        print(f"records: not measured yet: {', '.join(unmeasured)}", file=sys.stderr)
+    sys.exit(1 if wrong or ((old or unmeasured) and "--warn" not in sys.argv[1:]) else 0)
 
 
 if __name__ == "__main__":

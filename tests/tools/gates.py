@@ -224,6 +224,7 @@ class Suites(Folder):
         gtest = "printf '[  SKIPPED ] A/Gemm.Forms/x (0 ms)\\n[==========] 1 test from 1 test suite ran. (1 ms total)\\n[  SKIPPED ] 1 test, listed below:\\n[  SKIPPED ] A/Gemm.Forms/x\\n'"
         self.assertEqual(self.judge({}, stops="echo 'SKIPPED a full disk: no mount'; exit 77", flight="echo 'SKIPPED MPI ranks: none'; exit 77", math=gtest, silent="exit 77"),
                          ["flight skipped MPI ranks, which tests/suites.json does not allow", "math skipped A/Gemm.Forms/x, which tests/suites.json does not allow", "the suite silent was skipped as a whole and does not say what"])
+        self.assertEqual(self.judge({"math": 1}, math=gtest)[0], "the suite math ran 0 tests, where tests/suites.json has at least 1")
 
 
 class CompileDatabase(Folder):
@@ -405,10 +406,15 @@ class Results(Folder):
 
     def test_stale_records(self):
         self.records({})
+        self.assertEqual(self.tool("stale_records.py", "--warn")[0], 0)
+        code, said = self.tool("stale_records.py")
+        self.assertEqual(code, 1)
+        self.assertIn("not measured yet: error\n", said)
+        self.put("docs/results/metrics.json", json.dumps({"speed": self.METRICS["speed"]}))
         self.assertEqual(self.tool("stale_records.py")[0], 0)
         self.put("src/a", "2")
         self.commit()
-        self.assertEqual(self.tool("stale_records.py"), (0, "records: 1 metrics, 1 older than the code they cover, 0 too old; 1 not measured yet\n"))
+        self.assertEqual(self.tool("stale_records.py"), (0, "records: 1 metrics, 1 older than the code they cover, 0 too old; 0 not measured yet\n"))
         self.put("src/a", "3")
         self.commit()
         code, said = self.tool("stale_records.py")
