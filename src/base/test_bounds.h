@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <map>
@@ -21,7 +22,7 @@
 namespace molen {
 
 struct Cost {
-  double cpu_s = 0;
+  double cpu_s = 0, wall_s = 0;
   double unit_s = 0;       // CPU time of `work_unit` in the same process, before or after the attack: the longer one
   std::int64_t bytes = 0;  // memory above the level before the attack
   bool ended = false;      // false: it was killed, for time or memory
@@ -64,7 +65,7 @@ inline constexpr double kMostUnits = 125;
 // it can be killed when it does not end.
 inline Cost cost_of(const std::function<void()>& attack) {
   struct Measured {
-    double cpu_s, unit_s;
+    double cpu_s, wall_s, unit_s;
     std::int64_t bytes;
   };
   constexpr rlim_t kMostSeconds = 60;
@@ -79,13 +80,15 @@ inline Cost cost_of(const std::function<void()>& attack) {
     std::string refusal;
     const double unit_before_s = unit_seconds();
     const double before_s = cpu_seconds();
+    const auto begun = std::chrono::steady_clock::now();
     const std::int64_t before = peak_resident().value;
     try {
       attack();
     } catch (const std::exception& error) {
       refusal = error.what();
     }
-    Measured measured{cpu_seconds() - before_s, 0, peak_resident().value - before};
+    const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begun;
+    Measured measured{cpu_seconds() - before_s, wall.count(), 0, peak_resident().value - before};
     measured.unit_s = std::max(unit_before_s, unit_seconds());
     refusal.resize(std::min<std::size_t>(refusal.size(), 4000));  // a pipe holds that much
     const bool told = ::write(ends[1], &measured, sizeof measured) == sizeof measured &&
@@ -101,7 +104,7 @@ inline Cost cost_of(const std::function<void()>& attack) {
       ::read(ends[0], &measured, sizeof measured) == sizeof measured) {
     const ssize_t got = ::read(ends[0], refusal.data(), refusal.size());
     refusal.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
-    cost = {measured.cpu_s, measured.unit_s, measured.bytes, true, refusal};
+    cost = {measured.cpu_s, measured.wall_s, measured.unit_s, measured.bytes, true, refusal};
   }
   ::close(ends[0]);
   return cost;
@@ -113,6 +116,7 @@ inline std::string bounded(const std::string& name, const std::function<void()>&
   const Cost cost = cost_of(attack);
   EXPECT_TRUE(cost.ended) << name << ": took all the time and memory there was";
   EXPECT_LT(cost.cpu_s, kMostUnits * cost.unit_s) << name;
+  EXPECT_LT(cost.wall_s, 10 + 10 * cost.cpu_s) << name << ": waits";  // other processes may take the cores meanwhile
   EXPECT_LT(cost.bytes, std::int64_t{kSanitized ? shadow : 1} << 28) << name;
   fmt::print("{:<60} {:6.3f} s {:5.1f} units {:5} MiB  {}\n", name, cost.cpu_s, cost.cpu_s / cost.unit_s,
              cost.bytes >> 20, cost.refusal.empty() ? "bounded" : "refused");

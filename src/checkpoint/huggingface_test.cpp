@@ -447,6 +447,25 @@ TEST(HuggingFace, RefusesWrongTensors) {
             std::string::npos);
 }
 
+// The head and the table are compared in blocks of 16 MiB.
+TEST(HuggingFace, ReadsTheWholeHeadOfATiedModel) {
+  const TestFolder folder;
+  Architecture a = tiny_llama(true);
+  a.vocabulary = 250'000;  // 18 MB of a table
+  export_hf(a, synthetic(), folder / "hf", {});
+  Rewritten file(folder / "hf");
+  std::string head = file.bytes("model.embed_tokens.weight");
+  ASSERT_GT(head.size(), std::size_t{1} << 24);
+  file.add({"lm_head.weight", DType::kF32, {a.vocabulary, a.hidden}}, head);
+  file.write();
+  EXPECT_EQ(refusal([&] { HfModel model(folder / "hf"); }), "accepted");
+  head.back() ^= 1;
+  file.drop("lm_head.weight");
+  file.add({"lm_head.weight", DType::kF32, {a.vocabulary, a.hidden}}, head);
+  file.write();
+  EXPECT_REFUSED(HfModel(folder / "hf"), "differs from the embedding table");
+}
+
 TEST(HuggingFace, RefusesBadDirectories) {
   const GoldenMessages golden;
   const TestFolder folder;

@@ -180,6 +180,7 @@ TEST(Dataset, BadInputGetsOneClearError) {
   const std::string note = Dataset({{folder.path(), {}, {}}}, 0, {8, 300, "test", 10}).unhashed_note();
   EXPECT_NE(note.find("molen data verify " + folder.path().string()), std::string::npos) << note;
   EXPECT_EQ(ValidationSet(folder.path(), {8, 300, "test"}).unhashed_note(), "");
+  EXPECT_EQ(OpenOptions().hash_limit, 256 * 1024 * 1024) << "docs/formats/shards.md says 256 MiB";
   EXPECT_EQ(ValidationSet(folder.path(), {8, 300, "test", 10}).unhashed_note(), note);
 
   // A manifest of another shard: its documents, tokens or bytes differ from the files.

@@ -298,6 +298,11 @@ TEST(Language, TellsLanguagesApart) {
   EXPECT_EQ(detect_language("Katten sidder p\xc3\xa5 m\xc3\xa5tten og ser p\xc3\xa5 naboens vindue hver eneste dag."),
             "da");
   EXPECT_EQ(detect_language("To jest tekst o programie, kt\xc3\xb3ry czyta pliki i zapisuje je na dysku."), "pl");
+  EXPECT_EQ(detect_language(
+                "\u05d4\u05d7\u05ea\u05d5\u05dc \u05d9\u05d5\u05e9\u05d1 \u05e2\u05dc \u05d4\u05e9\u05d8\u05d9\u05d7 "
+                "\u05d5\u05de\u05e1\u05ea\u05db\u05dc \u05d1\u05d7\u05dc\u05d5\u05df \u05e9\u05dc "
+                "\u05d4\u05e9\u05db\u05e0\u05d9\u05dd"),
+            "he");
   EXPECT_EQ(detect_language("x = 3; y = 4"), "");
   EXPECT_EQ(detect_language("\xff\xfe no text"), "");
   const std::string english = "This is how the file is read by the program that you have started with it.";

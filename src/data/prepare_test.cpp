@@ -216,6 +216,21 @@ TEST_F(PrepareTest, NoControlCharactersReachATerminal) {
   EXPECT_EQ(err.str().find('\x1b'), std::string::npos);
 }
 
+// Returns the text as gzip packs it, by way of a file.
+std::string packed(const std::string& text, const fs::path& file) {
+  gzFile to = gzopen(file.c_str(), "wb");
+  gzwrite(to, text.data(), static_cast<unsigned>(text.size()));
+  gzclose(to);
+  return read_file(file);
+}
+
+std::string all_text(const fs::path& folder) {
+  std::string all;
+  for (const TextRecord& t : read_text_manifest(folder).texts)
+    all += t.name + "\n" + read_file(folder / t.split / t.file.path);
+  return all;
+}
+
 TEST_F(PrepareTest, FilesOfEveryForm) {
   fs::create_directories(at("in"));
   write_file_atomic(at("in") / "a.txt", sentence("De tekst van het eerste bestand is in het Nederlands.", 1));
@@ -234,6 +249,17 @@ TEST_F(PrepareTest, FilesOfEveryForm) {
     EXPECT_EQ(text.file.bytes,
               static_cast<std::int64_t>(fs::file_size(at("out") / "text" / text.split / (text.name + ".jsonl"))))
         << text.name;
+  // The names of all forms of JSON lines; the content says how it is compressed.
+  const std::string lines = format_jsonl({sentence("Het tweede bestand van de map.", 2), "id1", ""}) + "\n";
+  for (const char* name : {"c.jsonl", "c.jsonl.gz", "c.json.gz", "c.jsonl.zst"}) {
+    write_file_atomic(at(name), packed(lines, at("x.gz")));
+    PrepareOptions one = options({at(name)});
+    one.output = at(std::string("out-") + name);
+    EXPECT_EQ(prepare_command(one, out, {}), 0);
+    const std::string text = all_text(one.output / "text");
+    EXPECT_NE(text.find("Het tweede bestand"), std::string::npos) << text;
+    EXPECT_EQ(text.find("{\\\"text"), std::string::npos) << name << " was read as plain text: " << text;
+  }
   // The folder with a slash after it is the same source.
   PrepareOptions slash = options({at("in") / ""});
   slash.output = at("slash");
@@ -454,13 +480,6 @@ TEST_F(PrepareTest, AnInvalidLineIsNamedAndSkipped) {
 }
 
 // Returns every document of a folder's text.
-std::string all_text(const fs::path& folder) {
-  std::string all;
-  for (const TextRecord& t : read_text_manifest(folder).texts)
-    all += t.name + "\n" + read_file(folder / t.split / t.file.path);
-  return all;
-}
-
 TEST_F(PrepareTest, WorkThatIsDoneIsKept) {
   const GoldenMessages golden;
   std::string first, second;
@@ -477,20 +496,13 @@ TEST_F(PrepareTest, WorkThatIsDoneIsKept) {
 
   // The second file ends in a damaged member: the first file's text stays, and is not made again once the second is
   // mended.
-  std::string packed;
-  {
-    std::string gz = (at("x.gz")).string();
-    gzFile file = gzopen(gz.c_str(), "wb");
-    gzwrite(file, second.data(), static_cast<unsigned>(second.size()));
-    gzclose(file);
-    packed = read_file(gz);
-  }
+  const std::string mended_second = packed(second, at("x.gz"));
   fs::remove(at("second.jsonl"));
-  write_file_atomic(at("second.jsonl.gz"), packed.substr(0, packed.size() / 2));
+  write_file_atomic(at("second.jsonl.gz"), mended_second.substr(0, mended_second.size() / 2));
   PrepareOptions o = options({at("first.jsonl"), at("second.jsonl.gz")});
   EXPECT_NE(reason(o).find("truncated"), std::string::npos);
   EXPECT_TRUE(fs::exists(at("out") / "text.part/train/nl-first.jsonl"));
-  write_file_atomic(at("second.jsonl.gz"), packed);
+  write_file_atomic(at("second.jsonl.gz"), mended_second);
   std::vector<std::string> steps;
   prepare_command(o, out, [&](const std::string& line) { steps.push_back(line); });
   EXPECT_EQ(steps, std::vector<std::string>{"extracting second"});

@@ -155,20 +155,27 @@ TEST_F(DevicePeakKept, IsMeasuredWhereWhatIsKeptIsNoUse) {
 TEST(DevicePeak, IsPublishedPerDeviceAndType) {
   const struct {
     const char* name;
-    DType compute;
-    double tflops;
-  } cases[] = {{"NVIDIA A100-SXM4-80GB", DType::kBF16, 312}, {"A100-SXM4-40GB", DType::kF16, 312},
-               {"NVIDIA A100 80GB PCIe", DType::kF32, 19.5}, {"NVIDIA H100 80GB HBM3", DType::kBF16, 989.5},
-               {"NVIDIA H100 PCIe", DType::kBF16, 756.5},    {"NVIDIA H200", DType::kF32, 67},
-               {"NVIDIA GH200 120GB", DType::kBF16, 989.5},  {"NVIDIA B200", DType::kBF16, 2250},
-               {"AMD Instinct MI250X", DType::kBF16, 191.5}, {"AMD Instinct MI300X", DType::kF16, 1307.4}};
-  for (const auto& c : cases) {
-    const DevicePeak p = published_peak(c.name, c.compute);
-    ASSERT_TRUE(p.flops_per_s) << c.name << ": " << p.source;
-    EXPECT_DOUBLE_EQ(*p.flops_per_s, c.tflops * 1e12) << c.name;
-    EXPECT_TRUE(p.source.starts_with("published: ")) << p.source;
-    EXPECT_NE(p.source.find("data sheet"), std::string::npos) << p.source;
-  }
+    double fp32, half;  // TFLOP/s
+  } cases[] = {{"NVIDIA A100-SXM4-80GB", 19.5, 312},
+               {"A100-SXM4-40GB", 19.5, 312},
+               {"NVIDIA A100-PCIE-40GB", 19.5, 312},
+               {"NVIDIA A100 80GB PCIe", 19.5, 312},
+               {"NVIDIA H100 80GB HBM3", 67, 989.5},
+               {"NVIDIA H100 PCIe", 51, 756.5},
+               {"NVIDIA H200", 67, 989.5},
+               {"NVIDIA GH200 120GB", 67, 989.5},
+               {"NVIDIA GH200 480GB", 67, 989.5},
+               {"NVIDIA B200", 80, 2250},
+               {"AMD Instinct MI250X", 47.85, 191.5},
+               {"AMD Instinct MI300X", 163.4, 1307.4}};
+  for (const auto& c : cases)
+    for (const DType compute : {DType::kF32, DType::kBF16, DType::kF16}) {
+      const DevicePeak p = published_peak(c.name, compute);
+      ASSERT_TRUE(p.flops_per_s) << c.name << ": " << p.source;
+      EXPECT_DOUBLE_EQ(*p.flops_per_s, (compute == DType::kF32 ? c.fp32 : c.half) * 1e12) << c.name;
+      EXPECT_TRUE(p.source.starts_with("published: ")) << p.source;
+      EXPECT_NE(p.source.find("data sheet"), std::string::npos) << p.source;
+    }
 }
 
 TEST(DevicePeak, IsAbsentWithItsReason) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "program/build/build.h"
-#include "program/memory/memory.h"
 #include "program/values/of_setting.h"
 #include "program/values/optimizer.h"
 #include "program/values/signature.h"
@@ -61,6 +60,11 @@ std::vector<MemoryNeed> memory_needs(const arch::Architecture& arch, const progr
   for (s.pipeline.stage = 0; s.pipeline.stage < s.stages(); ++s.pipeline.stage)
     needs.push_back(need_of_stage(arch, s, file));
   return needs;
+}
+
+MemoryNeed with_evaluation(const program::MemoryPlan& training, const program::MemoryPlan& evaluation) {
+  const bool fits = evaluation.peak <= training.peak - training.persistent;
+  return {training.peak + (fits ? Bytes(0) : evaluation.peak), training.host + evaluation.host};
 }
 
 MemoryNeed kept_need(const arch::Architecture& arch, const program::Setting& setting) {

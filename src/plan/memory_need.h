@@ -6,6 +6,7 @@
 
 #include "arch/architecture.h"
 #include "program/ir/program.h"
+#include "program/memory/memory.h"
 #include "program/schedule/schedule.h"
 
 namespace molen::plan {
@@ -29,6 +30,10 @@ struct MemoryRoom {
 // schedule when the schedule comes from a file.
 std::vector<MemoryNeed> memory_needs(const arch::Architecture& arch, const program::Setting& setting,
                                      const program::Schedule* file = nullptr);
+
+// Returns the need of a rank that trains with one plan and evaluates with another. An evaluation has an arena of its
+// own (exec::Executor) only if it does not fit into the transient memory of the training.
+MemoryNeed with_evaluation(const program::MemoryPlan& training, const program::MemoryPlan& evaluation);
 
 // Returns what a rank keeps from step to step (parameters, gradients, optimizer states), on the stage that keeps the
 // most. The result is a lower bound of the need, and is computed without building a program.

@@ -590,6 +590,9 @@ TEST(FlightPeers, AreTheNextTwoAndTwoOfTheHost) {
   EXPECT_EQ(peers_of(19, apart), (std::vector<int>{0, 1}));
   EXPECT_EQ(peers_of(0, four), (std::vector<int>{1, 2, 5, 10}));
   EXPECT_EQ(peers_of(3, std::vector<std::uint64_t>(4)), (std::vector<int>{0, 1, 2}));
+  EXPECT_TRUE(several_hosts({7, 7, 9}));
+  EXPECT_FALSE(several_hosts({7, 7, 7}));
+  EXPECT_FALSE(several_hosts({7}));
 }
 }  // namespace
 }  // namespace molen::store

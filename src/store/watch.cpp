@@ -57,6 +57,10 @@ double suspect_after_s(double limit_s, milliseconds beat) {
   return limit_s - std::min(0.1 * limit_s, 6e-3 * static_cast<double>(beat.count()));
 }
 
+bool several_hosts(const std::vector<std::uint64_t>& hosts) {
+  return std::any_of(hosts.begin(), hosts.end(), [&](std::uint64_t h) { return h != hosts[0]; });
+}
+
 std::vector<int> peers_of(int rank, const std::vector<std::uint64_t>& hosts) {
   constexpr int kAll = 16, kNext = 2;
   const int ranks = static_cast<int>(hosts.size());

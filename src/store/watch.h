@@ -83,6 +83,8 @@ double suspect_after_s(double limit_s, std::chrono::milliseconds beat);
 // host. Then some living rank sees every dead rank, host or row of hosts. `hosts` has a key per rank, which is equal
 // for ranks of one host.
 std::vector<int> peers_of(int rank, const std::vector<std::uint64_t>& hosts);
+// Returns whether `hosts`, as above, are of more than one host.
+bool several_hosts(const std::vector<std::uint64_t>& hosts);
 
 // Looks twice at all ranks of an attempt, `apart` from each other, and at the processes of those on this host.
 std::vector<Sighting> sight(const fs::path& directory, const FlightIdentity& of, std::chrono::milliseconds apart);

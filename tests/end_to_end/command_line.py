@@ -142,6 +142,18 @@ ok("program RUN: says so", run("program", "runs/auto").stdout.startswith("# what
 compute = next(w for w in stored.split() if w.startswith("compute=")).split("=")[1]
 shown = run("program", "run.toml", *AUTO, "--ranks", "2").stdout
 ok("program: which choice was open, and why so", f'# precision.compute = "{compute}" (measured on ' in shown, shown[:2000])
+# A run that goes on keeps its type, also where the machine would choose another by now.
+rates = work / "cache/molen/rates.json"
+kept = rates.read_text()
+changed = json.loads(kept)
+for name, rate in changed["rates"].items():
+    rate["flops_per_s"] = 1e9 if f"{compute} GEMM" in name else 1e12
+rates.write_text(json.dumps(changed))
+other = next(w for w in run("program", "run.toml", *AUTO, "--ranks", "2").stdout.split() if w.startswith("compute=")).split("=")[1]
+run("train", "run.toml", *AUTO, "--set", "run.name=auto", "--set", 'train.stop_after="3 steps"', "--ranks", "2")
+gone_on = next(w for w in (work / "runs/auto/program.txt").read_text().split() if w.startswith("compute=")).split("=")[1]
+ok("a measured type stays that of the run", other != compute == gone_on, (compute, other, gone_on))
+rates.write_text(kept)
 given = run("verify", "run.toml", *AUTO, "--ranks", "2", "--static", "--layouts", "given", "--format", "json").stdout
 ok("verify --static --layouts given: the same type and memory", json.loads(given)["compute"] == compute and f"planned peak {json.loads(given)['stages'][0]['peak_bytes']} bytes" in stored, given)
 shown = run("program", "--model", "llama3-8b", "--ranks", "16", "--set", "precision.compute=bf16").stdout

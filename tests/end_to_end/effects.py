@@ -141,7 +141,7 @@ class Case:
                 break
             verb.append(word)
         name = " ".join(verb)
-        self.used |= {f"{name} {w.split('=')[0]}" for w in words if re.match(r"--?[a-z]", w)}
+        self.used |= {f"{name} {w.split('=')[0]}".strip() for w in words if re.match(r"--?[a-z]", w)}
         self.used |= {w.split("=")[0] for before, w in zip(words, words[1:]) if before == "--set"}
 
     def train(self, *args, name=None, config="tiny.toml", **more):
@@ -191,16 +191,14 @@ def help_of(path):
 
 
 def walk(path=()):
-    """Every command that has no commands below it, with the options and positionals of its --help."""
+    """Every command with the options of its --help; the positionals of those that have no commands below them."""
     text = help_of(path)
     below = re.findall(r"^  (\S+)\s", text.split("Subcommands:\n")[1], re.M) if "Subcommands:" in text else []
     VERBS[" ".join(path)] = below
-    if below:
-        for verb in below:
-            yield from walk((*path, verb))
-        return
     options = [o for names in re.findall(r"^  (-[\w,-]+)", text, re.M) for o in names.split(",") if o.startswith("--") and o != "--help"]
-    yield " ".join(path), re.findall(r"^  ([A-Z][A-Z_]+) ", text, re.M), options
+    yield " ".join(path), [] if below else re.findall(r"^  ([A-Z][A-Z_]+) ", text, re.M), options
+    for verb in below:
+        yield from walk((*path, verb))
 
 
 VERBS = {}  # of each command those below it, once `walk` was there

@@ -100,6 +100,15 @@ def prepare(case):
         f.writelines(json.dumps({"text": " ".join(rng.choices(words, k=200))}) + "\n" for _ in range(12000))
     for stage in ("text", "tokens"):
         case.progress(f"prepare {stage}", "data", "prepare", "long.jsonl", "--licence", "CC0-1.0", "--language", "nl", "--tokenizer", "tok.json", "--output", f"shown-{stage}")
+    # Text of several batches (16 MiB): each document comes once, as it does by itself.
+    shard, = manifest("shown-tokens/train")["shards"]
+    with open(work / f"shown-tokens/text/train/{shard['name']}.jsonl") as f:
+        texts = [json.loads(line)["text"] for line in f]
+    equal("documents of a long text", (shard["documents"], shard["text_bytes"]), (len(texts), sum(len(t.encode()) for t in texts)))
+    tokens, end = sample_order.tokens_of(work / "shown-tokens/train"), manifest("shown-tokens/train")["tokenizer"]["end_of_text"]
+    equal("their ends", int((tokens == end).sum()), len(texts))
+    last = case.molen("tokenizer", "encode", "--tokenizer", "tok.json", stdin=texts[-1]).stdout.split()
+    equal("the last of them", [str(t) for t in tokens[-len(last) - 1 : -1]], last)
     made = [threads_made(case, "data", "prepare", "some.jsonl", "--licence", "CC0-1.0", "--tokenizer", "tok.json", "--output", f"by{n}", "--threads", n)[0] for n in (1, 2, 4)]
     equal("--threads", (made[0] < made[1], (work / "by1/train").is_dir(), sample_order.tokens_of(work / "by1/train").tolist()), (True, True, sample_order.tokens_of(work / "by4/train").tolist()))
 
@@ -119,6 +128,7 @@ def look(case):
     rows = formats(case, "data", "baseline", "two-sided", shows=lambda v: [f"{v[0]['bits_per_byte']:.3f}", v[0]["language"]]) if two_sided() else None
     equal("3-gram and 5-gram", [r["order"] for r in rows], [3, 5])
     assert 0 < rows[1]["bits_per_byte"] < 3 and rows[0]["bytes"] == rows[1]["bytes"], rows
+    assert abs(rows[0]["bits_per_byte"] / rows[1]["bits_per_byte"] - 1) > 1e-3, rows  # each order has a model of its own
 
 
 def two_sided():
@@ -157,6 +167,11 @@ def train(case):
     equal("--jsonl: documents of standard input", (work / "in.json").read_bytes(), (work / "v305.json").read_bytes())
     case.molen("tokenizer", "train", "--vocabulary", 305, "--output", "raw.json", stdin=lines)
     assert (work / "raw.json").read_bytes() != (work / "in.json").read_bytes()
+    # Documents of several batches (64 MiB) are counted once.
+    many = "".join(json.dumps({"text": f"de molen {i % 977} " * 4000}) + "\n" for i in range(1400))
+    size = sum(len(f"de molen {i % 977} " * 4000) for i in range(1400))
+    said = case.molen("tokenizer", "train", "--jsonl", "--vocabulary", 290, "--output", "many.json", stdin=many)
+    assert size > 68e6 and f"from {size} bytes" in (said.stderr + said.stdout).replace(",", ""), (size, said.stderr, said.stdout)
     made = [threads_made(case, "tokenizer", "train", "train.jsonl", "--vocabulary", 305, "--output", f"t{n}.json", "--threads", n)[0] for n in (1, 4)]
     equal("--threads", (made[1] > made[0], (work / "t1.json").read_bytes() == (work / "t4.json").read_bytes()), (True, True))
 

@@ -172,6 +172,11 @@ def calibrate(case):
     doubled["entries"][0]["costs"]["pace"] *= 2
     (work / "doubled.json").write_text(json.dumps(doubled))
     close("twice the pace", json.loads(case.molen("simulate", "tiny.toml", sets, "--cluster", "doubled.json", "--format", "json").stdout)["step_s"], 2 * said["step_s"])
+    # Attention that is written out is measured where a configuration asks for it: its kind has costs, and simulate finds them.
+    written = {**sets, "math.flash_attention": False}
+    case.refused("simulate", "tiny.toml", written, "--cluster", "measured.json", says="calibrate")
+    case.molen("calibrate", "tiny.toml", written, "--widest", 128, "--threads", 1, "--rounds", 1, "--output", "written.json")
+    assert json.loads(case.molen("simulate", "tiny.toml", written, "--cluster", "written.json", "--format", "json").stdout)["step_s"] > 0
     case.refused("calibrate", "--widest", 100, says=["--widest", "128"])
     case.refused("calibrate", "--set", "device.kind=cuda", says=["device.kind", "measures processors"])
     case.progress("calibrate fp32", "calibrate", "--widest", 128, "--output", "shown.json", "--compute", "fp32", "--threads", 1, "--rounds", 1)

@@ -1,5 +1,6 @@
 """Rows of train, bench, report, runs, energy, doctor and config."""
 import json
+import pathlib
 import re
 import time
 
@@ -162,6 +163,10 @@ def bench(case):
     times = {n: json.loads(case.molen("bench", "tiny.toml", "--steps", n, fp32).stdout) for n in (1, 2, 3)}
     spread = {n: len({t["min_s"], t["median_s"], t["max_s"]}) for n, t in times.items()}
     equal("of one step one time, of two the lesser and the greater, of three all", spread, {1: 1, 2: 2, 3: 3})
+    rates = json.loads(case.molen("doctor", "--format", "json").stdout)["gemm_gflops"]
+    faster = rates["bf16"] / rates["fp32"]
+    if not 2 / 3 < faster < 3 / 2:
+        assert (times[3]["gemm_bf16_gflops"] > times[3]["gemm_gflops"]) == (faster > 1) and times[3]["gemm_bf16_gflops"] != times[3]["gemm_gflops"], (times[3], rates)
     for t in times.values():
         close("model FLOPs of a step", t["gflops"] * 1e9 * t["median_s"], 64 * RATES["causal"])
         assert t["min_s"] <= t["median_s"] <= t["max_s"] and 0 < t["ready_at_s"] < t["first_step_at_s"], t
@@ -174,6 +179,12 @@ def bench(case):
     assert planned != times[1]["arena_bytes"]
     # Pages of it: an op may leave some of its scratch.
     assert 0.95 * planned < preset["arena_touched_bytes"] <= planned, (preset["arena_touched_bytes"], planned)
+
+
+@row("--version")
+def version(case):
+    said = re.search(r"VERSION (\d+\.\d+\.\d+)", (pathlib.Path(__file__).resolve().parents[2] / "CMakeLists.txt").read_text())
+    equal("the version of the sources", case.molen("--version").stdout, f"molen {said[1]}\n")
 
 
 # --- what looks at runs ----------------------------------------------------------------------------------------------------------------

@@ -129,6 +129,15 @@ def resumes():
     same("stopped and resumed", "whole", "parts")
 
 
+def large():
+    # Tensors of several blocks of 16 MiB, which a checkpoint reads from the device one by one.
+    values = ["precision.compute=fp32", "model.layers=1", "model.hidden=192", "model.head_dim=48", "model.ffn=24000", 'checkpoint.every="1 steps"', 'train.until="2 steps"']
+    train("large-whole", *values)
+    train("large-parts", *values, 'train.stop_after="1 steps"')
+    train("large-parts", *values)
+    same("stopped and resumed with tensors of 17.6 MiB", "large-whole", "large-parts")
+
+
 def moves():
     for name, a, b in (("to-device", "cpu", DEVICE), ("to-host", DEVICE, "cpu")):
         train(name, "precision.compute=fp32", 'train.stop_after="6 steps"', device=a)
@@ -170,7 +179,7 @@ show_devices()
 if DEVICE == "cuda" and not json.loads(run("doctor", "--format", "json").stdout).get("cuda"):
     skip("the device", "no cuda device")
     finish("gpu")
-CHECKS = {check.__name__: check for check in (types, kinds, optimizers, repeats, overflows, resumes, moves, memory_savers, generates, commands, layouts_llama, layouts_gpt)}
+CHECKS = {check.__name__: check for check in (types, kinds, optimizers, repeats, overflows, resumes, large, moves, memory_savers, generates, commands, layouts_llama, layouts_gpt)}
 if unknown := set(sys.argv[3:]) - CHECKS.keys():
     sys.exit(f"gpu: no check {', '.join(sorted(unknown))}; there are {', '.join(CHECKS)}")
 for name, call in CHECKS.items():

@@ -75,6 +75,8 @@ run("train", "own.toml")  # there is nothing to do
 html = run("report", "runs/own").stdout and (work / "runs/own/report.html").read_text()
 ended = html.split("<dt>Ended<dd>")[1].split("</div>")[0]
 ok("the report shows how the training ended", ended.startswith("reached train.until (50 steps)") and ended.endswith("started once more after that, with nothing to do"), ended)
+flight = json.loads(run("runs", "flight", "runs/own", "--format", "json").stdout)
+ok("the flight record of a start with nothing to do", [(r["state"], r["step"]) for r in flight["ranks"]] == [("ended", 50)], flight)
 listed = run("runs", "list").stdout
 row = next(line for line in listed.splitlines() if line.startswith("own "))
 ok("runs list: date, state, layout", re.search(r"^own +\d{4}-\d\d-\d\d \d\d:\d\d +done +50 .* 1 rank \(self\)$", row), listed)

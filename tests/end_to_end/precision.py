@@ -12,6 +12,8 @@ import re
 import shutil
 import subprocess
 
+import numpy
+import safetensors.numpy
 from harness import ENV, MOLEN, finish, metrics, ok, refused, run, shards, work
 
 shards()
@@ -64,6 +66,17 @@ ok("the checkpoint has it", state("half", 24)["loss_scale"] == {"scale": scale, 
 prom = (work / "runs/half/metrics.prom").read_text()
 ok("Prometheus has it", f'molen_skipped_steps_total{{run="half"}} {skipped}' in prom and 'molen_loss_scale{run="half"}' in prom, prom)
 run("report", "runs/half")
+
+# The first update is AdamW's first: each weight moves by the learning rate, whatever was skipped before.
+whole = ["--set", "optimizer.weight_decay=0", "--set", 'checkpoint.every="1 steps"']
+run("train", "run.toml", *HALF, *whole, "--set", "run.name=first", "--set", f'train.stop_after="{first} steps"')
+weights = []
+for step in (first - 1, first):
+    run("checkpoint", "export", f"runs/first/checkpoints/step-{step:09}", f"first-{step}", "--dtype", "fp32")
+    weights.append(safetensors.numpy.load_file(work / f"first-{step}/model.safetensors"))
+moved = numpy.concatenate([numpy.abs(weights[1][k] - weights[0][k]).ravel() for k in weights[0]]) / metrics("first")[first]["lr"]
+median = float(numpy.median(moved[moved > 0.01]))
+ok("the first update after skipped steps is a first one", metrics("first")[first]["skipped_steps"] == first - 1 and abs(median - 1) < 0.02, median)
 
 # --- stop and resume: amid the skipped steps, just behind them, and anywhere -----------------------------------------------
 for stop in (first - 2, first, rng.randrange(first + 1, STEPS - 1)):

@@ -163,16 +163,10 @@ program::Program read_program(const Job& job, const program::Setting& setting) {
   return p;
 }
 
-// Returns the memory that the job needs. Evaluations have an arena of their own (exec::Executor) only if they do not
-// fit into the transient memory of the training.
 plan::MemoryNeed need_of(const Job& job) {
-  const auto plan = program::plan_memory(job.program);
-  plan::MemoryNeed need{plan.peak, plan.host};
-  if (job.config.data.validation.empty()) return need;
-  const auto evaluation = program::plan_memory(job.evaluation());
-  if (evaluation.peak > plan.peak - plan.persistent) need.device += evaluation.peak;
-  need.host += evaluation.host;
-  return need;
+  const auto training = program::plan_memory(job.program);
+  if (job.config.data.validation.empty()) return {training.peak, training.host};
+  return plan::with_evaluation(training, program::plan_memory(job.evaluation()));
 }
 
 // Checks that the messages of the pipeline's stages match, because no rank can see that from its own program.

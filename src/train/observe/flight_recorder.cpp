@@ -158,7 +158,7 @@ void FlightRecorder::open(const Job& job, std::int64_t attempt, comm::Communicat
   store::WatchOptions options;
   options.hang_timeout = job.config.train.hang_timeout;
   options.peers = store::peers_of(world.rank(), hosts);
-  options.several_hosts = std::any_of(hosts.begin(), hosts.end(), [&](std::uint64_t h) { return h != hosts[0]; });
+  options.several_hosts = store::several_hosts(hosts);
   open_->other_stages = [&job] { return other_stages(job); };
   const auto texts = [&program = job.program, &open = *open_](const std::string& digest, int op) -> store::OpText {
     if (digest == open.identity.program_digest)

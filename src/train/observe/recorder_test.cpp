@@ -530,6 +530,20 @@ TEST_F(Records, ALogHasEveryStep) {
   EXPECT_NE(said.find("~0.25 J/tok"), std::string::npos) << said;
 }
 
+TEST_F(Records, ALogHasTheWattsOfAllDevices) {
+  ::testing::internal::CaptureStdout();
+  RunConsole console(job, 20, 4);
+  store::StepMetrics m;
+  m.step = 1;
+  m.step_s = 1;
+  m.tokens_per_s = 64, m.tokens_per_s_per_device = 16;
+  m.j_per_token = 0.5;
+  console.step(m, false);
+  std::fflush(stdout);
+  const std::string said = ::testing::internal::GetCapturedStdout();
+  EXPECT_NE(said.find("| 32 W |"), std::string::npos) << said;
+}
+
 // Runs `use` while standard output is a terminal of 90 columns, and returns the text that the terminal received.
 std::string said_to_terminal(const std::function<void()>& use) {
   const int master = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
