@@ -131,7 +131,7 @@ def resumes():
 
 def large():
     # Tensors of several blocks of 16 MiB, which a checkpoint reads from the device one by one.
-    values = ["precision.compute=fp32", "model.layers=1", "model.hidden=192", "model.head_dim=48", "model.ffn=24000", 'checkpoint.every="1 steps"', 'train.until="2 steps"']
+    values = ["precision.compute=fp32", "model.layers=1", "model.hidden=192", "model.head_dim=48", "model.ffn=24000", 'checkpoint.every="1 steps"', 'train.until="2 steps"', 'schedule.warmup="1 steps"']
     train("large-whole", *values)
     train("large-parts", *values, 'train.stop_after="1 steps"')
     train("large-parts", *values)
