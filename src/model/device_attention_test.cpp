@@ -15,6 +15,7 @@
 #include <random>
 
 #include "math/test_close.h"
+#include "model/device_documents.h"
 #include "model/test_attention.h"
 
 namespace molen::model {
@@ -266,6 +267,39 @@ TEST(DeviceAttention, FlashAttentionWithinDocuments) {
         expect_way(way, a, path, true, {{0, 19}}, {{{0, 19}}});
       }
   }
+}
+
+// Written-out attention would pass the test above too.
+TEST(DeviceAttention, DocumentsOfWholeSequencesHaveACallOfTheirOwn) {
+  const c10::InferenceMode inference;
+  const auto a = test_architectures()[0];
+  const i64 B = 2, S = 19;
+  const AttentionOperands in(a, kAttentionOracle, B, S, true);
+  Workspace w(std::int64_t{1} << 20);
+  const Context c{a, {B, S, 0, DType::kF64, 2, Kernels::kReference}, w.scratch, true, {}, Half::kBoth, {}, &in.starts};
+  const Runs all{{0, S}};
+  const at::Tensor kv = key_value_columns(c, in.qkv);
+  const auto forward = [&](const auto& run) {
+    at::Tensor o = at::empty({B * S, a.query_size()}, at::kDouble), lse = at::empty({B, a.heads, S}, at::kDouble);
+    run(o, lse);
+    return std::pair(o, lse);
+  };
+  const auto by_way = [&](bool documents) {
+    aten::AttentionWay way;
+    way.documents = documents;
+    return forward(
+        [&](at::Tensor& o, at::Tensor& lse) { device_attention_forward(way, c, all, in.qkv, kv, all, true, o, lse); });
+  };
+  const auto [o, lse] =
+      forward([&](at::Tensor& to, at::Tensor& sums) { aten::document_flash_forward(c, in.qkv, kv, to, sums); });
+  EXPECT_TRUE(at::equal(by_way(true).first, o) && at::equal(by_way(true).second, lse));
+  EXPECT_FALSE(at::equal(by_way(false).first, o)) << "another order of sums";
+  const auto backward = [&](bool add) {
+    at::Tensor d_qkv = at::full({B * S, a.qkv_size()}, 0.5, at::kDouble), d_kv = key_value_columns(c, d_qkv);
+    aten::document_flash_backward(c, in.d_o, in.qkv, kv, o, lse, add, add, d_qkv, d_kv);
+    return d_qkv;
+  };
+  EXPECT_TRUE(at::equal(backward(true), backward(false).add(0.5)));
 }
 
 // Uses operands as the step program stores them. For whole sequences, keys, values and their gradients are columns of

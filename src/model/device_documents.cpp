@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "model/aten_temporaries.h"
 
 namespace molen::model::aten {
 namespace {
@@ -96,13 +97,6 @@ class Documents {
   at::Tensor bounds_;     // i32: the first row of each document, then N
 };
 
-void put(bool add, const at::Tensor& to, const at::Tensor& value) {
-  if (add)
-    to.add_(value);
-  else
-    to.copy_(value);
-}
-
 }  // namespace
 
 void document_flash_forward(const Context& c, const at::Tensor& qkv, const at::Tensor& kv, at::Tensor& o,
@@ -119,9 +113,9 @@ void document_flash_backward(const Context& c, const at::Tensor& d_o, const at::
   const at::ScalarType type = qkv.scalar_type();
   const auto [d_q, d_k, d_v] =
       Documents(c, qkv, kv).backward(heads_in(d_o, 0, h, D).to(type), heads_in(o, 0, h, D).to(type), by_head(lse));
-  put(add_q, heads_in(d_qkv, 0, h, D), d_q);
-  put(add_kv, heads_in(d_kv, 0, kv_heads, D), d_k);
-  put(add_kv, heads_in(d_kv, kv_heads * D, kv_heads, D), d_v);
+  at::Tensor to_q = heads_in(d_qkv, 0, h, D), to_k = heads_in(d_kv, 0, kv_heads, D),
+             to_v = heads_in(d_kv, kv_heads * D, kv_heads, D);
+  add_into(add_q, to_q, d_q), add_into(add_kv, to_k, d_k), add_into(add_kv, to_v, d_v);
 }
 
 }  // namespace molen::model::aten
