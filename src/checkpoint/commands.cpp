@@ -161,32 +161,36 @@ void import_command(const ImportOptions& options, std::ostream& out, std::ostrea
   const HfModel model(options.source);
   for (const std::string& key : model.config().ignored) err << fmt::format("config.json: '{}' is not used\n", key);
   refuse_to_write_over(options.destination);
-  const store::Lease lease(options.destination, {});  // of a run that has not saved yet, or of another import
-  refuse_to_write_over(options.destination);
-  std::vector<Span> spans;
-  for (const arch::Parameter& p : arch::parameters(model.arch())) {
-    spans.push_back({p.name, model.dtype(p.name), p.shape, whole_box(p.shape), nullptr,
-                     [&model, name = p.name](std::int64_t offset, std::int64_t count, void* to) {
-                       model.read(name, offset, count, to);
-                     }});
-  }
-  SaveOptions save_options;
-  save_options.directory = options.destination;
-  save_options.token = lease.token();
-  save_options.still_owner = [&] { lease.require(); };
-  save_options.state = {{"step", 0},
-                        {"arch", arch::to_json(model.arch())},
-                        {"special_tokens", to_json(model.config().tokens)},
-                        {"imported", true}};
-  if (const auto tokenizer = model.tokenizer())
-    save_options.attachments["tokenizer.json"] = read_file(*tokenizer, 1 << 30);
-  const fs::path path = save(spans, save_options);
-  const std::int64_t parameters = arch::num_parameters(model.arch());
-  if (options.json) {
-    out << Json{{"checkpoint", path.string()}, {"parameters", parameters}}.dump(2) << '\n';
-  } else {
-    out << fmt::format("{}: {} parameters written to {}\n", options.source.string(), parameters, path.string());
-  }
+  store::LeaseOptions import;
+  import.advice = "import into another directory";
+  import.waiting = [&](const std::string& text) { err << text << std::endl;
+};
+const store::Lease lease(options.destination, import);  // a run may be about to save there, or another import
+refuse_to_write_over(options.destination);
+std::vector<Span> spans;
+for (const arch::Parameter& p : arch::parameters(model.arch())) {
+  spans.push_back({p.name, model.dtype(p.name), p.shape, whole_box(p.shape), nullptr,
+                   [&model, name = p.name](std::int64_t offset, std::int64_t count, void* to) {
+                     model.read(name, offset, count, to);
+                   }});
 }
+SaveOptions save_options;
+save_options.directory = options.destination;
+save_options.token = lease.token();
+save_options.still_owner = [&] { lease.require(); };
+save_options.state = {{"step", 0},
+                      {"arch", arch::to_json(model.arch())},
+                      {"special_tokens", to_json(model.config().tokens)},
+                      {"imported", true}};
+if (const auto tokenizer = model.tokenizer())
+  save_options.attachments["tokenizer.json"] = read_file(*tokenizer, 1 << 30);
+const fs::path path = save(spans, save_options);
+const std::int64_t parameters = arch::num_parameters(model.arch());
+if (options.json) {
+  out << Json{{"checkpoint", path.string()}, {"parameters", parameters}}.dump(2) << '\n';
+} else {
+  out << fmt::format("{}: {} parameters written to {}\n", options.source.string(), parameters, path.string());
+}
+}  // namespace molen::checkpoint
 
 }  // namespace molen::checkpoint

@@ -102,9 +102,9 @@ std::string holder_of(const Held& held) {
   return held.known ? held.owner.text() : "another process";
 }
 
-[[noreturn]] void refuse(const fs::path& directory, const Held& held) {
-  throw LeaseHeld("{}: {} writes here, and only one may; wait for it to end, or give this run another name (run.name)",
-                  directory.string(), holder_of(held));
+[[noreturn]] void refuse(const fs::path& directory, const Held& held, const std::string& advice) {
+  throw LeaseHeld("{}: {} writes here, and only one may; wait for it to end, or {}", directory.string(),
+                  holder_of(held), advice);
 }
 
 // Watches the newest lease until it is known whether its owner is alive; returns its token when it may be taken over.
@@ -129,7 +129,8 @@ class Watch {
                         : options_.dead == held.owner ? Life::kDead
                                                       : life_of(held.owner, options_.owner);
       if (life == Life::kDead) return highest;
-      if (life == Life::kAlive || (seen && (seen_token != highest || *seen != text))) refuse(directory_, held);
+      if (life == Life::kAlive || (seen && (seen_token != highest || *seen != text)))
+        refuse(directory_, held, options_.advice);
       // The owner chooses its own renewal period.
       const double period_s = held.period_s > 0 ? held.period_s : options_.period_s;
       if (!seen) {

@@ -42,7 +42,8 @@ struct Owner {
 struct LeaseOptions {
   double period_s = 60;  // without a renewal for this long, others regard this owner as dead
   Owner owner = Owner::self();
-  std::optional<Owner> dead;  // an owner known to be dead: nobody waits for it
+  std::optional<Owner> dead;                                     // an owner known to be dead: nobody waits for it
+  std::string advice = "give this run another name (run.name)";  // for who is refused: what else to do than to wait
   // Called once, with a text for the user, when this process must wait for another's lease.
   std::function<void(const std::string&)> waiting;
 };
