@@ -208,7 +208,7 @@ exhaustive() {
   record exhaustive "$ran" "tools/nightly.sh exhaustive"
 }
 
-# The shares of communication and copies that computation hides, and the idle shares of pipelines, as the tests print them that time them. Of several lines, the first counts.
+# The shares of communication and copies that computation hides, and the idle shares of pipelines, as the tests that time them print them. The first of several lines counts.
 overlap() {
   local file=$log/overlap.txt metric pattern value
   cmake --build --preset release -j "$(nproc)" --target prove_test >"$log/overlap-build.txt" 2>&1

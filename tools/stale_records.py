@@ -54,8 +54,8 @@ def main():
         older += bool(ages[key])
     for sentence in wrong + old:
         print(f"records: {sentence}", file=sys.stderr)
-    print(f"records: {len(latest)} metrics, {older} older than the code they cover, {len(old)} too old; {len(described) - len(latest)} not measured yet")
     unmeasured = [name for name in described if name not in latest]
+    print(f"records: {len(latest)} metrics, {older} older than the code they cover, {len(old)} too old; {len(unmeasured)} not measured yet")
     if unmeasured:
         print(f"records: not measured yet: {', '.join(unmeasured)}", file=sys.stderr)
     sys.exit(1 if wrong or ((old or unmeasured) and "--warn" not in sys.argv[1:]) else 0)

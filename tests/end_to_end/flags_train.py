@@ -165,7 +165,7 @@ def bench(case):
     equal("of one step one time, of two the lesser and the greater, of three all", spread, {1: 1, 2: 2, 3: 3})
     rates = json.loads(case.molen("doctor", "--format", "json").stdout)["gemm_gflops"]
     faster = rates["bf16"] / rates["fp32"]
-    if not 2 / 3 < faster < 3 / 2:
+    if not 1 / 2 < faster < 2:  # measured with other numbers of threads, perhaps beside other work
         assert (times[3]["gemm_bf16_gflops"] > times[3]["gemm_gflops"]) == (faster > 1) and times[3]["gemm_bf16_gflops"] != times[3]["gemm_gflops"], (times[3], rates)
     for t in times.values():
         close("model FLOPs of a step", t["gflops"] * 1e9 * t["median_s"], 64 * RATES["causal"])

@@ -105,6 +105,9 @@ def repeats():
         for name in ("one", "two"):
             train(f"{name}-{kind}", f"precision.compute={kind}", "model.head_dim=16")
         same(f"the same run twice, {kind}", f"one-{kind}", f"two-{kind}")
+    for name in ("one", "two"):
+        train(f"{name}-documents", "precision.compute=bf16", "model.head_dim=16", "data.document_mask=true")
+    same("the same run twice, bf16 with document masks", "one-documents", "two-documents")
 
 
 def overflows():
@@ -169,7 +172,7 @@ def commands():
     bench = json.loads(run("bench", "run.toml", *fp32, "--steps", 2).stdout)
     ok("bench runs on the device", bench["device"] == DEVICE and (DEVICE == "cpu") == (bench["arena_touched_bytes"] is not None), bench)
     entries = json.loads(run("calibrate", "--widest", 128, "--rounds", 1, "--output", "here.json", "--format", "json").stdout)
-    ok("calibrate measures the host beside a device", entries, entries)
+    ok("calibrate measures the host beside a device", all(e["costs"]["pace"] > 0 for e in entries) and entries, entries)
     refused = run("calibrate", *sets("device.kind=cuda"), code=2).stderr
     ok("and is refused for one", "device.kind" in refused and "measures processors" in refused, refused)
 

@@ -112,7 +112,7 @@ for words, left in ((["--resume", "never"], ["04", "04.abandoned-2", "08.abandon
         assert [h["settled"] for h in identity(name)["histories"]] == [True, True], identity(name)
     ok(f"{words}: killed at each of {call} moves", call == (7 if words[1] == "never" else 5), call)
 
-# --- what cannot be read for now, or is of another version, is not damaged -----------------------------------------------------------------------
+# --- checkpoints that cannot be read for now, or have another version, are not damaged -------------------------------------------------------------
 for number, part in enumerate(("step-000000012/state.json", "step-000000012/index.json", ".safetensors")):
     name = f"unreadable-{number}"
     copy("all", name)

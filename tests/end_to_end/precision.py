@@ -67,7 +67,8 @@ prom = (work / "runs/half/metrics.prom").read_text()
 ok("Prometheus has it", f'molen_skipped_steps_total{{run="half"}} {skipped}' in prom and 'molen_loss_scale{run="half"}' in prom, prom)
 run("report", "runs/half")
 
-# The first update is AdamW's first: each weight moves by the learning rate, whatever was skipped before.
+# The first update is AdamW's first: lr g / (|g| + eps), so each weight whose gradient is far above eps moves by the learning rate. Counted as
+# a later step, the corrections of both moments would leave less than half of that.
 whole = ["--set", "optimizer.weight_decay=0", "--set", 'checkpoint.every="1 steps"']
 run("train", "run.toml", *HALF, *whole, "--set", "run.name=first", "--set", f'train.stop_after="{first} steps"')
 weights = []

@@ -138,7 +138,7 @@ def main():
         results.append(compare(program, trained, real + [random_string(rng) for _ in range(20000)], False))
     count, wrong = (sum(column) for column in zip(*results))
     print(f"{count} pairs, {wrong} mismatches, {time.time() - start:.0f} s")
-    print(f"tokenizers: {sum(right == 0 for _, right in results)} checks passed")
+    print(f"tokenizers: {sum(bad == 0 for _, bad in results)} checks passed")
     sys.exit(0 if wrong == 0 and count >= 1_000_000 else 1)
 
 

@@ -199,7 +199,7 @@ class Suites(Folder):
     """Real runs of ctest on suites that are one line of shell each."""
     RULES = [{"suite": "stops", "test": "a full disk", "why": "needs a mount"}]
 
-    def judge(self, least, **suites):
+    def judge(self, least, rules=RULES, **suites):
         lines = ["cmake_minimum_required(VERSION 3.23)", "project(x NONE)", "enable_testing()"]
         for name, script in suites.items():
             self.put(f"{name}.sh", script)
@@ -209,7 +209,7 @@ class Suites(Folder):
         self.assertEqual(called("cmake", "-S", self.folder, "-B", build)[0], 0)
         called("ctest", "--test-dir", build, "--output-junit", "suites.xml")
         found = check_suites.suites_of((build / "Testing/Temporary/LastTest.log").read_text(), (build / "suites.xml").read_text())
-        return check_suites.judge(found, least, self.RULES)
+        return check_suites.judge(found, least, rules)
 
     def test_all_there(self):
         self.assertEqual(self.judge({"base": 2, "stops": 30, "gates": 4, "mpi": None}, base="echo '[==========] 3 tests from 2 test suites ran. (1 ms total)'", mpi="", stops="echo 'stops: 31 checks passed'", gates="echo 'Ran 4 tests in 1 s'"), [])
@@ -225,6 +225,8 @@ class Suites(Folder):
         self.assertEqual(self.judge({}, stops="echo 'SKIPPED a full disk: no mount'; exit 77", flight="echo 'SKIPPED MPI ranks: none'; exit 77", math=gtest, silent="exit 77"),
                          ["flight skipped MPI ranks, which tests/suites.json does not allow", "math skipped A/Gemm.Forms/x, which tests/suites.json does not allow", "the suite silent was skipped as a whole and does not say what"])
         self.assertEqual(self.judge({"math": 1}, math=gtest)[0], "the suite math ran 0 tests, where tests/suites.json has at least 1")
+        self.assertEqual(self.judge({"math": 1}, rules=[{"suite": "math", "test": "A/Gemm.*", "why": "needs AMX"}], math=gtest), [])
+        self.assertEqual(len(self.judge({"math": 1}, rules=[{"suite": "math", "test": "*", "why": "another run has them"}], math=gtest)), 1)
 
 
 class CompileDatabase(Folder):
