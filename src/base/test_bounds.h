@@ -116,7 +116,7 @@ inline std::string bounded(const std::string& name, const std::function<void()>&
   const Cost cost = cost_of(attack);
   EXPECT_TRUE(cost.ended) << name << ": took all the time and memory there was";
   EXPECT_LT(cost.cpu_s, kMostUnits * cost.unit_s) << name;
-  EXPECT_LT(cost.wall_s, 10 + 10 * cost.cpu_s) << name << ": waits";  // other processes may take the cores meanwhile
+  EXPECT_LT(cost.wall_s, 10 + 10 * cost.cpu_s) << name << ": waits";  // other processes may take cores and disk
   EXPECT_LT(cost.bytes, std::int64_t{kSanitized ? shadow : 1} << 28) << name;
   fmt::print("{:<60} {:6.3f} s {:5.1f} units {:5} MiB  {}\n", name, cost.cpu_s, cost.cpu_s / cost.unit_s,
              cost.bytes >> 20, cost.refusal.empty() ? "bounded" : "refused");

@@ -224,6 +224,7 @@ std::string packed(const std::string& text, const fs::path& file) {
   return read_file(file);
 }
 
+// Returns every document of a folder's text.
 std::string all_text(const fs::path& folder) {
   std::string all;
   for (const TextRecord& t : read_text_manifest(folder).texts)
@@ -479,7 +480,6 @@ TEST_F(PrepareTest, AnInvalidLineIsNamedAndSkipped) {
             std::string::npos);
 }
 
-// Returns every document of a folder's text.
 TEST_F(PrepareTest, WorkThatIsDoneIsKept) {
   const GoldenMessages golden;
   std::string first, second;

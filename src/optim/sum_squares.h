@@ -14,8 +14,8 @@ extern template double sum_squares<float>(const float*, std::int64_t, int);
 extern template double sum_squares<double>(const double*, std::int64_t, int);
 
 // Returns the sum of squares of a flat gradient as an fp64 scalar on the gradient's device. Squares of an fp32 gradient
-// add up in fp32 within blocks of 1024, whose sums add up in fp64: a square below 1e-38 counts as 0, one above 3e38 as
-// infinite.
+// add up in fp32 within blocks of 1024, whose sums add up in fp64. Squares below 1e-38 lose digits and then count as 0;
+// a block whose sum exceeds 3e38 is infinite.
 at::Tensor sum_squares_by_aten(const at::Tensor& grad);
 
 }  // namespace molen::optim
