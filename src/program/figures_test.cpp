@@ -183,7 +183,7 @@ TEST(Figures, OperandsThatAnOpDoesNotHaveAreRefused) {
   EXPECT_TRUE(has(says("writes=y:x.0", "writes=x.0"), "expected OPERAND:BUFFER, got 'x.0'"));
   EXPECT_TRUE(has(says("writes=y:x.0", "writes=yy:x.0"), "no op has an operand 'yy'"));
   EXPECT_TRUE(has(says("ids:ids,", ""), "forward embed: no operand 'ids'; it reads ids, param; writes y"));
-  EXPECT_TRUE(has(says("y:x.0", "y:x.0,y:x.1"), "operand 'y' stands twice; it reads ids, param; writes y"));
+  EXPECT_TRUE(has(says("y:x.0", "y:x.0,y:x.1"), "operand 'y' appears twice; it reads ids, param; writes y"));
   EXPECT_TRUE(has(says("y:x.0", "y:x.0,stats:x.1"), "'stats' is no operand; it reads ids, param; writes y"));
   // The verifier reports the same for a program that was never a text.
   Program p = parse(text, "sound");

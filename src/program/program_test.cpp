@@ -403,7 +403,7 @@ TEST(Text, ASchedulesOpsAreCountedBeforeTheyAreExpanded) {
   };
   const std::int64_t most = kMaxExpanded / 3000;
   EXPECT_EQ(refused(most), "");
-  EXPECT_NE(refused(most + 1).find("stands for more than 134217728 ops and edges"), std::string::npos);
+  EXPECT_NE(refused(most + 1).find("expands to more than 134217728 ops and edges"), std::string::npos);
 }
 
 // At most `prefetch` units are gathered ahead of the one in use. A gather therefore waits for the last reader of the

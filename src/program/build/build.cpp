@@ -29,7 +29,7 @@ void check_pipeline(const Setting& s) {
   }
   if (p.stage < 0 || p.stage >= s.stages()) throw UsageError("stage {} of a pipeline of {}", p.stage, s.stages());
   if ((p.schedule == ScheduleKind::kZbH1 || p.schedule == ScheduleKind::kZbV) && !p.halves)
-    throw UsageError("parallel.schedule: {} runs backwards in halves", name_of(p.schedule));
+    throw UsageError("parallel.schedule: {} splits each backward into halves", name_of(p.schedule));
 }
 
 Schedule schedule_of(const Setting& s, const Schedule* file) {
@@ -84,7 +84,7 @@ void check_setting(const Setting& s) {
       throw UsageError("parallel.recompute: '{}' is never computed again", arch::name_of(part));
   if (s.prefetch < 0) throw UsageError("parallel.prefetch: must not be negative, is {}", s.prefetch);
   if (s.reduce != DType::kF64 && s.reduce != DType::kF32 && s.reduce != DType::kBF16 && s.reduce != DType::kF16)
-    throw UsageError("precision.reduce: {} is no type to sum gradients in", name_of(s.reduce));
+    throw UsageError("precision.reduce: gradients cannot be summed in {}", name_of(s.reduce));
   if (s.compute == DType::kF64 && size_of(s.reduce) < 4)
     throw UsageError("precision.reduce: with fp64 compute, gradients must be summed in fp32 or fp64, not in {}",
                      name_of(s.reduce));

@@ -137,7 +137,7 @@ class ActivationOffload {
   }
 
   void rebuild(Body& body) {
-    for (const Step& step : body.steps) MOLEN_CHECK(step.after.empty(), "edges before activations have a place");
+    for (const Step& step : body.steps) MOLEN_CHECK(step.after.empty(), "edges exist before activations are placed");
     const std::vector<Reader> readers = readers_of(body);
     const auto leaving = leaving_after(body);
     const std::size_t turn = turn_of(body);

@@ -130,7 +130,7 @@ MeshType mesh_type_from_text(std::string_view text, const mesh::PerAxis& mesh) {
     const mesh::Axis axis = mesh::axis_from_name(word.substr(0, equals));
     if (mesh[axis] == 1) throw UsageError("there is one rank along {}, which needs no type", mesh::name_of(axis));
     bool& seen = stated.at(static_cast<std::size_t>(axis));
-    if (seen) throw UsageError("the axis {} stands twice", mesh::name_of(axis));
+    if (seen) throw UsageError("the axis {} appears twice", mesh::name_of(axis));
     seen = true;
     type[axis] = axis_type_from_text(word.substr(equals + 1));
   }

@@ -46,7 +46,9 @@ inline constexpr int kNumStreams = kAllStreams.size();
 inline constexpr std::array kCommStreams{Stream::kDpComm, Stream::kTpComm, Stream::kCpComm, Stream::kEpComm,
                                          Stream::kPpComm};
 constexpr bool communicates(Stream stream) {
-  return Stream::kDpComm <= stream && stream <= Stream::kPpComm;
+  for (const Stream comm : kCommStreams)
+    if (stream == comm) return true;
+  return false;
 }
 // Returns the stream of the communication over an axis, unless a program text puts the op on another stream.
 constexpr Stream stream_of(Axis axis) {
@@ -212,6 +214,10 @@ inline constexpr std::array kAllMoves{Moves::kUnit,      Moves::kResidual,   Mov
                                       Moves::kQkv,       Moves::kAttention,  Moves::kUp,         Moves::kActivation,
                                       Moves::kLoad,      Moves::kCounts,     Moves::kOffsets,    Moves::kExpertRows,
                                       Moves::kExpertOut, Moves::kDExpertOut, Moves::kDExpertRows};
+// Values that only models with sparse layers have.
+inline constexpr std::array kMovesOfExperts{Moves::kLoad,       Moves::kCounts,    Moves::kOffsets,
+                                            Moves::kExpertRows, Moves::kExpertOut, Moves::kDExpertOut,
+                                            Moves::kDExpertRows};
 // Values that a layer keeps for backward and that may be offloaded to the host until then
 // (Setting::offload.activations).
 inline constexpr std::array kKeptForBackward{Moves::kResidual,  Moves::kMid, Moves::kQkv,
@@ -391,6 +397,13 @@ struct EpilogueCost {
   bool operator==(const EpilogueCost&) const = default;
 };
 
+// The line of the text that an op was read from, for messages; 0 for an op that was built. Lines do not tell programs
+// apart.
+struct TextLine {
+  std::size_t number = 0;
+  constexpr bool operator==(const TextLine&) const { return true; }
+};
+
 struct Step {
   Op op;
   Phase phase{};
@@ -403,6 +416,7 @@ struct Step {
   Flops model_flops, hardware_flops;
   Bytes moved;  // memory traffic of a compute op, or payload of a collective; without the epilogues
   std::vector<EpilogueCost> epilogues;  // in the order of Epilogue, at most one of each kind
+  TextLine line = {};
   bool operator==(const Step&) const = default;
   // Throw Error when the op has no such operand.
   const Use& operand(Arg arg) const;

@@ -201,9 +201,15 @@ int Program::num_ops() const {
   return static_cast<int>(count);
 }
 
+std::string place_of(const Program& p, std::size_t body, std::size_t op) {
+  const Step& step = p.bodies.at(body).steps.at(op);
+  const std::string line = step.line.number > 0 ? fmt::format("line {}: ", step.line.number) : "";
+  return fmt::format("{}body {}, op %{} ({})", line, p.bodies[body].name, op, kind_of(step.op));
+}
+
 std::string text_of(const Program& p, const Expanded& e) {
-  std::string text =
-      fmt::format("body {}, op %{} ({}", p.bodies[static_cast<std::size_t>(e.body)].name, e.op, kind_of(e.step->op));
+  std::string text = place_of(p, static_cast<std::size_t>(e.body), static_cast<std::size_t>(e.op));
+  text.pop_back();  // the parenthesis, before more of the op
   if (const auto* c = std::get_if<Compute>(&e.step->op); c && c->layer >= 0)
     text += fmt::format(", layer {}", c->layer);
   const auto piece = std::visit(

@@ -273,7 +273,9 @@ struct Expanded {
   const Step* step = nullptr;
   std::vector<int> after;  // indices in the expansion
 };
-// Returns the position of an op, for messages: "body last, op %12 (backward down, layer 3, micro-batch 1)".
+// Return the position of an op, for messages: "body last, op %12 (backward down)" and, with its layer and micro-batch,
+// "line 81: body last, op %12 (backward down, layer 3, micro-batch 1)". An op that was read from a text has a line.
+std::string place_of(const Program& program, std::size_t body, std::size_t op);
 std::string text_of(const Program& program, const Expanded& op);
 // Returns the number of ops and edges that `expand` would make.
 std::int64_t expanded_size(const Program& program);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "program/ir/stages.h"
 #include "program/values/of_setting.h"
 #include "program/verify/inferred.h"
 
@@ -113,10 +114,10 @@ std::optional<std::string> op_differs(const Program& p, const Step& step) {
 
 std::vector<Finding> differs_from_setting(const Program& p) {
   std::vector<Finding> findings = Differences(p).run();
-  for (const Body& body : p.bodies)
-    for (std::size_t k = 0; k < body.steps.size() && findings.size() < kMostDifferences; ++k)
-      if (const auto why = op_differs(p, body.steps[k]))
-        findings.push_back({fmt::format("body {}, op %{} ({}): {}", body.name, k, kind_of(body.steps[k].op), *why)});
+  for (std::size_t b = 0; b < p.bodies.size(); ++b)
+    for (std::size_t k = 0; k < p.bodies[b].steps.size() && findings.size() < kMostDifferences; ++k)
+      if (const auto why = op_differs(p, p.bodies[b].steps[k]))
+        findings.push_back({fmt::format("{}: {}", place_of(p, b, k), *why)});
   return findings;
 }
 
@@ -141,9 +142,9 @@ std::vector<Finding> check_world(const std::vector<Program>& stages) {
 void require_sound(const Program& program, std::string_view origin, std::optional<Bytes> device_memory) {
   const auto findings = check(program, device_memory);
   if (findings.empty()) return;
-  std::string text = fmt::format("{}: the step program is refused:", origin);
-  for (const Finding& f : findings) text += "\n  " + f.text;
-  throw UsageError(text);
+  // The other findings mostly follow from the first.
+  throw UsageError("{}: the step program is refused: {}{}", origin, findings.front().text,
+                   findings.size() > 1 ? fmt::format(" (and {} more findings)", findings.size() - 1) : "");
 }
 
 }  // namespace molen::program

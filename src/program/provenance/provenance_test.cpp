@@ -158,6 +158,8 @@ TEST(Alone, WhatOnlyTheSettingRefuses) {
        "attention within documents: the program has yes where its setting says no"},
       {[](Program& q) { q.setting.reduce = DType::kBF16; },
        "the type of gradients in messages: the program has fp32 where its setting says bf16"},
+      {[](Program& q) { q.setting.master = DType::kBF16; },
+       "the type of master weights: the program has fp32 where its setting says bf16"},
       {[](Program& q) { q.setting.offload.optimizer = true; },
        "optimizer states on the host: the program has no where its setting says yes"},
       {[](Program& q) { q.setting.pipeline.halves = true; },

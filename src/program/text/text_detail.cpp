@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/suggest.h"
 #include "program/build/recompute.h"
 #include "program/parts/part.h"
 #include "program/values/optimizer.h"
@@ -123,10 +124,14 @@ Offload offload_from_text(const std::string& text, const std::string& where) {
 }  // namespace
 
 Setting setting_from_text(const std::map<std::string, std::string>& values, const std::string& where) {
+  std::vector<std::string> known;
+  const auto has = [&](const std::string& key) {
+    known.push_back(key);
+    return values.contains(key);
+  };
   const auto text = [&](const std::string& key) -> const std::string& {
-    const auto found = values.find(key);
-    if (found == values.end()) throw UsageError("{}: setting has no '{}'", where, key);
-    return found->second;
+    if (!has(key)) throw UsageError("{}: setting has no '{}'", where, key);
+    return values.at(key);
   };
   const auto integer = [&](const std::string& key, std::int64_t low, std::int64_t high) {
     const std::string& t = text(key);
@@ -143,7 +148,7 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
   s.mesh[mesh::Axis::kDpReplicate] = static_cast<int>(integer("dp_replicate", 1, 1 << 20));
   s.mesh[mesh::Axis::kDpShard] = static_cast<int>(integer("dp_shard", 1, 1 << 20));
   s.mesh[mesh::Axis::kCp] = static_cast<int>(integer("cp", 1, 1 << 16));
-  if (values.count("ep")) s.mesh[mesh::Axis::kEp] = static_cast<int>(integer("ep", 1, 1 << 16));
+  if (has("ep")) s.mesh[mesh::Axis::kEp] = static_cast<int>(integer("ep", 1, 1 << 16));
   s.mesh[mesh::Axis::kTp] = static_cast<int>(integer("tp", 1, 1 << 16));
   s.mesh[mesh::Axis::kPp] = static_cast<int>(integer("pp", 1, 1 << 16));
   std::int64_t ranks = 1;
@@ -161,46 +166,47 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
                                                  s.pipeline.placement == Placement::kV ? 2 : 1 << 16));
     s.pipeline.halves = integer("halves", 0, 1) == 1;
     s.pipeline.stage = static_cast<int>(integer("stage", 0, s.stages() - 1));
-    if (values.count("layers")) s.pipeline.layers = layers_from_text(text("layers"), where);
+    if (has("layers")) s.pipeline.layers = layers_from_text(text("layers"), where);
   }
   if (s.context())
     s.context_form = named<ContextForm>(text("context_form"), std::array{ContextForm::kGather, ContextForm::kRing},
                                         where, "context_form");
-  s.order = mesh::parse_order(text("order"));
+  const auto checked = [&](const char* key, const auto& parse) {
+    const std::string& given = text(key);
+    try {
+      return parse(given);
+    } catch (const UsageError& error) {
+      throw UsageError("{}: setting {}: {}", where, key, error.what());
+    }
+  };
+  s.order = checked("order", mesh::parse_order);
   s.sequence_parallel = integer("sequence_parallel", 0, 1) == 1;
-  if (values.count("tensor_chunks")) s.tensor_chunks = integer("tensor_chunks", 1, kMaxTensorChunks);
-  if (values.count("expert_tiles")) s.expert_tiles = integer("expert_tiles", 1, kMaxExpertTiles);
-  if (values.count("unit_layers"))
+  if (has("tensor_chunks")) s.tensor_chunks = integer("tensor_chunks", 1, kMaxTensorChunks);
+  if (has("expert_tiles")) s.expert_tiles = integer("expert_tiles", 1, kMaxExpertTiles);
+  if (has("unit_layers"))
     s.unit_layers = text("unit_layers") == "half" ? kHalfLayer : integer("unit_layers", 1, 1 << 16);
   s.own_over_dp = integer("own_over_dp", 0, 1) == 1;
   s.prefetch = static_cast<int>(integer("prefetch", 0, 1 << 16));
   s.zero = static_cast<int>(integer("zero", 0, 3));
-  if (values.count("optimizer")) {
-    s.optimizer = text("optimizer");
-    try {
-      optimizer_named(s.optimizer);
-    } catch (const UsageError& error) {
-      throw UsageError("{}: setting optimizer: {}", where, error.what());
-    }
+  if (has("optimizer")) {
+    s.optimizer = checked("optimizer", optimizer_named).name;
   }
   s.offload = offload_from_text(text("offload"), where);
-  const std::string& recomputed = text("recompute");
-  try {
-    s.recompute = recompute_from_text(recomputed);
-  } catch (const UsageError& error) {
-    throw UsageError("{}: setting recompute: {}", where, error.what());
-  }
+  s.recompute = checked("recompute", recompute_from_text);
   s.global_batch = integer("global_batch", 1, std::int64_t{1} << 40);
   s.micro_batch = integer("micro_batch", 1, std::int64_t{1} << 30);
   s.sequence = integer("sequence", 1, std::int64_t{1} << 30);
   s.document_mask = integer("document_mask", 0, 1) == 1;
-  s.compute = dtype_from_name(text("compute"));
-  s.master = dtype_from_name(text("master"));
-  s.reduce = dtype_from_name(text("reduce"));
+  s.compute = checked("compute", dtype_from_name);
+  s.master = checked("master", dtype_from_name);
+  s.reduce = checked("reduce", dtype_from_name);
   s.kernels = named<arch::Kernels>(text("kernels"), arch::kAllKernels, where, "kernels");
-  if (values.count("other_kernels")) s.other_kernels = other_kernels_from_text(text("other_kernels"), s.kernels, where);
+  if (has("other_kernels")) s.other_kernels = other_kernels_from_text(text("other_kernels"), s.kernels, where);
   s.threads = static_cast<int>(integer("threads", 1, 1 << 16));
   s.head_chunk = integer("head_chunk", 1, std::int64_t{1} << 30);
+  for (const auto& [key, value] : values)
+    if (std::ranges::count(known, key) == 0)
+      throw UsageError("{}: setting {}={} has no meaning here{}", where, key, value, did_you_mean(key, known));
   return s;
 }
 

@@ -109,15 +109,15 @@ class Parser {
     } else if (w[0] == "setting") {
       program_.setting = detail::setting_from_text(pairs(w, 1), where());
       have_setting_ = true;
+      setting_line_ = number_;
     } else if (w[0] == "buffer") {
       buffer(w);
     } else if (w[0] == "body") {
       if (w.size() != 2) fail("expected 'body NAME'");
-      if (body_index(w[1]) >= 0) fail("body '" + w[1] + "' stands twice");
+      if (body_index(w[1]) >= 0) fail("body '" + w[1] + "' appears twice");
       bodies_.emplace(w[1], static_cast<int>(program_.bodies.size()));
       program_.bodies.push_back({w[1], {}});
       labels_.emplace_back();
-      step_lines_.emplace_back();
     } else if (w[0][0] == '%') {
       step(w);
     } else if (w[0] == "schedule") {
@@ -133,7 +133,7 @@ class Parser {
       const auto equals = w[i].find('=');
       if (equals == std::string::npos) fail("expected key=value, got '" + w[i] + "'");
       if (!result.emplace(w[i].substr(0, equals), w[i].substr(equals + 1)).second)
-        fail("'" + w[i].substr(0, equals) + "' stands twice");
+        fail("'" + w[i].substr(0, equals) + "' appears twice");
     }
     return result;
   }
@@ -153,7 +153,7 @@ class Parser {
     if (w.size() < fields)
       fail("expected 'buffer NAME DTYPE ELEMENTS persistent|transient|external|micro_batch [host] role=VALUE ...'");
     if (!buffers_.emplace(w[1], static_cast<int>(program_.buffers.size())).second)
-      fail("buffer '" + w[1] + "' stands twice");
+      fail("buffer '" + w[1] + "' appears twice");
     Buffer& b = program_.buffers.emplace_back();
     b.name = w[1];
     b.dtype = dtype(w[2]);
@@ -243,13 +243,15 @@ class Parser {
 
   Axis axis(std::map<std::string, std::string>& v) const { return choice<Axis>(take(v, "axis", ""), kAllAxes, "axis"); }
 
-  // Whether the value is inside a layer and not at its boundaries.
-  static bool in_a_layer(Moves m) { return m == Moves::kMid || m == Moves::kDMid || m >= Moves::kKeys; }
+  // Whether the value belongs to a layer alone, and is not what one layer hands to the next.
+  static bool in_a_layer(Moves m) {
+    return !one_of(m, {Moves::kUnit, Moves::kResidual, Moves::kDResidual, Moves::kHead});
+  }
 
   template <class O>
   void moved(std::map<std::string, std::string>& v, O& o) const {
     o.moves = choice<Moves>(take(v, "moves", "unit"), kAllMoves, "value to move");
-    if (o.moves >= Moves::kLoad && !program_.arch.sparse())
+    if (std::ranges::count(kMovesOfExperts, o.moves) > 0 && !program_.arch.sparse())
       fail(fmt::format("the model has no experts, and so no {}", name_of(o.moves)));
     if (o.moves != Moves::kUnit)
       o.layer = number<std::int64_t>(
@@ -371,7 +373,8 @@ class Parser {
     if (name == "all_gather") {
       AllGather o{axis(v)};
       moved(v, o);
-      if (o.moves >= Moves::kDKeys && !one_of(o.moves, {Moves::kCounts, Moves::kOffsets}))
+      if (!one_of(o.moves, {Moves::kUnit, Moves::kResidual, Moves::kMid, Moves::kDResidual, Moves::kDMid, Moves::kHead,
+                            Moves::kKeys, Moves::kCounts, Moves::kOffsets}))
         fail(fmt::format("{} are not gathered", name_of(o.moves)));
       return o;
     }
@@ -409,7 +412,7 @@ class Parser {
     auto values = pairs(w, 2);
     Body& body = program_.bodies.back();
     if (!labels_.back().emplace(w[0], static_cast<int>(body.steps.size())).second)
-      fail("label " + w[0] + " stands twice in this body");
+      fail("label " + w[0] + " appears twice in this body");
     Step s;
     s.op = op(w[1], values);
     for (const Access access : kAllAccesses)
@@ -434,8 +437,8 @@ class Parser {
     s.moved = Bytes(number<std::int64_t>(take(values, "moved", "0"), 0, std::int64_t{1} << 60));
     s.epilogues = epilogues(take(values, "epilogues", ""));
     if (!values.empty()) fail("unknown key '" + values.begin()->first + "' for " + w[1]);
+    s.line.number = number_;
     body.steps.push_back(std::move(s));
-    step_lines_.back().push_back(number_);
   }
 
   // Parses "KIND:BYTES,KIND:BYTES".
@@ -493,7 +496,14 @@ class Parser {
   void finish() {
     if (!have_arch_ || !have_setting_) fail("no arch or no setting line");
     if (program_.schedule.empty()) fail("no schedule");
-    Program described = describe(program_.arch, program_.setting);
+    number_ = setting_line_;
+    Program described = [&] {
+      try {
+        return describe(program_.arch, program_.setting);
+      } catch (const UsageError& error) {
+        fail(error.what());
+      }
+    }();
     program_.local = std::move(described.local);
     program_.parameters = std::move(described.parameters);
     program_.chunks = std::move(described.chunks);
@@ -503,7 +513,7 @@ class Parser {
     for (std::size_t b = 0; b < program_.buffers.size(); ++b) set_fields(b);
     for (std::size_t b = 0; b < program_.bodies.size(); ++b)
       for (std::size_t k = 0; k < program_.bodies[b].steps.size(); ++k) {
-        number_ = step_lines_[b][k];
+        number_ = program_.bodies[b].steps[k].line.number;
         set_arguments(program_.bodies[b].steps[k]);
       }
     for (const auto& [b, k] : uncosted_)
@@ -521,7 +531,7 @@ class Parser {
       program_.bodies[ref.body].steps[ref.step].after.push_back({body, found->second});
     }
     if (expanded_size(program_) > kMaxExpanded)
-      fail(fmt::format("its schedule stands for more than {} ops and edges", kMaxExpanded));
+      fail(fmt::format("the schedule expands to more than {} ops and edges", kMaxExpanded));
   }
 
   // Puts operands into the order of the op's signature, because a text may have them in any order. The verifier checks
@@ -546,7 +556,7 @@ class Parser {
       const auto same = [&](const auto& o) { return o.arg == use.arg; };
       if (std::none_of(want.begin(), want.end(), same)) refuse(fmt::format("'{}' is no operand", name_of(use.arg)));
       if (std::count_if(step.operands.begin(), step.operands.end(), same) > 1)
-        refuse(fmt::format("operand '{}' stands twice", name_of(use.arg)));
+        refuse(fmt::format("operand '{}' appears twice", name_of(use.arg)));
     }
     step.operands = std::move(arranged);
   }
@@ -563,14 +573,13 @@ class Parser {
 
   std::string origin_;
   std::string_view text_;
-  std::size_t number_ = 0;
+  std::size_t number_ = 0, setting_line_ = 0;
   Program program_;
   std::unordered_map<std::string, int> buffers_, bodies_;  // by name
   bool have_arch_ = false, have_setting_ = false;
   std::vector<Fields> fields_;  // by buffer
   std::vector<std::map<std::string, int>> labels_;
   std::vector<PendingRef> pending_;
-  std::vector<std::vector<std::size_t>> step_lines_;           // by body and step
   std::vector<std::pair<std::size_t, std::size_t>> uncosted_;  // bodies and steps whose lines have no costs
 };
 

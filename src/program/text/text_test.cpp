@@ -112,6 +112,31 @@ TEST(SettingText, EveryKeyIsNeeded) {
   }
 }
 
+// A key that no part of the setting reads would be ignored without a word.
+TEST(SettingText, KeysWithoutAMeaningAreRefused) {
+  const Setting plain;
+  EXPECT_EQ(refusal(plain, "optimzer", "lion"),
+            "p.txt:3: setting optimzer=lion has no meaning here; did you mean 'optimizer'?");
+  EXPECT_EQ(refusal(plain, "optimizer", "lion"), "accepted");
+  EXPECT_EQ(refusal(plain, "context_form", "ring"), "p.txt:3: setting context_form=ring has no meaning here");
+  EXPECT_EQ(refusal(plain, "schedule", "zb-v"), "p.txt:3: setting schedule=zb-v has no meaning here");
+  for (const char* key : {"compute", "master", "reduce", "order", "optimizer"})
+    EXPECT_TRUE(refusal(plain, key, "x").starts_with(fmt::format("p.txt:3: setting {}: ", key)))
+        << refusal(plain, key, "x");
+}
+
+// Sizes that the model cannot have are refused where the setting states them.
+TEST(SettingText, ExpertsThatDoNotDivideAreRefusedWithTheirLine) {
+  Setting s = setting_of(2, 1, false, 8);
+  s.mesh[mesh::Axis::kDpShard] = 1;
+  s.mesh[mesh::Axis::kEp] = 5;
+  s.global_batch = 10;
+  const std::string text = print(build(tiny_sparse(), s));
+  const std::string said = program::refusal(rewrite(text, {"setting "}, " ep=5", " ep=2"));
+  EXPECT_TRUE(said.starts_with("edited:3: ")) << said;
+  EXPECT_NE(said.find("5 experts"), std::string::npos) << said;
+}
+
 TEST(SettingText, NumbersHaveTheirRanges) {
   struct Case {
     const char* key;
@@ -307,7 +332,7 @@ TEST(Kernels, ThatCannotComputeAnOpAreRefused) {
             std::string::npos)
       << with("kernel=unfused");
   EXPECT_NE(with("").find("needs [rows=2x16 compute=bf16 kernel=aten threads=1]"), std::string::npos) << with("");
-  EXPECT_NE(with("kernel=aten threads=2").find("'threads' stands twice"), std::string::npos);
+  EXPECT_NE(with("kernel=aten threads=2").find("'threads' appears twice"), std::string::npos);
 }
 
 // Unfused attention needs whole sequences.

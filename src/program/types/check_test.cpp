@@ -185,6 +185,13 @@ std::vector<Broken> catalogue() {
       {"Megatron-LM 599, 619: weights that all tensor ranks hold get no sum of their gradients", small_gpt(),
        of_mesh(tp, 0, true), dropped({"all_reduce axis=tp", "grad.embed[replicated]"}), "sum_squares", "grad", "tp",
        "embed_positions.weight) is partial"},
+      {"Megatron-LM 599, 619: the weights of a router", sparse(), of_mesh(tp, 0, true),
+       dropped({"all_reduce axis=tp", "grad.layer.1[replicated]"}), "sum_squares", "grad", "tp", "is partial"},
+      {"torchtitan 2387, 2416: the partial gradient of a router is marked as whole", sparse(), of_mesh(tp, 0, true),
+       restated({"backward part=route"}, Arg::kGrad, mesh::Axis::kTp, kInvariant), "backward route", "grad", "tp",
+       "where the program states invariant"},
+      {"Megatron-LM 7452, case 10: a second all-reduce in place doubles the tokens of each expert", sparse(),
+       of_mesh(cp), repeated({"all_reduce axis=cp moves=load"}), "all_reduce", "to", "cp", "is replicated"},
       {"torchtitan 2387, 2416: a partial gradient is marked as whole", tiny(), of_mesh(both),
        restated({"backward part=norm_up"}, Arg::kGrad, mesh::Axis::kTp, kInvariant), "backward norm_up", "grad", "tp",
        "where the program states invariant"},
@@ -384,7 +391,7 @@ TEST(Types, OfTextsAreParsedAndChecked) {
            {"{}", "expected AXIS=TYPE, got ''"},
            {"{tpp=partial}", "no mesh axis 'tpp'"},
            {"{cp=partial}", "there is one rank along cp, which needs no type"},
-           {"{tp=partial;tp=varying}", "the axis tp stands twice"}})
+           {"{tp=partial;tp=varying}", "the axis tp appears twice"}})
     EXPECT_NE(says(sum, "y:mid.1" + stated).find(why), std::string::npos) << says(sum, "y:mid.1" + stated);
 }
 

@@ -18,8 +18,8 @@ class Amounts {
 
   const Need* find(Arg arg) const;  // nullptr if the op has no such operand
   bool updates(Arg arg) const;      // whether the op has the operand and updates it
-  // Return the elements and bytes of the operand that the op uses. Of a value with rows, an op on a piece of the rows,
-  // on a chunk of the head or on a tile of the experts uses only the rows of that piece, chunk or tile.
+  // Return the elements and bytes of the operand that the op uses. An op on a piece of the rows, on a chunk of the head
+  // or on a tile of the experts uses only the rows of that piece, chunk or tile.
   std::int64_t elements(const Need& need) const;
   std::int64_t bytes(const Need& need) const { return elements(need) * size_of(need.dtype); }
   std::int64_t bytes(Arg arg) const;  // 0 if the op has no such operand

@@ -98,7 +98,7 @@ class CostsOfStep {
   }
 
   // An update goes over gradients several times, whether they are the rank's own or those of all tensor ranks. It reads
-  // all else once. What it writes crosses memory twice, since even a plain store to a parameter reads its cache line.
+  // all else once. Each write crosses memory twice, because even a plain store to a parameter reads its cache line.
   CostsAsked update(const OptimizerStep& o) const {
     const UpdateCost cost = update_cost(o.kind);
     CostsAsked asked;

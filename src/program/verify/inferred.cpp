@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "program/ir/stages.h"
 #include "program/parts/part.h"
 
 namespace molen::program {
@@ -162,10 +163,6 @@ KernelChoice usual_choice(const Program& p) {
     if (step.attributes.threads > 0) threads.add(step.attributes.threads);
   });
   return {kernels.most(arch::Kernels::kReference), threads.most(1)};
-}
-
-int stage_shown(const Program& p) {
-  return p.chunks.empty() ? 0 : p.chunks.front().global_stage;
 }
 
 }  // namespace molen::program

@@ -13,7 +13,4 @@ Traits inferred_traits(const Program& program);
 // Returns the kernel and the number of threads that most ops have.
 KernelChoice usual_choice(const Program& program);
 
-// Returns the pipeline stage to which the program's chunks belong.
-int stage_shown(const Program& program);
-
 }  // namespace molen::program

@@ -28,8 +28,8 @@ class PartCostRules {
   std::int64_t assembled(const Compute& op, const Amounts& amounts) const;
 
  private:
-  // Returns the elements of a role in the layer that the op works on. Of keys and values, these are the heads that the
-  // rank needs.
+  // Returns the elements of a role in the layer that the op works on. For keys and values, it counts the heads that
+  // the rank needs.
   std::int64_t elements_of(const Compute& op, arch::Role role) const;
   // Return the sizes of the parameters of an op's part, or of its tile; of those that the op reads; and of those whose
   // gradients it makes.

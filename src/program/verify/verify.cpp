@@ -156,10 +156,10 @@ class Verifier {
 
   void attributes() {
     const KernelChoice usual = usual_choice(p_);
-    for (const Body& body : p_.bodies)
-      for (std::size_t k = 0; k < body.steps.size(); ++k) {
-        if (const auto why = attributes_refused(p_, t_, usual, body.steps[k]))
-          report_all("body {}, op %{} ({}): {}", body.name, k, kind_of(body.steps[k].op), *why);
+    for (std::size_t b = 0; b < p_.bodies.size(); ++b)
+      for (std::size_t k = 0; k < p_.bodies[b].steps.size(); ++k) {
+        if (const auto why = attributes_refused(p_, t_, usual, p_.bodies[b].steps[k]))
+          report_all("{}: {}", place_of(p_, b, k), *why);
       }
   }
 
@@ -267,6 +267,14 @@ class Verifier {
     if (b.dtype != need.dtype || b.elements != need.elements || !lives(b.lifetime, need.lifetime)) {
       report(e, "operand {} ({} x {}) cannot hold {} ({} x {})", b.name, b.elements, name_of(b.dtype),
              name_of(want.value), need.elements, name_of(need.dtype));
+      return false;
+    }
+    // The executor finds an op's piece by this field.
+    if (const std::int64_t piece = chunk_apart(p_, want) ? want.chunk : -1; b.chunk != piece) {
+      const auto rows = [](std::int64_t chunk) {
+        return chunk < 0 ? "all rows" : fmt::format("piece {} of them", chunk);
+      };
+      report(e, "operand {} is for {} where it must be for {}", b.name, rows(b.chunk), rows(piece));
       return false;
     }
     if (of_unit(want.value) && b.extent != need.extent) {

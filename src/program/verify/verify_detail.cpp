@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "program/ir/stages.h"
 #include "program/parts/part.h"
 #include "program/values/of_op.h"
 #include "program/verify/inferred.h"

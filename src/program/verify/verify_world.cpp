@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "base/match.h"
+#include "program/ir/stages.h"
 #include "program/verify/inferred.h"
 #include "program/verify/verify.h"
 
@@ -15,28 +15,6 @@ struct Meeting {
   const Expanded* op = nullptr;
   std::vector<int> stages;  // all stages that take part
 };
-
-std::vector<int> stages_of(const Program& p, const Op& op) {
-  const int mine = stage_shown(p), last = p.grid.sizes[mesh::Axis::kPp] - 1;
-  const auto over = [&](Axis axis) {
-    std::vector<int> stages;
-    if (axis == Axis::kEnds) stages = {0, last};
-    if (axis == Axis::kPp)
-      for (int s = 0; s <= last; ++s) stages.push_back(s);
-    return stages;
-  };
-  return std::visit(
-      [&](const auto& o) -> std::vector<int> {
-        using O = std::decay_t<decltype(o)>;
-        if constexpr (std::is_same_v<O, Send> || std::is_same_v<O, Receive>)
-          return {std::min(mine, o.peer), std::max(mine, o.peer)};
-        else if constexpr (requires { o.axis; })
-          return over(o.axis);
-        else
-          return {};
-      },
-      op);
-}
 
 // Returns whether two ops can run as partners.
 bool meet(const Expanded& a, const Expanded& b) {
@@ -97,9 +75,8 @@ class World {
     for (const int other : m.stages)
       if (static_cast<std::size_t>(other) != s) with += fmt::format("{}{}", with.empty() ? "" : ", ", other);
     const Program& p = stages_[s];
-    return fmt::format("stage {}: body {}, op %{} ({}), {}waits for stage {}, which never reaches the matching op", s,
-                       p.bodies[static_cast<std::size_t>(m.op->body)].name, m.op->op, kind_of(m.op->step->op),
-                       m.op->micro_batch < 0 ? "" : fmt::format("micro-batch {}, ", m.op->micro_batch), with);
+    return fmt::format("stage {}: {} waits for stage {}, which never reaches the matching op", s, text_of(p, *m.op),
+                       with);
   }
 
   const std::vector<Program>& stages_;
