@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The long checks. What they measure is added to docs/results/records.jsonl, with machine, commit and command, and shown in docs/RESULTS.md; findings are listed at
 # the end, and there being one is exit status 1.
-# `nightly.sh [fuzz|tsan|ubsan|optimised|tidy|verify|static|hang|load|overlap|mutate|exhaustive|predict|bench ...]`: those parts only; all by default. FUZZ_SECONDS (60) is the time of each target.
+# `nightly.sh [fuzz|tsan|ubsan|optimised|tidy|verify|static|waits|hang|load|overlap|mutate|exhaustive|predict|bench ...]`: those parts only; all by default. FUZZ_SECONDS (60) is the time of each target.
 # VERIFY_RANKS ("2 3 4 6 8") and VERIFY_FAMILIES ("llama gpt") are what `verify` runs; variants beside them belong to 4 and 8 ranks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan optimised tidy verify static hang load overlap mutate exhaustive bench) # bench runs predict too
+[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan optimised tidy verify static waits hang load overlap mutate exhaustive bench) # bench runs predict too
 seconds=${FUZZ_SECONDS:-60}
 log=build/nightly
 findings=()
@@ -163,6 +163,18 @@ static() {
   verify_plans static/10000 slowest 342 --model llama3-8b --cover pairs --ranks 10000 --set batch.global=20000
   verify_plans static/gpt-1t whole 64 --model gpt-1t --layouts given --ranks 3072 --set parallel.tensor=8 --set parallel.pipeline=64 --set parallel.zero=1 \
     --set batch.global=9600 --set batch.micro=1 --set precision.compute=bf16 --set data.sequence_length=2048
+  verify_plans static/llama-405b whole 16 --model llama3-405b --layouts given --ranks 16384 --set parallel.tensor=8 --set parallel.context=16 --set parallel.pipeline=16 \
+    --set parallel.zero=1 --set batch.global=128 --set batch.micro=1 --set precision.compute=bf16 --set data.sequence_length=131072
+}
+
+# Simulator and executor where nothing but waiting differs, in all layouts that cover the pairs of choices on 4 and 8 ranks.
+waits() {
+  cmake --build --preset release -j "$(nproc)" --target prove_test >"$log/waits-build.txt" 2>&1
+  if ! MOLEN_EXHAUSTIVE=1 build/release/src/prove/prove_test --gtest_filter='*SimulatedWaits.*' >"$log/waits.txt" 2>&1; then finding "simulated waits: see $log/waits.txt" && return; fi
+  local ranks
+  for ranks in 4 8; do
+    record "waits/$ranks" "$(sed -nE "s/^$ranks ranks: .*largest difference [+-]([0-9.]+) %.*/\1/p" "$log/waits.txt")" "tools/nightly.sh waits" "$(sed -nE "s/^$ranks ranks: ([0-9]+ of [0-9]+ layouts).*/\1/p" "$log/waits.txt")"
+  done
 }
 
 # A stopped rank under the limit of a run that says none: 30 seconds of waiting.
@@ -239,8 +251,8 @@ bench() { bench/run.sh >"$log/bench.txt" 2>&1 || finding "benchmarks: see $log/b
 
 for part in "${parts[@]}"; do
   case $part in
-    fuzz | tsan | ubsan | optimised | tidy | verify | static | hang | load | overlap | mutate | exhaustive | predict | bench) "$part" ;;
-    *) echo "nightly: no part $part (fuzz, tsan, ubsan, optimised, tidy, verify, static, hang, load, overlap, mutate, exhaustive, predict, bench)" >&2; exit 2 ;;
+    fuzz | tsan | ubsan | optimised | tidy | verify | static | waits | hang | load | overlap | mutate | exhaustive | predict | bench) "$part" ;;
+    *) echo "nightly: no part $part (fuzz, tsan, ubsan, optimised, tidy, verify, static, waits, hang, load, overlap, mutate, exhaustive, predict, bench)" >&2; exit 2 ;;
   esac
 done
 tools/results.py page

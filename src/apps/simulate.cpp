@@ -2,13 +2,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 
 #include "apps/cli.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "plan/resolve.h"
 #include "program/build/build.h"
+#include "program/ir/trace.h"
 #include "program/memory/memory.h"
 #include "program/provenance/provenance.h"
 #include "sim/calibration.h"
@@ -22,9 +25,10 @@ namespace {
 
 struct Simulated {
   config::Config config;  // resolved
-  program::Program program;
+  program::Stages stages;
   sim::Costs costs;
-  program::Timeline timeline;
+  std::vector<program::Timeline> timelines;  // by stage
+  double step_s() const { return sim::step_seconds(timelines); }
 };
 
 // Returns a failure when the calibration has no data for the prediction.
@@ -33,16 +37,20 @@ Result<Simulated> simulate_on(config::Config c, const plan::Machine& machine, co
   const auto a = plan::resolve_architecture(c);
   const auto setting = plan::resolve_setting(c, a, machine);
   if (const auto not_yet = sim::unsimulated(setting)) throw UsageError("{}: {}", c.where(not_yet->key), not_yet->why);
-  auto p = program::build(a, setting);
-  program::require_sound(p, "the built program");
+  const auto schedule = plan::read_schedule(c);
+  auto programs = program::build_stages(a, setting, schedule ? &*schedule : nullptr);
+  for (const auto& p : programs) program::require_sound(p, "the built program");
+  if (const auto findings = program::check_world(programs); !findings.empty())
+    throw Error("the pipeline's programs are refused: {}", findings.front().text);
+  program::Stages stages(std::move(programs));
   const std::string comm = !communicator.empty()                 ? communicator
                            : machine.ranks == 1                  ? "self"
                            : machine.ranks > machine.local_ranks ? "mpi"
                                                                  : "threads";
-  auto costs = calibration.find(sim::conditions_of(p.setting, comm));
+  auto costs = calibration.find(sim::conditions_of(setting, comm));
   if (!costs) return Failure{costs.reason()};
-  auto timeline = sim::simulate(p, program::expand(p), costs.value());
-  return Simulated{std::move(c), std::move(p), std::move(costs).value(), std::move(timeline)};
+  auto timelines = sim::simulate(stages, costs.value());
+  return Simulated{std::move(c), std::move(stages), std::move(costs).value(), std::move(timelines)};
 }
 
 bool measured_here(const sim::Calibration& calibration) {
@@ -75,8 +83,8 @@ Simulated simulate_open(const config::Config& c, plan::Machine machine, const si
                     fmt::format("predicted to be the fastest of what {} holds; \"auto\" measures", cluster)});
     try {
       auto simulated = simulate_on(std::move(fixed), machine, calibration, communicator);
-      if (simulated && (!fastest || simulated.value().timeline.total_s < fastest->timeline.total_s))
-        fastest = std::move(simulated).value();
+      if (simulated && (!fastest || simulated.value().step_s() < fastest->step_s()))
+        fastest.emplace(std::move(simulated).value());
     } catch (const UsageError& error) {  // another type may still be valid
       refused = error.what();
     }
@@ -90,63 +98,134 @@ Simulated simulate_open(const config::Config& c, plan::Machine machine, const si
   return std::move(simulated).value();
 }
 
-int run_simulate(const ConfigOptions& options, const std::string& cluster, const std::string& communicator,
-                 const std::string& format) {
+// One row of the table of stages.
+struct StageRow {
+  double busy_s = 0.0, bubble_s = 0.0;
+  Bytes memory, host;
+};
+
+std::vector<StageRow> rows_of(const Simulated& s) {
+  std::vector<StageRow> rows;
+  for (std::size_t i = 0; i < s.stages.size(); ++i) {
+    const auto& p = s.stages.program(i);
+    StageRow row;
+    for (std::size_t k = 0; k < s.stages.ops(i).size(); ++k)
+      if (s.stages.ops(i)[k].step->stream == program::Stream::kCompute) row.busy_s += s.timelines[i].ops[k].seconds();
+    row.bubble_s = program::phase_seconds(p.setting, s.stages.ops(i), s.timelines[i]).bubble_s;
+    const auto memory = program::plan_memory(p);
+    row.memory = memory.peak, row.host = memory.host;
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+Json json_of(const Simulated& s, std::size_t stage, const std::vector<StageRow>& rows,
+             const std::vector<OpenChoice>& choices) {
+  const auto& setting = s.stages.program(stage).setting;
+  const auto& ops = s.stages.ops(stage);
+  const auto& timeline = s.timelines[stage];
+  const auto phases = program::phase_seconds(setting, ops, timeline).values();
+  const auto keys = program::phase_keys();
+  Json by_phase, by_stage = Json::array(), by_kind = Json::array();
+  for (std::size_t i = 0; i < phases.size(); ++i) by_phase[keys[i]] = phases[i];
+  for (const StageRow& row : rows)
+    by_stage.push_back({{"compute_s", row.busy_s},
+                        {"bubble_s", row.bubble_s},
+                        {"memory_bytes", row.memory.value},
+                        {"host_bytes", row.host.value}});
+  std::map<std::string, double> computing;
+  for (std::size_t i = 0; i < ops.size(); ++i)
+    for (const program::Work& work : program::work_of(*ops[i].step, timeline.ops[i]))
+      computing[work.kind] += work.cpu_s;
+  // Only the rows of the comparison are used, which hold the time of each kind of op; nothing is measured here.
+  for (const auto& row : program::compare(ops, timeline, timeline).rows)
+    by_kind.push_back({{"kind", row.kind},
+                       {"count", row.count},
+                       {"seconds", row.predicted_s},
+                       {"waiting_s", row.waited_s},
+                       {"computing_s", computing[row.kind]},
+                       {"bytes", row.bytes}});
+  return {{"step_s", s.step_s()},
+          {"tokens_per_s", static_cast<double>(setting.positions()) / s.step_s()},
+          {"compute", name_of(setting.compute)},
+          {"open_choices", to_json(choices)},
+          {"memory_bytes", rows[stage].memory.value},
+          {"host_bytes", rows[stage].host.value},
+          {"extrapolated", s.costs.extrapolated().empty() ? Json() : Json(s.costs.extrapolated())},
+          {"stage", stage},
+          {"stages", by_stage},
+          {"phase_s", by_phase},
+          {"ops", by_kind}};
+}
+
+void print_stages(const std::vector<StageRow>& rows, double step_s) {
+  fmt::print("\n  {:<6} {:>10} {:>10} {:>7} {:>14}\n", "stage", "compute", "bubble", "", "memory a rank");
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    fmt::print("  {:<6} {:>10} {:>10} {:>6.1f}% {:>14}\n", i, human(Seconds(rows[i].busy_s)),
+               human(Seconds(rows[i].bubble_s)), 100.0 * rows[i].bubble_s / step_s, human(rows[i].memory));
+  fmt::print("\n");
+}
+
+void print_simulated(const Simulated& s, std::size_t stage, const std::vector<StageRow>& rows,
+                     const std::vector<OpenChoice>& choices) {
+  const auto& setting = s.stages.program(stage).setting;
+  const auto& timeline = s.timelines[stage];
+  const auto largest = *std::ranges::max_element(rows, {}, [](const StageRow& row) { return row.memory.value; });
+  fmt::print("{}predicted step {} ({:.0f} tokens/s) in {}, memory of a rank {}{}\n", to_text(choices),
+             human(Seconds(s.step_s())), static_cast<double>(setting.positions()) / s.step_s(),
+             name_of(setting.compute), human(largest.memory),
+             largest.host.value > 0 ? fmt::format(", on the host {}", human(largest.host)) : "");
+  if (!s.costs.extrapolated().empty())
+    fmt::print("these ranks were not measured: extrapolated from {}\n", s.costs.extrapolated());
+  if (rows.size() > 1) {
+    print_stages(rows, s.step_s());
+    fmt::print("stage {}:\n", stage);
+  }
+  const auto phases = program::phase_seconds(setting, s.stages.ops(stage), timeline).values();
+  const auto keys = program::phase_keys();
+  for (std::size_t i = 0; i < phases.size(); ++i)
+    if (phases[i] > 0)
+      fmt::print("  {:<18} {:>10} {:>6.1f}%\n", keys[i], human(Seconds(phases[i])),
+                 100.0 * phases[i] / timeline.total_s);
+  fmt::print("\n  {:<28} {:>6} {:>12} {:>12} {:>12}\n", "op", "count", "predicted", "waiting", "bytes");
+  for (const auto& row : program::compare(s.stages.ops(stage), timeline, timeline).rows)
+    fmt::print("  {:<28} {:>6} {:>12} {:>12} {:>12}\n", row.kind, row.count, human(Seconds(row.predicted_s)),
+               row.waited_s > 0 ? human(Seconds(row.waited_s)) : "-", row.bytes > 0 ? human(Bytes(row.bytes)) : "-");
+}
+
+struct SimulateArguments {
+  std::string cluster, communicator, format, trace;
+  int stage = 0;
+};
+
+void write_predicted_trace(const Simulated& s, const std::string& file) {
+  std::vector<store::TraceSpan> spans;
+  for (std::size_t i = 0; i < s.stages.size(); ++i)
+    std::ranges::move(program::spans_of(s.stages.ops(i), s.timelines[i], 0.0, 1, static_cast<std::int64_t>(i)),
+                      std::back_inserter(spans));
+  write_file_atomic(file, store::trace_json(spans));
+}
+
+int run_simulate(const ConfigOptions& options, const SimulateArguments& o) {
   const config::Config c = load_config(options);
   plan::Machine machine = planned_machine(options, c);
   if (c.device.kind == "cuda")
     throw UsageError("{}: `molen calibrate` measures processors; cuda devices cannot be simulated yet",
                      c.where("device.kind"));
   machine.cuda = false;
-  const auto [resolved, p, costs, timeline] =
-      simulate_open(c, machine, sim::read_calibration(cluster), cluster, communicator);
-  const auto choices = open_choices(c, resolved, p.arch, p.setting);
-  const auto ops = program::expand(p);
-  const auto phases = program::phase_seconds(p.setting, ops, timeline).values();
-  const auto phase_keys = program::phase_keys();
-  const auto memory = program::plan_memory(p);
-  const double tokens = static_cast<double>(p.setting.global_batch * p.setting.sequence);
-  // Only its rows are used, which hold the time of each kind of op; nothing is measured here.
-  auto kinds = program::compare(ops, timeline, timeline).rows;
-  if (format == "json") {
-    Json by_phase;
-    for (std::size_t i = 0; i < phases.size(); ++i) by_phase[phase_keys[i]] = phases[i];
-    std::map<std::string, double> computing;
-    for (std::size_t i = 0; i < ops.size(); ++i)
-      for (const program::Work& work : program::work_of(*ops[i].step, timeline.ops[i]))
-        computing[work.kind] += work.cpu_s;
-    Json by_kind = Json::array();
-    for (const auto& row : kinds)
-      by_kind.push_back({{"kind", row.kind},
-                         {"count", row.count},
-                         {"seconds", row.predicted_s},
-                         {"computing_s", computing[row.kind]},
-                         {"bytes", row.bytes}});
-    fmt::print("{}\n", Json{{"step_s", timeline.total_s},
-                            {"tokens_per_s", tokens / timeline.total_s},
-                            {"compute", name_of(p.setting.compute)},
-                            {"open_choices", to_json(choices)},
-                            {"memory_bytes", memory.peak.value},
-                            {"host_bytes", memory.host.value},
-                            {"extrapolated", costs.extrapolated().empty() ? Json() : Json(costs.extrapolated())},
-                            {"phase_s", by_phase},
-                            {"ops", by_kind}}
-                           .dump(2));
-    return kOk;
-  }
-  fmt::print("{}predicted step {} ({:.0f} tokens/s) in {}, memory of a rank {}{}\n", to_text(choices),
-             human(Seconds(timeline.total_s)), tokens / timeline.total_s, name_of(p.setting.compute),
-             human(memory.peak), memory.host.value > 0 ? fmt::format(", on the host {}", human(memory.host)) : "");
-  if (!costs.extrapolated().empty())
-    fmt::print("these ranks were not measured: extrapolated from {}\n", costs.extrapolated());
-  for (std::size_t i = 0; i < phases.size(); ++i)
-    if (phases[i] > 0)
-      fmt::print("  {:<18} {:>10} {:>6.1f}%\n", phase_keys[i], human(Seconds(phases[i])),
-                 100.0 * phases[i] / timeline.total_s);
-  fmt::print("\n  {:<28} {:>6} {:>12} {:>12}\n", "op", "count", "predicted", "bytes");
-  for (const auto& row : kinds)
-    fmt::print("  {:<28} {:>6} {:>12} {:>12}\n", row.kind, row.count, human(Seconds(row.predicted_s)),
-               row.bytes > 0 ? human(Bytes(row.bytes)) : "-");
+  const Simulated s = simulate_open(c, machine, sim::read_calibration(o.cluster), o.cluster, o.communicator);
+  const auto stage = static_cast<std::size_t>(o.stage);
+  if (stage >= s.stages.size())
+    throw UsageError("--stage: {}; the layout has {} stage{}, counted from 0", o.stage, s.stages.size(),
+                     s.stages.size() == 1 ? "" : "s");
+  const auto& p = s.stages.program(stage);
+  const auto choices = open_choices(c, s.config, p.arch, p.setting);
+  const std::vector<StageRow> rows = rows_of(s);
+  if (!o.trace.empty()) write_predicted_trace(s, o.trace);
+  if (o.format == "json")
+    fmt::print("{}\n", json_of(s, stage, rows, choices).dump(2));
+  else
+    print_simulated(s, stage, rows, choices);
   return kOk;
 }
 
@@ -156,12 +235,19 @@ void add_simulate_verb(CLI::App& app, Chosen& chosen) {
   CLI::App* verb = app.add_subcommand("simulate", "predicted Timeline of one layout");
   auto options = add_config_options(*verb);
   add_node_option(*verb, *options);
-  auto cluster = std::make_shared<std::string>(), communicator = std::make_shared<std::string>();
-  verb->add_option("--cluster", *cluster, "what `molen calibrate` wrote")->required();
-  verb->add_option("--communicator", *communicator, "as calibrated: self, threads, mpi");
+  auto o = std::make_shared<SimulateArguments>();
+  verb->add_option("--cluster", o->cluster, "what `molen calibrate` wrote")->required();
+  verb->add_option("--communicator", o->communicator, "as calibrated: self, threads, mpi");
+  verb->add_option("--stage", o->stage, "pipeline stage whose phases and ops are shown")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  verb->add_option("--trace", o->trace, "file for the predicted step as a Chrome trace, with a process for each stage");
   auto format = add_format_option(*verb);
-  verb->callback([&chosen, options, cluster, communicator, format] {
-    chosen.action = [=] { return run_simulate(*options, *cluster, *communicator, *format); };
+  verb->callback([&chosen, options, o, format] {
+    chosen.action = [=] {
+      o->format = *format;
+      return run_simulate(*options, *o);
+    };
   });
 }
 

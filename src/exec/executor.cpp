@@ -360,9 +360,10 @@ class Executor::Impl {
       const std::int64_t cpu_start = options_.device.is_cpu() ? thread_cpu_ns() : 0;
       time.start_s = static_cast<double>(now_ns() - start_ns_) * 1e-9;
       if (launched_[i]) launches_->begin(i);
-      if (const auto pause = options_.sleep ? options_.sleep(*e.step) : std::nullopt)
+      if (const auto pause = options_.sleep ? options_.sleep(*e.step) : std::nullopt) {
+        if (options_.sleep_together) meet(e.step->op);
         std::this_thread::sleep_for(std::chrono::duration<double>(*pause));
-      else if (!(e.step->unless && state.non_finite))
+      } else if (!(e.step->unless && state.non_finite))
         run_kernel(i, state, time);
       if (launched_[i]) launches_->end(i);
       if (waits) launches_->wait();
@@ -373,6 +374,20 @@ class Executor::Impl {
                   program_.bodies[static_cast<std::size_t>(e.body)].name, program::kind_of(e.step->op));
     }
     if (options_.observer) options_.observer->end(e.step->stream, i, now_ns());
+  }
+
+  // Waits for the ranks that take part in an op: a message has two ends, and any other op is of its axis's group.
+  void meet(const program::Op& op) const {
+    const auto axis = program::axis_of(op);
+    if (!axis) return;
+    comm::Communicator* group = groups_.of(*axis);
+    char nothing = 0;
+    if (const auto* send = std::get_if<program::Send>(&op))
+      group->send(&nothing, 1, DType::kU8, send->peer);
+    else if (const auto* receive = std::get_if<program::Receive>(&op))
+      group->recv(&nothing, 1, DType::kU8, receive->peer);
+    else
+      group->barrier();
   }
 
   void run_kernel(std::size_t i, StepState& step, program::OpTime& time) {

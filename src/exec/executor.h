@@ -70,6 +70,8 @@ struct Options {
   // When `sleep` returns a number of seconds for an op, the executor waits that long instead of running the op. This
   // measures what a schedule hides and leaves idle, independently of what the ops cost on this machine.
   std::function<std::optional<double>(const program::Step&)> sleep = {};
+  // Whether an op that communicates waits for the other ranks of its group before it sleeps in this way.
+  bool sleep_together = false;
   // Called with what each op has written, in the order of its operands, on the thread of its stream.
   std::function<void(const program::Expanded&, const std::vector<at::Tensor>& writes)> written = {};
   // For tests: the device whose streams order the ops, when it is not `device`.

@@ -11,29 +11,12 @@
 
 #include "comm/communicator.h"
 #include "config/config.h"
+#include "measure/calibration_programs.h"
 #include "plan/resolve.h"
 #include "program/ir/timeline.h"
 #include "sim/calibration.h"
 
 namespace molen::measure {
-
-struct CalibrateOptions {
-  DType compute = DType::kF32;
-  arch::Kernels kernels = arch::Kernels::kFused;
-  std::map<arch::Part, arch::Kernels> other_kernels;  // as in program::Setting; measured beside `kernels`
-  int threads = 1;
-  int repeats = 2;  // timed steps of each shape, after a warm-up, in each round
-  int rounds = 3;
-  std::int64_t widest = 0;  // largest residual width of the measured models; 0: all models
-};
-
-// Returns the value of `CalibrateOptions::widest` that covers models of width `hidden`: the next larger measured width,
-// or the largest one.
-std::int64_t calibrated_width(std::int64_t hidden);
-
-// Returns the programs whose ops a calibration for so many ranks measures. A calibration knows the costs of the kinds
-// of these ops only.
-std::vector<program::Program> calibration_programs(const CalibrateOptions& options, int ranks);
 
 // Collective over `world`. Every rank gets the samples of rank 0. `progress` is called on rank 0 with the share of the
 // measurement that is done and with the name of what is measured.

@@ -5,6 +5,8 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <functional>
+#include <map>
 #include <set>
 #include <string>
 #include <thread>
@@ -13,6 +15,8 @@
 #include "arch/architecture.h"
 #include "comm/threads/threads.h"
 #include "program/build/build.h"
+#include "program/schedule/schedule.h"
+#include "program/values/optimizer.h"
 #include "sim/simulate.h"
 
 namespace molen::measure {
@@ -21,9 +25,35 @@ namespace {
 std::set<std::string> kinds_of(const program::Program& p) {
   std::set<std::string> kinds;
   for (const program::Body& body : p.bodies)
-    for (const program::Step& step : body.steps)
-      for (const program::Work& work : program::work_of(step, {})) kinds.insert(work.kind);
+    for (const program::Step& step : body.steps) {
+      kinds.insert(sim::fitted_kind(p, step));
+      for (const auto& epilogue : step.epilogues) kinds.insert(program::kind_of(epilogue.kind));
+    }
   return kinds;
+}
+
+// Returns the kinds whose samples a calibration has: those of rank 0 and, in stages, those of the last rank.
+std::set<std::string> measured_kinds(const CalibrateOptions& options, int ranks) {
+  std::set<std::string> measured;
+  for (const int rank : {0, ranks - 1})
+    for (const auto& [p, name] : calibration_programs(options, ranks, rank))
+      if (rank == 0 || p.setting.pipelined()) measured.merge(kinds_of(p));
+  return measured;
+}
+
+// A copy between host and device has the cost of the optimizer step, and a recomputation that of its forward.
+bool derived(const std::string& kind) {
+  return kind.starts_with("copy_") || kind.starts_with("recompute ");
+}
+
+void expect_kinds_measured(const std::vector<program::Program>& stages, const std::set<std::string>& measured,
+                           const std::string& what) {
+  ASSERT_FALSE(sim::unsimulated(stages.front().setting));
+  for (const auto& p : stages)
+    for (const std::string& kind : kinds_of(p))
+      if (!derived(kind)) {
+        EXPECT_TRUE(measured.contains(kind)) << what << ": " << kind;
+      }
 }
 
 // If a preset has a part that none of the calibration's models has, `molen simulate` fails for it, and calibrating
@@ -33,8 +63,7 @@ TEST(Calibrate, MeasuresWhatThePresetsNeed) {
     for (const std::int64_t widest : {std::int64_t{0}, calibrated_width(1)}) {
       CalibrateOptions options;
       options.widest = widest;
-      std::set<std::string> measured;
-      for (const auto& p : calibration_programs(options, ranks)) measured.merge(kinds_of(p));
+      const std::set<std::string> measured = measured_kinds(options, ranks);
       for (const arch::Architecture& preset : arch::presets())
         for (const int zero : {0, 1, 2, 3}) {
           program::Setting s;
@@ -42,11 +71,50 @@ TEST(Calibrate, MeasuresWhatThePresetsNeed) {
           s.zero = zero;
           s.micro_batch = 1, s.global_batch = 2 * ranks, s.sequence = 64;
           if (zero > 0 && ranks == 1) continue;
-          ASSERT_FALSE(sim::unsimulated(s));
-          for (const std::string& kind : kinds_of(program::build(preset, s)))
-            EXPECT_TRUE(measured.count(kind))
-                << preset.name << ", " << ranks << " ranks, zero " << zero << ": " << kind;
+          expect_kinds_measured({program::build(preset, s)}, measured,
+                                fmt::format("{}, {} ranks, zero {}", preset.name, ranks, zero));
         }
+    }
+}
+
+// The same for everything that two ranks can choose: axes, schedules, forms, pieces, types and optimizers.
+TEST(Calibrate, MeasuresEveryChoice) {
+  const std::set<std::string> measured = measured_kinds({}, 2);
+  using Change = std::function<void(program::Setting&)>;
+  const auto along = [](mesh::Axis axis) -> Change { return [=](program::Setting& s) { s.mesh[axis] = 2; }; };
+  std::map<std::string, std::vector<Change>> choices{
+      {"stages, tied", {along(mesh::Axis::kPp)}},
+      {"tensor ranks", {along(mesh::Axis::kTp)}},
+      {"pieces", {along(mesh::Axis::kTp), [](auto& s) { s.sequence_parallel = true, s.tensor_chunks = 2; }}},
+      {"keys gathered", {along(mesh::Axis::kCp)}},
+      {"a ring", {along(mesh::Axis::kCp), [](auto& s) { s.context_form = program::ContextForm::kRing; }}},
+      {"bf16 in messages", {along(mesh::Axis::kDpShard), [](auto& s) { s.zero = 2, s.reduce = DType::kBF16; }}},
+      {"all on the host",
+       {along(mesh::Axis::kDpShard),
+        [](auto& s) {
+          s.zero = 3, s.offload = {true, true, true, true};
+        }}},
+      {"recompute", {along(mesh::Axis::kDpShard), [](auto& s) { s.recompute = program::Recompute::full(); }}}};
+  for (const auto kind : program::kAllScheduleKinds)
+    choices[std::string(name_of(kind))] = {along(mesh::Axis::kPp), [=](program::Setting& s) {
+                                             const bool two = kind == program::ScheduleKind::kInterleaved ||
+                                                              kind == program::ScheduleKind::kZbV;
+                                             s.pipeline = program::pipeline_of(kind, two ? 2 : 1);
+                                           }};
+  for (const auto& optimizer : program::optimizers())
+    for (const mesh::Axis axis : {mesh::Axis::kDpShard, mesh::Axis::kTp})
+      choices[fmt::format("{}{}", optimizer.name, axis == mesh::Axis::kTp ? ", tensor ranks" : "")] = {
+          along(axis), [&](program::Setting& s) { s.optimizer = optimizer.name; }};
+  for (const bool tied : {false, true})
+    for (const auto& [name, changes] : choices) {
+      arch::Architecture a = arch::preset("llama-tiny");
+      a.layers = 4;
+      a.tied = tied;
+      program::Setting s;
+      s.micro_batch = 1, s.sequence = 64;
+      for (const Change& change : changes) change(s);
+      s.global_batch = 4 * s.data_ranks();
+      expect_kinds_measured(program::build_stages(a, s), measured, name);
     }
 }
 
@@ -54,7 +122,7 @@ TEST(Calibrate, MeasuresWhatThePresetsNeed) {
 TEST(Calibrate, MeasuresExpertRanks) {
   for (const int ranks : {2, 3, 5, 7, 16}) {
     std::set<std::string> measured;
-    for (const auto& p : calibration_programs({}, ranks)) measured.merge(kinds_of(p));
+    for (const auto& [p, name] : calibration_programs({}, ranks)) measured.merge(kinds_of(p));
     EXPECT_TRUE(measured.count("all_to_all")) << ranks << " ranks";
   }
 }
@@ -64,7 +132,7 @@ TEST(Calibrate, MeasuresExpertRanks) {
 TEST(Calibrate, MeasuresContextRanksWithACapacity) {
   for (const int ranks : {2, 3, 5, 7, 16}) {
     std::set<std::string> measured;
-    for (const auto& p : calibration_programs({}, ranks)) measured.merge(kinds_of(p));
+    for (const auto& [p, name] : calibration_programs({}, ranks)) measured.merge(kinds_of(p));
     EXPECT_TRUE(measured.count("forward limit")) << ranks << " ranks";
   }
 }

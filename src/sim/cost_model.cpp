@@ -8,6 +8,8 @@
 
 #include "base/error.h"
 #include "base/json_fields.h"
+#include "program/parts/part.h"
+#include "program/values/optimizer.h"
 
 namespace molen::sim {
 namespace {
@@ -58,20 +60,35 @@ Fit fit_kind(const std::vector<const Sample*>& samples) {
   return fit;
 }
 
+// Returns the tokens on which an op of a part works: those of a chunk of the head, of a piece of the rows, or of the
+// micro-batch. A tile of the experts has an equal share.
+std::int64_t tokens_of(const program::Compute& op, const program::Attributes& has) {
+  const program::Rows& rows = has.rows;
+  const auto& part = program::declaration_of(op.part);
+  if (op.chunk < 0 || part.mixes_positions()) return rows.count();  // a step of a ring works on all rows
+  if (has.tile > 0) return std::min(has.tile, rows.count() - op.chunk * has.tile);
+  if (part.computes_experts()) return rows.count() / rows.expert_tiles;
+  if (!rows.in_pieces()) return rows.count();
+  const auto [first, end] = program::chunk_rows(rows, op.chunk);
+  return end - first;
+}
+
 }  // namespace
 
-std::vector<double> features_of(const program::Program& p, const program::Step& step) {
+std::vector<double> features_of(const program::Step& step) {
   const auto log1 = [](double v) { return std::log(std::max(v, 1.0)); };
-  if (std::holds_alternative<program::Compute>(step.op))
+  const double flops = step.hardware_flops.value, moved = static_cast<double>(step.moved.value);
+  if (const auto* part = std::get_if<program::Compute>(&step.op))
     // The last feature is there because adding to a gradient reads it, while overwriting may first have to clear it.
-    return {
-        1.0,
-        step.hardware_flops.value > 0 ? log1(step.hardware_flops.value) : log1(static_cast<double>(step.moved.value)),
-        log1(static_cast<double>(step.moved.value)),
-        log1(static_cast<double>(p.setting.tokens())),
-        log1(static_cast<double>(p.setting.local_sequence())),
-        step.updates(program::Arg::kGrad) ? 1.0 : 0.0};
-  return {1.0, log1(static_cast<double>(step.moved.value))};
+    return {1.0,
+            log1(flops > 0 ? flops : moved),
+            log1(moved),
+            log1(static_cast<double>(tokens_of(*part, step.attributes))),
+            log1(static_cast<double>(step.attributes.rows.length)),
+            step.updates(program::Arg::kGrad) ? 1.0 : 0.0};
+  const auto* update = std::get_if<program::OptimizerStep>(&step.op);
+  if (update && program::optimizer_named(update->kind).has_whole()) return {1.0, log1(flops), log1(moved)};
+  return {1.0, log1(moved)};
 }
 
 std::vector<double> features_of(const program::EpilogueCost& epilogue) {
@@ -82,6 +99,16 @@ std::string fitted_kind(const program::Program& p, const program::Step& step) {
   const auto kernel = step.attributes.kernel;
   std::string kind = program::kind_of(step.op);
   if (kernel && *kernel != p.setting.kernels) kind += fmt::format(" by {}", name_of(*kernel));
+  if (const auto* update = std::get_if<program::OptimizerStep>(&step.op)) {
+    if (update->kind != program::optimizers().front().name) kind += fmt::format(" by {}", update->kind);
+    if (update->stage != program::UpdateStage::kWhole) kind += fmt::format(", {}", name_of(update->stage));
+  }
+  const bool sums =
+      std::holds_alternative<program::AllReduce>(step.op) || std::holds_alternative<program::ReduceScatter>(step.op);
+  if (sums) {
+    const auto buffer = static_cast<std::size_t>(step.operand(program::Arg::kTo).buffer);
+    if (const DType type = p.buffers.at(buffer).dtype; size_of(type) == 2) kind += fmt::format(" of {}", name_of(type));
+  }
   return kind;
 }
 
@@ -94,7 +121,7 @@ CostModel CostModel::fit(const std::vector<Sample>& samples) {
 }
 
 double CostModel::seconds(const program::Program& p, const program::Step& step) const {
-  return seconds(fitted_kind(p, step), features_of(p, step));
+  return seconds(fitted_kind(p, step), features_of(step));
 }
 
 double CostModel::seconds(const std::string& kind, const std::vector<double>& features) const {
@@ -104,9 +131,9 @@ double CostModel::seconds(const std::string& kind, const std::vector<double>& fe
   if (found == fits_.end())
     throw UsageError("the calibration has no measurement of '{}'; the programs that it was made with have no such op{}",
                      kind,
-                     kind.find(" by ") == std::string::npos
+                     kind.find(" by ") == std::string::npos && kind.find(" of ") == std::string::npos
                          ? ""
-                         : "; `molen calibrate` with a configuration that chooses these kernels measures it");
+                         : "; `molen calibrate` with a configuration that chooses it measures it");
   const Fit& fit = found->second;
   if (features.size() != fit.weights.size())
     throw UsageError("the calibration's fit of '{}' has {} weights where {} are needed: run `molen calibrate` again",

@@ -2,7 +2,8 @@
 // can be evaluated for any shape.
 //
 // Per kind of op: log t = w . features, features = (1, log FLOPs, log bytes, log tokens, log sequence, accumulates)
-// without those that the kind does not have. The fit is a ridge regression in relative error, towards t proportional to
+// without those that the kind does not have. The tokens are those of the op: of a piece of the rows, or of a chunk of
+// the head. The fit is a ridge regression in relative error, towards t proportional to
 // FLOPs (or bytes, for kinds without FLOPs). A power law in the sizes holds well over the ranges that one machine is
 // used in, needs few samples, and extrapolates without surprises.
 #pragma once
@@ -22,11 +23,12 @@ struct Sample {
   double seconds = 0.0;          // on a core of its own (program::OpTime::cpu_s)
 };
 
-// Returns the kind under which the times of an op are fitted: that of the op, and "by NAME" where its kernels are not
-// those of the setting.
+// Returns the kind under which the times of an op are fitted. That is the op's kind, followed by "by NAME" where its
+// kernels are not those of the setting or its optimizer is not the first one, and by "of TYPE" where a collective sums
+// elements of 16 bits.
 std::string fitted_kind(const program::Program& program, const program::Step& step);
-// Returns the features of a step in the order above.
-std::vector<double> features_of(const program::Program& program, const program::Step& step);
+// Returns the features of a step in the order above. They depend on the op's own rows, not on the micro-batch.
+std::vector<double> features_of(const program::Step& step);
 // An epilogue has the kind program::kind_of, and only its bytes as a feature.
 std::vector<double> features_of(const program::EpilogueCost& epilogue);
 

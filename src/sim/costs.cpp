@@ -11,11 +11,6 @@ int Sharing::busy() const {
   return static_cast<int>(std::min(static_cast<std::int64_t>(cores), static_cast<std::int64_t>(ranks) * threads));
 }
 
-double Sharing::rate(bool compute, int others) const {
-  const double wanted = static_cast<double>(ranks) * ((compute ? threads : 0) + others);
-  return wanted > cores ? cores / wanted : 1.0;
-}
-
 double collective_traffic(const std::string& kind, double bytes, int ranks, const std::string& communicator) {
   const double n = ranks;
   // Each rank reads its n-th of n buffers and writes the result to its own buffer, or to all; a gather reads and writes
@@ -23,6 +18,15 @@ double collective_traffic(const std::string& kind, double bytes, int ranks, cons
   if (communicator == "threads") return kind == "reduce_scatter" ? bytes * (1.0 + 1.0 / n) : 2.0 * bytes;
   return bytes * (kind == "all_reduce" ? 2.0 : 1.0) * (n - 1.0) / n;
 }
+
+namespace {
+
+bool is_message(const program::Op& op) {
+  return std::holds_alternative<program::Send>(op) || std::holds_alternative<program::Receive>(op) ||
+         std::holds_alternative<program::Shift>(op);
+}
+
+}  // namespace
 
 double Costs::seconds(const program::Program& p, const program::Step& step) const {
   double seconds = own_seconds(p, step);
@@ -32,7 +36,16 @@ double Costs::seconds(const program::Program& p, const program::Step& step) cons
 
 double Costs::own_seconds(const program::Program& p, const program::Step& step) const {
   if (program::is_copy(step.op)) return copy_seconds(step, step.updates(program::Arg::kTo));
+  if (is_message(step.op)) return message_seconds(p, step);
   return program::is_communication(step.op) ? collective_seconds(p, step) : compute_seconds(p, step);
+}
+
+// A message has two ends, whatever the number of ranks. Among threads, the receiver copies what the sender shows it.
+double Costs::message_seconds(const program::Program& p, const program::Step& step) const {
+  const CostModel& model = collectives_ ? collectives_->model : compute_;
+  const bool sends = std::holds_alternative<program::Send>(step.op);
+  if (!model.knows(fitted_kind(p, step)) && communicator_ == "threads") return sends ? 0.0 : copy_seconds(step, false);
+  return model.seconds(p, step);
 }
 
 std::vector<double> Costs::epilogue_seconds(const program::Step& step) const {

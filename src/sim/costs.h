@@ -18,9 +18,9 @@ struct Sharing {
 
   // Returns the number of cores that compute keeps busy.
   int busy() const;
-  // Returns the speed of every thread of a rank while `others` threads are busy and, if `compute`, those of the compute
-  // stream too. It is 1 when each thread has a core of its own.
-  double rate(bool compute, int others) const;
+  // Returns the speed of every thread while so many threads of all ranks are busy. It is 1 when each of them has a core
+  // of its own.
+  double rate(double busy_threads) const { return busy_threads > cores ? cores / busy_threads : 1.0; }
   bool operator==(const Sharing&) const = default;
 };
 
@@ -56,6 +56,7 @@ class Costs {
   double own_seconds(const program::Program& program, const program::Step& step) const;  // without its epilogues
   double compute_seconds(const program::Program& program, const program::Step& step) const;
   double collective_seconds(const program::Program& program, const program::Step& step) const;
+  double message_seconds(const program::Program& program, const program::Step& step) const;
   // On a CPU, host and device memory are the same: copies run at the memory rate of the optimizer step. A copy reads
   // its source and writes its target; one that adds also reads its target.
   double copy_seconds(const program::Step& step, bool adds) const;

@@ -33,7 +33,7 @@ class Extrapolation {
     add_contention(costs, near);
     if (wanted_.ranks > 1)
       if (const auto lacking = add_collectives(costs, near)) return *lacking;
-    if (sharing.rate(true, 0) < 1.0)
+    if (sharing.rate(static_cast<double>(wanted_.ranks) * wanted_.threads) < 1.0)
       costs.extrapolated_ +=
           fmt::format("; {} threads share {} cores", wanted_.ranks * std::int64_t{wanted_.threads}, sharing.cores);
     return costs;

@@ -7,152 +7,250 @@
 #include <map>
 
 #include "base/error.h"
-#include "program/values/optimizer.h"
 
 namespace molen::sim {
 namespace {
 
 constexpr int kNone = -1;
 
-// The streams of one rank, which run at the same time. Between two events (an event is the end of an op) all threads
-// run at the same speed.
-class Streams {
+// A stream of a stage: a thread that runs ops in list order.
+struct Lane {
+  std::size_t stage = 0;
+  program::Stream stream{};
+  std::vector<int> queue;
+  std::size_t next = 0;
+  int op = kNone;        // the op that has started and not ended
+  bool working = false;  // false: the op waits for the other members of its meeting
+  double left = 0.0;     // work that is left of the op
+};
+
+// The streams of all stages, which run at the same time. Between two events (an event is the end of an op's own work)
+// all threads run at the same speed.
+class World {
  public:
-  Streams(const std::vector<program::Expanded>& ops, std::vector<double> work, const Sharing& sharing)
-      : ops_(ops), sharing_(sharing), work_(std::move(work)), ended_(ops.size(), false) {
-    if (sharing.one_at_a_time) in_turn_ = program::communication_before(ops);
-    for (std::size_t i = 0; i < ops.size(); ++i)
-      queues_[static_cast<std::size_t>(ops[i].step->stream)].push_back(static_cast<int>(i));
-    timeline_.ops.resize(ops.size());
+  World(const program::Stages& stages, std::vector<std::vector<double>> work, const Sharing& sharing)
+      : stages_(stages), sharing_(sharing), work_(std::move(work)), meetings_(stages.meetings()) {
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      const auto& ops = stages.ops(s);
+      if (sharing.one_at_a_time) in_turn_.push_back(program::communication_before(ops));
+      std::array<Lane, program::kNumStreams> lanes;
+      for (std::size_t i = 0; i < ops.size(); ++i)
+        lanes[static_cast<std::size_t>(ops[i].step->stream)].queue.push_back(static_cast<int>(i));
+      for (std::size_t k = 0; k < lanes.size(); ++k) {
+        if (lanes[k].queue.empty()) continue;
+        lanes[k].stage = s;
+        lanes[k].stream = program::kAllStreams[k];
+        lanes_.push_back(std::move(lanes[k]));
+      }
+      ended_.emplace_back(ops.size(), false);
+      timelines_.emplace_back();
+      timelines_.back().ops.resize(ops.size());
+    }
   }
 
-  program::Timeline run() {
-    for (start_ready(); busy(); start_ready()) end_next();
-    for (std::size_t s = 0; s < queues_.size(); ++s)
-      MOLEN_CHECK(next_[s] == queues_[s].size(), "the simulated streams wait for each other");
-    timeline_.total_s = now_;
-    return std::move(timeline_);
+  std::vector<program::Timeline> run() {
+    for (start_ready(); anyone_works(); start_ready()) end_next();
+    for (const Lane& lane : lanes_)
+      MOLEN_CHECK(lane.op == kNone && lane.next == lane.queue.size(), "the simulated streams wait for each other");
+    return std::move(timelines_);
   }
 
  private:
-  bool busy() const {
-    return std::any_of(current_.begin(), current_.end(), [](int op) { return op != kNone; });
+  struct Meeting {
+    std::size_t arrived = 0, finished = 0;
+    double last_arrival_s = 0.0;
+  };
+
+  bool anyone_works() const {
+    return std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.working; });
+  }
+
+  bool ended(std::size_t stage, int op) const { return ended_[stage][static_cast<std::size_t>(op)]; }
+
+  bool ready(const Lane& lane, int op) const {
+    const auto& after = stages_.ops(lane.stage)[static_cast<std::size_t>(op)].after;
+    if (!std::all_of(after.begin(), after.end(), [&](int a) { return ended(lane.stage, a); })) return false;
+    if (in_turn_.empty()) return true;
+    const int before = in_turn_[lane.stage][static_cast<std::size_t>(op)];
+    return before < 0 || ended(lane.stage, before);
   }
 
   void start_ready() {
-    for (std::size_t s = 0; s < queues_.size(); ++s) {
-      if (current_[s] != kNone || next_[s] == queues_[s].size()) continue;
-      const int op = queues_[s][next_[s]];
-      const auto& after = ops_[static_cast<std::size_t>(op)].after;
-      if (!std::all_of(after.begin(), after.end(), [&](int a) { return ended_[static_cast<std::size_t>(a)]; }))
-        continue;
-      if (!in_turn_.empty() && in_turn_[static_cast<std::size_t>(op)] >= 0 &&
-          !ended_[static_cast<std::size_t>(in_turn_[static_cast<std::size_t>(op)])])
-        continue;
-      current_[s] = op;
-      left_[s] = work_[static_cast<std::size_t>(op)];
-      timeline_.ops[static_cast<std::size_t>(op)] = {.start_s = now_, .end_s = now_, .cpu_s = left_[s]};
-      ++next_[s];
+    for (Lane& lane : lanes_) {
+      if (lane.op != kNone || lane.next == lane.queue.size()) continue;
+      const int op = lane.queue[lane.next];
+      if (!ready(lane, op)) continue;
+      const auto i = static_cast<std::size_t>(op);
+      lane.op = op;
+      lane.left = work_[lane.stage][i];
+      ++lane.next;
+      timelines_[lane.stage].ops[i] = {.start_s = now_, .end_s = now_, .cpu_s = lane.left};
+      const int meeting = stages_.meeting_of(lane.stage, i);
+      lane.working = meeting < 0;
+      if (meeting >= 0) arrive(meeting);
     }
+  }
+
+  // The members of a meeting begin their work when the last of them has arrived.
+  void arrive(int number) {
+    Meeting& meeting = meetings_[static_cast<std::size_t>(number)];
+    const auto& members = stages_.members(number);
+    if (++meeting.arrived < members.size()) return;
+    meeting.last_arrival_s = now_;
+    for (const auto& member : members) lane_of(member).working = true;
+  }
+
+  Lane& lane_of(const program::Stages::Member& member) {
+    const auto found = std::find_if(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
+      return lane.stage == static_cast<std::size_t>(member.stage) && lane.op == static_cast<int>(member.op);
+    });
+    MOLEN_CHECK(found != lanes_.end(), "op {} of stage {} does not run", member.op, member.stage);
+    return *found;
   }
 
   void end_next() {
-    constexpr auto kCompute = static_cast<std::size_t>(program::Stream::kCompute);
-    std::size_t first = 0;
-    double least = std::numeric_limits<double>::infinity();
-    int others = 0;
-    for (std::size_t s = 0; s < current_.size(); ++s) {
-      if (current_[s] == kNone) continue;
-      // Copies and the host's work have as many threads as compute; each stream of communication has one.
-      if (s != kCompute) others += program::communicates(program::kAllStreams[s]) ? 1 : sharing_.threads;
-      if (left_[s] < least) least = left_[s], first = s;
+    double wanted = 0.0;  // threads of all ranks
+    Lane* first = nullptr;
+    for (Lane& lane : lanes_) {
+      if (!lane.working) continue;
+      wanted += threads_of(lane.stream);
+      if (!first || lane.left < first->left) first = &lane;
     }
-    now_ += least / sharing_.rate(current_[kCompute] != kNone, others);
-    for (double& left : left_) left -= least;
-    const auto op = static_cast<std::size_t>(current_[first]);
-    timeline_.ops[op].end_s = now_;
-    ended_[op] = true;
-    current_[first] = kNone;
+    const double least = first->left;
+    now_ += least / sharing_.rate(wanted);
+    for (Lane& lane : lanes_)
+      if (lane.working) lane.left -= least;
+    first->working = false;
+    const int meeting = stages_.meeting_of(first->stage, static_cast<std::size_t>(first->op));
+    if (meeting < 0)
+      end(*first);
+    else
+      finish(meeting);
   }
 
-  const std::vector<program::Expanded>& ops_;
+  // The members of a meeting leave it when the last of them has done its work.
+  void finish(int number) {
+    Meeting& meeting = meetings_[static_cast<std::size_t>(number)];
+    const auto& members = stages_.members(number);
+    if (++meeting.finished < members.size()) return;
+    for (const auto& member : members) {
+      Lane& lane = lane_of(member);
+      auto& time = timelines_[lane.stage].ops[member.op];
+      time.waited_s = meeting.last_arrival_s - time.start_s;
+      end(lane);
+    }
+  }
+
+  void end(Lane& lane) {
+    timelines_[lane.stage].ops[static_cast<std::size_t>(lane.op)].end_s = now_;
+    ended_[lane.stage][static_cast<std::size_t>(lane.op)] = true;
+    timelines_[lane.stage].total_s = now_;
+    lane.op = kNone;
+  }
+
+  // Copies and the host's work have as many threads as compute; each stream of communication has one. A lane stands for
+  // all ranks of its stage.
+  double threads_of(program::Stream stream) const {
+    const double of_rank = program::communicates(stream) ? 1 : sharing_.threads;
+    return of_rank * sharing_.ranks / static_cast<double>(stages_.size());
+  }
+
+  const program::Stages& stages_;
   const Sharing sharing_;
-  std::vector<double> work_;
-  std::vector<bool> ended_;
-  std::vector<int> in_turn_;  // as in exec::Executor
-  std::array<std::vector<int>, program::kNumStreams> queues_;
-  std::array<std::size_t, program::kNumStreams> next_{};
-  std::array<int, program::kNumStreams> current_ = [] {
-    std::array<int, program::kNumStreams> none{};
-    none.fill(kNone);
-    return none;
-  }();
-  std::array<double, program::kNumStreams> left_{};
+  std::vector<std::vector<double>> work_;
+  std::vector<std::vector<bool>> ended_;
+  std::vector<std::vector<int>> in_turn_;  // by stage, as in exec::Executor
+  std::vector<Lane> lanes_;
+  std::vector<Meeting> meetings_;
   double now_ = 0.0;
-  program::Timeline timeline_;
+  std::vector<program::Timeline> timelines_;
 };
 
 }  // namespace
 
 std::optional<Unsimulated> unsimulated(const program::Setting& s) {
-  if (s.pipelined())
-    return Unsimulated{"parallel.pipeline",
-                       "the simulator knows one stage; stages that wait for each other are not built yet"};
-  if (s.tensor())
-    return Unsimulated{"parallel.tensor",
-                       "the head and the sums of tensor ranks are not calibrated: `molen calibrate` runs programs of "
-                       "whole layers"};
-  if (s.ring())
-    return Unsimulated{"parallel.context_form",
-                       "messages along a ring are not calibrated; \"gather\" can be simulated"};
-  if (s.narrow_over(program::Axis::kDp) && s.holders() > 1)
-    return Unsimulated{"precision.reduce",
-                       "gradients that travel in a narrower type are not calibrated; \"fp32\" can be "
-                       "simulated"};
-  if (program::optimizer_named(s.optimizer).has_whole())
-    return Unsimulated{"optimizer.kind", "an optimizer that works on whole matrices is not calibrated"};
   if (s.document_mask)
     return Unsimulated{"data.document_mask",
                        "attention within documents, whose work depends on the data, is not calibrated"};
   return std::nullopt;
 }
 
-program::Timeline simulate(const std::vector<program::Expanded>& ops, std::vector<double> work,
-                           const Sharing& sharing) {
-  MOLEN_CHECK(ops.size() == work.size(), "{} ops with the work of {}", ops.size(), work.size());
-  return Streams(ops, std::move(work), sharing).run();
+std::vector<program::Timeline> simulate(const program::Stages& stages, std::vector<std::vector<double>> work,
+                                        const Sharing& sharing) {
+  MOLEN_CHECK(work.size() == stages.size(), "work of {} stages for {}", work.size(), stages.size());
+  for (std::size_t s = 0; s < stages.size(); ++s)
+    MOLEN_CHECK(work[s].size() == stages.ops(s).size(), "{} ops with the work of {}", stages.ops(s).size(),
+                work[s].size());
+  return World(stages, std::move(work), sharing).run();
 }
 
-program::Timeline simulate(const program::Program& program, const std::vector<program::Expanded>& ops,
-                           const Costs& costs) {
-  if (const auto not_yet = unsimulated(program.setting)) throw UsageError("{}: {}", not_yet->key, not_yet->why);
-  std::vector<double> work;
-  std::map<const program::Step*, double> cost;  // instances of a body share their steps
-  std::map<const program::Step*, std::vector<double>> epilogues;
-  for (const auto& op : ops) {
-    auto [found, fresh] = cost.try_emplace(op.step, 0.0);
-    if (fresh) {
-      found->second = costs.seconds(program, *op.step);
-      epilogues[op.step] = costs.epilogue_seconds(*op.step);
-    }
-    if (!(found->second >= 0.0) || !std::isfinite(found->second))
-      throw UsageError("the calibration gives '{}' {} seconds: run `molen calibrate` again",
-                       program::kind_of(op.step->op), found->second);
-    work.push_back(found->second);
-  }
-  program::Timeline timeline = simulate(ops, work, costs.sharing());
-  for (std::size_t i = 0; i < ops.size(); ++i) {
-    // Threads that share cores stretch an op as a whole.
-    program::OpTime& time = timeline.ops[i];
-    const double stretch = work[i] > 0.0 ? time.seconds() / work[i] : 1.0;
-    const std::vector<double>& seconds = epilogues[ops[i].step];
-    for (std::size_t k = 0; k < seconds.size(); ++k) {
-      const auto kind = static_cast<std::size_t>(ops[i].step->epilogues[k].kind);
-      time.epilogue_s[kind] = seconds[k] * stretch;
-      time.epilogue_cpu_s[kind] = seconds[k];
+namespace {
+
+// The seconds of the ops of a stage and of their epilogues. Instances of a body share their steps.
+class StageCosts {
+ public:
+  StageCosts(const program::Program& program, const std::vector<program::Expanded>& ops, const Costs& costs)
+      : ops_(ops) {
+    for (const auto& op : ops) {
+      const auto [found, fresh] = of_.try_emplace(op.step);
+      if (!fresh) continue;
+      found->second = {costs.seconds(program, *op.step), costs.epilogue_seconds(*op.step)};
+      if (const double seconds = found->second.seconds; !(seconds >= 0.0) || !std::isfinite(seconds))
+        throw UsageError("the calibration gives '{}' {} seconds: run `molen calibrate` again",
+                         program::kind_of(op.step->op), seconds);
     }
   }
-  return timeline;
+
+  std::vector<double> work() const {
+    std::vector<double> work;
+    for (const auto& op : ops_) work.push_back(of_.at(op.step).seconds);
+    return work;
+  }
+
+  // Threads that share cores stretch an op and its epilogues alike.
+  void set_epilogues(program::Timeline& timeline) const {
+    for (std::size_t i = 0; i < ops_.size(); ++i) {
+      const program::Step& step = *ops_[i].step;
+      const Cost& cost = of_.at(&step);
+      program::OpTime& time = timeline.ops[i];
+      const double stretch = cost.seconds > 0.0 ? (time.seconds() - time.waited_s) / cost.seconds : 1.0;
+      for (std::size_t k = 0; k < cost.epilogues.size(); ++k) {
+        const auto kind = static_cast<std::size_t>(step.epilogues[k].kind);
+        time.epilogue_s[kind] = cost.epilogues[k] * stretch;
+        time.epilogue_cpu_s[kind] = cost.epilogues[k];
+      }
+    }
+  }
+
+ private:
+  struct Cost {
+    double seconds = 0.0;
+    std::vector<double> epilogues;
+  };
+  const std::vector<program::Expanded>& ops_;
+  std::map<const program::Step*, Cost> of_;
+};
+
+}  // namespace
+
+std::vector<program::Timeline> simulate(const program::Stages& stages, const Costs& costs) {
+  std::vector<StageCosts> of_stage;
+  std::vector<std::vector<double>> work;
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    if (const auto not_yet = unsimulated(stages.program(s).setting))
+      throw UsageError("{}: {}", not_yet->key, not_yet->why);
+    of_stage.emplace_back(stages.program(s), stages.ops(s), costs);
+    work.push_back(of_stage.back().work());
+  }
+  auto timelines = simulate(stages, std::move(work), costs.sharing());
+  for (std::size_t s = 0; s < stages.size(); ++s) of_stage[s].set_epilogues(timelines[s]);
+  return timelines;
+}
+
+double step_seconds(const std::vector<program::Timeline>& stages) {
+  double last = 0.0;
+  for (const program::Timeline& stage : stages) last = std::max(last, stage.total_s);
+  return last;
 }
 
 }  // namespace molen::sim

@@ -1,11 +1,14 @@
-// The simulator, which takes a step program as exec does. An op starts when exec would start it: in list order on its
+// The simulator, which takes step programs as exec does. An op starts when exec would start it: in list order on its
 // stream, after the ops that it waits for. It takes the time that the cost model gives, and longer when more threads
-// share the cores meanwhile.
+// share the cores meanwhile. The simulator runs the stages of a pipeline together, because they wait for each other.
+// All ranks of a stage run the same program at the same pace, so one timeline stands for them.
 #pragma once
 
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "program/ir/stages.h"
 #include "program/ir/timeline.h"
 #include "sim/costs.h"
 
@@ -17,12 +20,16 @@ struct Unsimulated {
 };
 std::optional<Unsimulated> unsimulated(const program::Setting& setting);
 
-// Returns the timeline of one rank, whose peers run the same program at the same pace. Throws UsageError for an
-// unsimulated setting and for an op whose kind was not measured, and Error for ops that wait for each other.
-program::Timeline simulate(const program::Program& program, const std::vector<program::Expanded>& ops,
-                           const Costs& costs);
+// Returns the timeline of each stage. OpTime::waited_s is how long an op waited for the last stage that takes part in
+// it. Throws UsageError for an unsimulated setting and for an op whose kind was not measured, and Error for ops that
+// wait for each other.
+std::vector<program::Timeline> simulate(const program::Stages& stages, const Costs& costs);
 
-// Does the same from the work of each op: its seconds on cores of its own, finite and not negative.
-program::Timeline simulate(const std::vector<program::Expanded>& ops, std::vector<double> work, const Sharing& sharing);
+// Does the same from the work of each op of each stage: its seconds on cores of its own, finite and not negative.
+std::vector<program::Timeline> simulate(const program::Stages& stages, std::vector<std::vector<double>> work,
+                                        const Sharing& sharing);
+
+// Returns the duration of a step, which ends when its last stage does.
+double step_seconds(const std::vector<program::Timeline>& stages);
 
 }  // namespace molen::sim

@@ -133,8 +133,8 @@ class Loop {
 
   void start() {
     const std::string hash = launch::state_hash(executor_, world_);
-    // `other` is what the loader holds ahead. The base includes an estimate of the pages of libraries that the first
-    // steps touch (5 to 14 MiB were measured).
+    // `other` is the memory of the batches that the loader holds ahead. The base includes an estimate of the pages of
+    // libraries that the first steps touch (5 to 14 MiB were measured).
     constexpr std::int64_t kLibraryPages = 8 << 20;
     const bool threads = job_.communicator == "threads";
     const Bytes peak = executor_.memory().peak, arena = peak + executor_.memory().host;

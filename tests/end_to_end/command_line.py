@@ -37,7 +37,7 @@ for words, says in (
 ):
     refused(f"molen {' '.join(words)}", *words, says=says)
 
-# What a message repeats of a file acts on no terminal.
+# Control characters of a file that a message repeats do not reach the terminal.
 (work / "escape.toml").write_text('[model]\n"\\u001b]52;c;eA==\\u0007" = 1\n')
 (work / "escape.json").write_text('{"\\u001b]52;c;eA==\\u0007": 1, "\\u001b]52;c;eA==\\u0007": 2}')
 for words in (["config", "show", "escape.toml"], ["simulate", "--model", "llama-tiny", "--cluster", "escape.json"], ["train", "\x1b[2J.toml"], ["report", "\x9b2J"]):
@@ -112,24 +112,41 @@ shutil.rmtree(kept_data)
 here = json.loads((pathlib.Path(__file__).resolve().parents[1] / "fuzz/seeds/calibration/good.json").read_text())
 entry = here["entries"][0] | {"ranks": 1, "communicator": "self"}
 of_part, plain = entry["costs"]["kinds"]["forward head"], entry["costs"]["kinds"]["all-reduce"]
+of_update = plain | {"weights": [-7.5, 0.0, 0.5], "center": [0.0, 12.25, 12.25]}  # of an optimizer that multiplies matrices
 here["entries"] = [entry]
-for _ in range(100):
-    (work / "here.json").write_text(json.dumps(here))
-    r = subprocess.run([MOLEN, "simulate", "run.toml", "--cluster", "here.json"], cwd=work, env=ENV, capture_output=True, text=True)
-    if "no measurement of '" not in r.stderr:
-        break
-    kind = r.stderr.split("no measurement of '")[1].split("'")[0]
-    entry["costs"]["kinds"][kind] = of_part if kind.split()[0] in ("forward", "backward", "recompute") else plain
+
+
+def measured_for(*words):
+    """Adds the kinds of ops that a simulation needs, and returns its result."""
+    for _ in range(100):
+        (work / "here.json").write_text(json.dumps(here))
+        r = subprocess.run([MOLEN, "simulate", "run.toml", "--cluster", "here.json", *words], cwd=work, env=ENV, capture_output=True, text=True)
+        if "no measurement of '" not in r.stderr:
+            return r
+        kind = r.stderr.split("no measurement of '")[1].split("'")[0]
+        whole = kind.startswith("optimizer_step by ") and "lion" not in kind
+        entry["costs"]["kinds"][kind] = of_update if whole else of_part if kind.startswith(("forward", "backward", "recompute")) else plain
+    return r
+
+
+r = measured_for()
 ok("a calibration was made", r.returncode == 0, r.stderr)
 refused("simulate: nodes that are not whole", "simulate", "run.toml", "--cluster", "here.json", "--ranks", "4", "--ranks-per-node", "3", says=["--ranks-per-node", "whole nodes of 3"])
 refused("simulate: ranks of two nodes are not threads", "simulate", "run.toml", "--cluster", "here.json", "--ranks", "2", "--ranks-per-node", "1", says=["mpi"])
-# What cannot be simulated is said where it was asked for, and keeps no run from its end.
-RING = ["--set", "parallel.context=2", "--set", "parallel.context_form=ring"]
+# A refusal to simulate names the key that asks for it. It does not fail a run.
+refused("simulate: data.document_mask", "simulate", "run.toml", "--cluster", "here.json", "--ranks", "2", "--set", "data.document_mask=true", says=["data.document_mask"])
+said = run("train", "run.toml", "--set", "run.name=masked", "--set", 'train.stop_after="2 steps"', "--cluster", "here.json", "--ranks", "2", "--set", "data.document_mask=true").stdout
+ok("train: no prediction for data.document_mask", "no prediction: data.document_mask" in said, said)
+# All other layouts and choices are simulated, and a run has a prediction beside what it measured.
 TENSOR = ["--set", "parallel.tensor=2"]
-for shape, key in ((RING, "parallel.context_form"), (["--set", "parallel.pipeline=2"], "parallel.pipeline"), (["--set", "data.document_mask=true"], "data.document_mask"), (["--set", "precision.reduce=bf16"], "precision.reduce"), (TENSOR, "parallel.tensor"), (["--set", "optimizer.kind=adafactor"], "optimizer.kind")):
-    refused(f"simulate: {key}", "simulate", "run.toml", "--cluster", "here.json", "--ranks", "2", *shape, says=[key])
-    said = run("train", "run.toml", "--set", f"run.name={key}", "--set", 'train.stop_after="2 steps"', "--cluster", "here.json", "--ranks", "2", *shape).stdout
-    ok(f"train: no prediction for {key}", f"no prediction: {key}" in said, said)
+SHAPES = {"a ring": ["--set", "parallel.context=2", "--set", "parallel.context_form=ring"], "stages": ["--set", "parallel.pipeline=2"], "stages in halves": ["--set", "parallel.pipeline=2", "--set", "parallel.schedule=zb-h1"],
+          "gradients in bf16": ["--set", "precision.reduce=bf16", "--set", "parallel.zero=2"], "tensor ranks": TENSOR, "pieces": [*TENSOR, "--set", "parallel.sequence=true", "--set", "parallel.tensor_chunks=2"],
+          **{f"{kind}{', tensor ranks' * bool(more)}": ["--set", f"optimizer.kind={kind}", *more] for kind in ("lion", "muon", "adafactor") for more in ([], TENSOR)}}
+for name, shape in SHAPES.items():
+    r = measured_for("--ranks", "2", *shape)
+    ok(f"simulate: {name}", r.returncode == 0 and "predicted step" in r.stdout, r.stderr)
+    said = run("train", "run.toml", "--set", f"run.name={name.replace(' ', '-').replace(',', '')}", "--set", 'train.stop_after="2 steps"', "--cluster", "here.json", "--ranks", "2", *shape).stdout
+    ok(f"train: a prediction for {name}", "no prediction" not in said and "predicted" in said, said)
 # --- what is shown is what ran -----------------------------------------------------------------------------------------------
 AUTO = ["--set", "precision.compute=auto"]
 run("train", "run.toml", *AUTO, "--set", "run.name=auto", "--set", 'train.stop_after="2 steps"', "--ranks", "2")
@@ -170,7 +187,7 @@ ok("runs list: no name acts on a terminal", not any(c in said for c in "\x1b\x07
 shutil.rmtree(planted)
 
 # One peak a machine: runs of the same type and threads are measured against the same.
-peaks = [json.loads((work / "runs" / name / "environment.json").read_text())["device_peak"] for name in ("some", "parallel.pipeline")]
+peaks = [json.loads((work / "runs" / name / "environment.json").read_text())["device_peak"] for name in ("some", "stages")]
 # Beside other work a rate may be measured too low; the run that is faster says so, and the next one measures again.
 too_low = any("a new run measures the rate again" in events.read_text() for events in (work / "runs").glob("*/events.jsonl"))
 run("train", "run.toml", "--set", "run.name=again", "--set", 'train.stop_after="1 steps"')

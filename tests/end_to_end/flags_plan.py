@@ -10,7 +10,7 @@ from harness import run, work
 FP32 = {"precision.compute": "fp32"}
 RATE = 1e9
 PARTS = ("embed", "norm_qkv", "rotate", "attention", "out_projection", "norm_up", "activation", "down", "final_norm", "head")
-OTHERS = ("load_batch", "zero_fill", "sum_squares", "clip_scale", "agree", "optimizer_step", "all_reduce", "reduce_scatter", "all_gather", "reduce_scalars")
+OTHERS = ("load_batch", "zero_fill", "sum_squares", "clip_scale", "agree", "optimizer_step", "all_reduce", "reduce_scatter", "all_gather", "reduce_scalars", "send", "receive")
 
 
 def made_up(path, conditions, pace=1.0, rate=RATE, base=None, cores=64):
@@ -22,7 +22,7 @@ def made_up(path, conditions, pace=1.0, rate=RATE, base=None, cores=64):
     for e in entries:
         e.pop("pace", None)
     gemm = json.loads(run("doctor", "--format", "json").stdout)["gemm_library"]
-    path.write_text(json.dumps({"format": 5, "gemm": gemm, "host": "x", "cpu": "x", "created": "2026-01-01T00:00:00Z", "entries": entries}))
+    path.write_text(json.dumps({"format": 6, "gemm": gemm, "host": "x", "cpu": "x", "created": "2026-01-01T00:00:00Z", "entries": entries}))
     return path.name
 
 
@@ -31,7 +31,7 @@ def work_of(program, kind=None):
     return sum(o["times"] * max(1, int(o["hardware_flops"]) or int(o["moved"])) for o in program.ops if kind is None or o["kind"] == kind)
 
 
-@row("simulate --cluster", "simulate --set", "simulate --format", "simulate --ranks", "simulate --ranks-per-node", "simulate --communicator", "simulate --model")
+@row("simulate --cluster", "simulate --set", "simulate --format", "simulate --ranks", "simulate --ranks-per-node", "simulate --communicator", "simulate --stage", "simulate --trace", "simulate --model")
 def simulate(case):
     one, slow = made_up(work / "one.json", [dict(ranks=1, communicator="self")]), made_up(work / "slow.json", [dict(ranks=1, communicator="self")], pace=2.5)
     program = case.program(FP32)
@@ -68,6 +68,27 @@ def simulate(case):
     whole, shared = (json.loads(case.molen("simulate", "tiny.toml", {**FP32, "batch.micro": 1}, "--ranks", 4, "--cluster", c, "--format", "json").stdout)["step_s"] for c in (many, few))
     assert 2 * (1 - 1e-9) <= shared / whole <= 4, (whole, shared)
     case.refused("simulate", "tiny.toml", FP32, "--cluster", one, "--communicator", "mpi", "--ranks", 2, says="one.json")
+    # Two stages: the ops of the stage that is asked for, and what all stages take.
+    staged = {**FP32, "parallel.pipeline": 2, "batch.micro": 1}
+    wide = made_up(work / "wide.json", [dict(ranks=2, communicator="threads")])
+    stages = [json.loads(case.molen("simulate", "tiny.toml", staged, "--ranks", 2, "--cluster", wide, "--stage", s, "--format", "json").stdout) for s in (0, 1)]
+    for s, said in enumerate(stages):
+        stage = case.program(staged, "--ranks", 2, "--rank", s)
+        equal(f"stage {s}", said["stage"], s)
+        equal("the stage with the head", any(o["kind"].endswith(" head") for o in said["ops"]), s == 1)
+        of_no_part = {o["kind"]: o["count"] for o in said["ops"] if " " not in o["kind"]}
+        equal("the ops of the stage", of_no_part, {kind: stage.count(kind) for kind in of_no_part})
+        close("all of its compute", said["stages"][s]["compute_s"], sum(o["times"] * max(1, int(o["hardware_flops"]) or int(o["moved"])) for o in stage.ops if o["stream"] == "compute") / RATE, 1e-9)
+        assert said["phase_s"]["bubble"] > 0 and said["stages"][s]["bubble_s"] == said["phase_s"]["bubble"], said["phase_s"]
+        assert any(o["waiting_s"] > 0 for o in said["ops"]), "no stage waits"
+    equal("the step and the stages, whichever is shown", *[(v["step_s"], v["stages"]) for v in stages])
+    assert stages[0]["step_s"] < sum(s["compute_s"] for s in stages[0]["stages"]) + 2 * stages[0]["phase_s"]["bubble"]
+    case.molen("simulate", "tiny.toml", staged, "--ranks", 2, "--cluster", wide, "--trace", "step.json")
+    spans = [e for e in json.loads((work / "step.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    equal("--trace: the ops of both stages", [sum(e["pid"] == s for e in spans) for s in (0, 1)], [sum(o["count"] for o in v["ops"] if not o["kind"].startswith("epilogue")) for v in stages])
+    close("--trace: until the step's end", max(e["ts"] + e["dur"] for e in spans), stages[0]["step_s"] * 1e6, 1e-6)
+    assert "bubble" in case.molen("simulate", "tiny.toml", staged, "--ranks", 2, "--cluster", wide).stdout
+    case.refused("simulate", "tiny.toml", staged, "--ranks", 2, "--cluster", wide, "--stage", 2, says=["--stage: 2", "2 stages"])
 
 
 def slots(program):
@@ -155,7 +176,7 @@ def calibrate(case):
     fast = ["--widest", 128, "--output", "measured.json"]
     first = case.molen("calibrate", *fast, "--compute", "fp32", "--threads", 1, "--rounds", 2, "--format", "json")
     said = re.search(r"^fp32: (\d+) measurements, from (.*), to (.*)$", first.stderr, re.M)
-    equal("--rounds, --widest", (int(said[1]), said[2].startswith("round 1 of 2, d 128 "), said[3].startswith("round 2 of 2, d 128 ")), (6, True, True))
+    equal("--rounds, --widest", (int(said[1]), said[2].startswith("round 1 of 2, d 128 "), said[3].startswith("round 2 of 2, d 128 ")), (18, True, True))
     entry = json.loads(first.stdout)[0]
     equal("as asked", (entry["compute"], entry["threads"], entry["ranks"], entry["communicator"]), ("fp32", 1, 1, "self"))
     text = case.molen("calibrate", *fast, "--compute", "bf16", "--threads", 1, "--ranks", 2, "--rounds", 1).stdout
@@ -186,4 +207,4 @@ def calibrate(case):
     for words, width in ((["own.toml"], 128), (["--model", "llama-tiny", preset], 128)):
         made = case.molen("calibrate", *words, "--rounds", 1, "--output", f"own-{len(words)}.json", "--format", "json")
         equal(f"{words}: type and threads", [(e["compute"], e["threads"]) for e in json.loads(made.stdout)], [("fp32", 1)])
-        assert re.search(rf"^fp32: 3 measurements, .* to round 1 of 1, d {width} ", made.stderr, re.M), made.stderr
+        assert re.search(rf"^fp32: 9 measurements, .* to round 1 of 1, d {width} ", made.stderr, re.M), made.stderr

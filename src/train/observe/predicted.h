@@ -8,6 +8,7 @@
 #include "base/result.h"
 #include "comm/communicator.h"
 #include "exec/executor.h"
+#include "program/ir/stages.h"
 #include "program/ir/timeline.h"
 #include "train/trainer.h"
 
@@ -26,7 +27,7 @@ class Predicted {
 
  private:
   program::Timeline median_step();
-  Result<program::Comparison> beside(program::Timeline measured) const;
+  Result<program::Comparison> beside(const program::Stages& stages, const program::Timeline& measured) const;
 
   static constexpr std::size_t kKept = 51;
   const Job& job_;
@@ -35,10 +36,15 @@ class Predicted {
   std::vector<program::Timeline> timelines_;  // of the last steps
 };
 
-// Sets, for each collective of `timeline`, how long this rank waited in it for others (OpTime::waited_s). That is its
-// duration here minus its shortest duration on any rank of the group, because the last rank to arrive waits for nobody.
-// The ranks' clocks need not agree. Collective; rank 0's timeline becomes complete.
-void tell_waiting(const program::Program& program, const std::vector<program::Expanded>& ops,
-                  program::Timeline& timeline, comm::Communicator& world);
+// By rank, the seconds of each of its ops that communicate, in the order of its program.
+using Durations = std::vector<std::vector<double>>;
+// Returns those of all ranks on every rank. Collective.
+Durations gather_durations(const std::vector<program::Expanded>& ops, const program::Timeline& timeline,
+                           comm::Communicator& world);
+
+// Sets, for each op of a rank's timeline that communicates, how long the rank waited in it for others
+// (OpTime::waited_s). That is its duration here minus its shortest duration on any rank that takes part, because the
+// last rank to arrive waits for nobody. The ranks' clocks need not agree.
+void set_waiting(const program::Stages& stages, int rank, const Durations& durations, program::Timeline& timeline);
 
 }  // namespace molen::train

@@ -25,13 +25,13 @@ program::Program predicted_program(int ranks, int replicas) {
 
 // Rank r takes r + 1 seconds for each op. The rank of a group that takes least waits for nobody.
 TEST(Waiting, IsWhatACollectiveTookLongerThanOnTheRankThatTookLeast) {
-  const auto p = predicted_program(4, 2);
-  const auto ops = program::expand(p);
+  const program::Stages stages(predicted_program(4, 2));
+  const auto& ops = stages.ops(0);
   std::vector<program::Timeline> of(4);
   launch::run_ranks(launch::launch_threads(4), [&](comm::Communicator& world) {
     program::Timeline& t = of[static_cast<std::size_t>(world.rank())];
     for (std::size_t i = 0; i < ops.size(); ++i) t.ops.push_back({1.0, 2.0 + world.rank(), 0.0});
-    tell_waiting(p, ops, t, world);
+    set_waiting(stages, world.rank(), gather_durations(ops, t, world), t);
   });
   int within = 0, across = 0;
   for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -55,9 +55,52 @@ TEST(Waiting, IsWhatACollectiveTookLongerThanOnTheRankThatTookLeast) {
   EXPECT_GT(across, 0);
 }
 
+// The two ends of a message are different ops of different programs. The first stage takes 1 s more for each op than
+// the second, so it waits 1 s in each message and in each collective between the stages.
+TEST(Waiting, OfStagesIsComparedBetweenTheEndsOfAMessage) {
+  auto a = arch::preset("llama-tiny");
+  a.layers = 2;
+  program::Setting s;
+  s.mesh[mesh::Axis::kPp] = s.mesh[mesh::Axis::kDpShard] = 2;
+  s.zero = 1;
+  s.global_batch = 8;
+  s.micro_batch = 2;
+  s.sequence = 32;
+  const program::Stages stages(program::build_stages(a, s));
+  ASSERT_NE(stages.ops(0).size(), stages.ops(1).size());
+  program::Timeline first;
+  launch::run_ranks(launch::launch_threads(4), [&](comm::Communicator& world) {
+    const std::size_t stage = world.rank() < 2 ? 0 : 1;  // of the ranks pp 2 x dp_shard 2
+    program::Timeline t;
+    for (std::size_t i = 0; i < stages.ops(stage).size(); ++i)
+      t.ops.push_back({0.0, 3.0 - static_cast<double>(stage) + static_cast<double>(i) * 1e-3, 0.0});
+    const Durations durations = gather_durations(stages.ops(stage), t, world);
+    if (world.rank() != 0) return;
+    set_waiting(stages, 0, durations, t);
+    first = std::move(t);
+  });
+  int messages = 0;
+  for (std::size_t i = 0; i < stages.ops(0).size(); ++i) {
+    const auto& op = stages.ops(0)[i].step->op;
+    const int meeting = stages.meeting_of(0, i);
+    if (meeting < 0) {
+      EXPECT_EQ(first.ops[i].waited_s, 0.0) << i;
+      continue;
+    }
+    for (const auto& member : stages.members(meeting))
+      if (member.stage == 1) {
+        const double theirs = 2.0 + static_cast<double>(member.op) * 1e-3;
+        EXPECT_NEAR(first.ops[i].waited_s, std::max(0.0, first.ops[i].seconds() - theirs), 1e-12) << i;
+      }
+    messages += std::holds_alternative<program::Send>(op) || std::holds_alternative<program::Receive>(op);
+  }
+  EXPECT_EQ(messages, 4);
+}
+
 TEST(Waiting, ForARankThatSleepsIsSeenAndIsNotSending) {
   constexpr double kSleep = 0.5;
-  const auto p = predicted_program(2, 1);
+  const program::Stages stages(predicted_program(2, 1));
+  const program::Program& p = stages.program(0);
   std::vector<program::Timeline> of(2);
   launch::run_ranks(launch::launch_threads(2), [&](comm::Communicator& world) {
     exec::Options options;
@@ -76,10 +119,10 @@ TEST(Waiting, ForARankThatSleepsIsSeenAndIsNotSending) {
       return n;
     };
     auto timeline = executor.run(input).timeline;
-    tell_waiting(p, executor.ops(), timeline, world);
+    set_waiting(stages, world.rank(), gather_durations(executor.ops(), timeline, world), timeline);
     of[static_cast<std::size_t>(world.rank())] = std::move(timeline);
   });
-  const auto ops = program::expand(p);
+  const auto& ops = stages.ops(0);
   const auto sums = [&](int rank) {
     const auto& t = of[static_cast<std::size_t>(rank)];
     double seconds = 0.0, waited = 0.0;

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -11,6 +13,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "measure/rates.h"
+#include "program/ir/trace.h"
 #include "program/text/text.h"
 #include "store/prometheus.h"
 #include "store/run_directory.h"
@@ -128,23 +131,7 @@ class Recorder::Impl {
 
   void trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
     const double origin = timeline_end_;
-    for (std::size_t i = 0; i < ops.size(); ++i) {
-      const auto& s = *ops[i].step;
-      Json args{{"step", step},
-                {"op", ops[i].op},
-                {"micro_batch", ops[i].micro_batch},
-                {"bytes", s.moved.value},
-                {"flops", s.hardware_flops.value}};
-      // An epilogue lies within its op's span. Its seconds are known (not on devices), but not when it began.
-      const auto work = program::work_of(s, timeline.ops[i]);
-      for (std::size_t k = 1; k < work.size(); ++k) {
-        Json& epilogue = args[work[k].kind] = {{"bytes", work[k].bytes}};
-        if (work[k].seconds > 0) epilogue["seconds"] = work[k].seconds;
-      }
-      spans_.push_back({program::kind_of(s.op), std::string(program::name_of(s.phase)),
-                        std::string(program::name_of(s.stream)), origin + timeline.ops[i].start_s,
-                        origin + timeline.ops[i].end_s, std::move(args), 0});
-    }
+    std::ranges::move(program::spans_of(ops, timeline, origin, step), std::back_inserter(spans_));
     timeline_end_ = origin + timeline.total_s;
     telemetry([&] { run_.write_trace(store::trace_json(spans_)); });
   }

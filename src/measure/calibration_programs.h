@@ -1,0 +1,36 @@
+// The step programs whose ops a calibration measures: small models of many shapes, in every way to run them that has
+// kinds of ops of its own.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "program/ir/program.h"
+
+namespace molen::measure {
+
+struct CalibrateOptions {
+  DType compute = DType::kF32;
+  arch::Kernels kernels = arch::Kernels::kFused;
+  std::map<arch::Part, arch::Kernels> other_kernels;  // as in program::Setting; measured beside `kernels`
+  int threads = 1;
+  int repeats = 2;  // timed steps of each shape, after a warm-up, in each round
+  int rounds = 3;
+  std::int64_t widest = 0;  // largest residual width of the measured models; 0: all models
+};
+
+// Returns the value of `CalibrateOptions::widest` that covers models of width `hidden`: the next larger measured width,
+// or the largest one.
+std::int64_t calibrated_width(std::int64_t hidden);
+
+struct CalibrationProgram {
+  program::Program program;
+  std::string name;  // "d 128 ffn 352 vocabulary 2048 batch 2 x 128 on tensor ranks"
+};
+// Returns the programs of one of so many ranks, in the same order on all of them. A calibration knows the costs of the
+// kinds of these ops only. Throws UsageError when CalibrateOptions::widest is below all shapes.
+std::vector<CalibrationProgram> calibration_programs(const CalibrateOptions& options, int ranks, int rank = 0);
+
+}  // namespace molen::measure
