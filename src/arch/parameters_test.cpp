@@ -37,6 +37,21 @@ TEST(Parameters, ExactCounts) {
   EXPECT_EQ(count("llama-tiny"), 8'621'312);
 }
 
+// The MLPs of DeepSeek-V2-Lite, whose attention molen does not have: 27 layers, of which the first is dense, and 64
+// experts beside two shared ones (arXiv 2405.04434, appendix B). Attention, norms, embedding and head make up the rest
+// of the model's 15.7 B.
+TEST(Parameters, ExactCountOfTheMlpsOfDeepSeekV2Lite) {
+  Architecture a = preset("llama3.2-1b");
+  a.layers = 27, a.hidden = 2048, a.ffn = 10944;
+  a.experts = Experts{.count = 64, .per_token = 6, .ffn = 1408, .norm_topk = false, .dense_layers = 1, .shared = 2};
+  std::int64_t mlps = 0;
+  for (const Parameter& p : parameters(a))
+    if (p.role == Role::kGate || p.role == Role::kUp || p.role == Role::kDown || p.role == Role::kRouter ||
+        p.role == Role::kSharedGate || p.role == Role::kSharedUp || p.role == Role::kSharedDown || of_expert(p.role))
+      mlps += p.elements();
+  EXPECT_EQ(mlps, 14'915'338'240);
+}
+
 // The counts contain the embedding and the head: 12.9 B, 1.3 B and 3.3 B in the models' papers.
 TEST(Parameters, ExactCountsOfWhatATokenMeets) {
   const auto active = [](const char* name) { return num_active_parameters(preset(name)); };

@@ -17,6 +17,7 @@
 
 #include "math/allocation.h"
 #include "program/build/build.h"
+#include "program/parts/part.h"
 #include "prove/layouts_suite.h"
 
 namespace molen::prove {
@@ -215,7 +216,9 @@ std::set<std::string> undeclared(const std::vector<Program>& stages, std::int64_
     options.packing = program::Packing::kPages;
     options.observer = &fence;
     exec::Executor executor(in_list_order(p), world.rank(), &world, options);
-    for (const char* state : {"param", "master", "m", "v"})
+    std::vector<std::string> states{"param", "master"};
+    for (const auto& state : p.optimizer->states) states.emplace_back(name_of(state.value));
+    for (const std::string& state : states)
       for (int u = 0; executor.has_state(state) && u < static_cast<int>(p.units.size()); ++u)
         executor.state(state, u).zero_();
     launch::initialize_parameters(executor, 5, p.setting.threads);
@@ -244,6 +247,8 @@ struct Case {
   suite::Layout layout;
   DType compute = DType::kF32;
   arch::Kernels kernels = arch::Kernels::kFused;
+  void (*change)(program::Setting&) = [](program::Setting&) {};
+  std::vector<std::string> models = {"Llama", "GPT", "Qwen3", "Mixtral", "dots.llm1", "a capacity"};
 };
 
 suite::Layout over_axes(int tensor, int context, int shards = 1, int zero = 0) {
@@ -274,8 +279,71 @@ suite::Layout on_host(suite::Layout l) {
   return l;
 }
 
+// Which kinds of ops, optimizers, stages of updates and kernels have been watched.
+class Watched {
+ public:
+  void add(const Program& p) {
+    for (const auto& body : p.bodies)
+      for (const auto& step : body.steps) {
+        kinds_.insert(step.op.index());
+        if (const auto* update = std::get_if<program::OptimizerStep>(&step.op))
+          updates_.insert({update->kind, update->stage});
+        if (step.attributes.kernel) kernels_.insert(std::string(name_of(*step.attributes.kernel)));
+      }
+  }
+  void expect_all() const {
+    EXPECT_EQ(kinds_.size(), std::variant_size_v<program::Op>);
+    for (const auto& optimizer : program::optimizers()) {
+      EXPECT_TRUE(updates_.contains({std::string(optimizer.name), program::UpdateStage::kWhole})) << optimizer.name;
+      for (const auto stage : {program::UpdateStage::kDirection, program::UpdateStage::kApply})
+        EXPECT_EQ(updates_.contains({std::string(optimizer.name), stage}), optimizer.has_whole()) << optimizer.name;
+    }
+    for (const char* kernel : {"fused", "aten", "reference", "unfused"})
+      EXPECT_TRUE(kernels_.contains(kernel)) << kernel;
+  }
+
+ private:
+  std::set<std::size_t> kinds_;
+  std::set<std::pair<std::string, program::UpdateStage>> updates_;
+  std::set<std::string> kernels_;
+};
+
+template <int kIndex>
+void chosen_optimizer(program::Setting& s) {
+  s.optimizer = program::optimizers().at(kIndex).name;
+}
+
 TEST(Access, OpsTouchWhatTheyName) {
+  const std::vector<std::string> dense{"Llama", "GPT"}, any{"Llama", "dots.llm1"}, sparse_only{"Mixtral", "dots.llm1"};
+  const arch::Kernels fused = arch::Kernels::kFused;
   const std::vector<Case> cases{
+      {"gradients travel in bf16",
+       {2, 2, false, 2},
+       DType::kF32,
+       fused,
+       [](program::Setting& s) { s.reduce = DType::kBF16; },
+       dense},
+      {"fp16",
+       {2, 1, false, 2},
+       DType::kF16,
+       arch::Kernels::kAten,
+       [](program::Setting& s) { s.reduce = DType::kF16; },
+       dense},
+      {"reference in fp64", {1, 0, true, 2}, DType::kF64, arch::Kernels::kReference, [](program::Setting&) {}, any},
+      {"unfused attention",
+       {1, 0, true, 2},
+       DType::kF32,
+       fused,
+       [](program::Setting& s) { s.other_kernels = program::without_flash(s.kernels, {.compute = s.compute}).value(); },
+       dense},
+      {"two copies", {2, 3, false, 1, 2, true}, DType::kF32, fused, [](program::Setting&) {}, {"Llama"}},
+      {"EP 2 in tiles", over_experts({2, 2, false, 2}), DType::kF32, fused,
+       [](program::Setting& s) { s.expert_tiles = 3; }, sparse_only},
+      {"Lion", {2, 1, false, 2}, DType::kF32, fused, chosen_optimizer<1>, any},
+      {"Muon", {2, 1, false, 2}, DType::kF32, fused, chosen_optimizer<2>, any},
+      {"Muon, TP 2", over_axes(2, 1), DType::kF32, fused, chosen_optimizer<2>, {"Llama"}},
+      {"Adafactor", {2, 1, false, 2}, DType::kF32, fused, chosen_optimizer<3>, any},
+      {"Adafactor, TP 2", over_axes(2, 1), DType::kF32, fused, chosen_optimizer<3>, {"Llama"}},
       {"one rank", {1, 0, false, 2}},
       {"one rank, recompute", {1, 0, true, 2}},
       {"ATen in fp32", {1, 0, false, 2}, DType::kF32, arch::Kernels::kAten},
@@ -300,11 +368,13 @@ TEST(Access, OpsTouchWhatTheyName) {
       {"PP 2", over_stages(2, false)},
       {"PP 2 in halves", over_stages(2, true)},
   };
+  Watched covered;
   for (const Case& c : cases)
-    for (const std::string model : {"Llama", "GPT", "Qwen3", "Mixtral", "dots.llm1", "a capacity"}) {
+    for (const std::string& model : c.models) {
       const bool gpt = model == "GPT";
       auto setting = suite::setting_of(c.layout, c.compute);
       setting.kernels = c.kernels;
+      c.change(setting);
       auto arch = gpt ? suite::gpt() : model == "Qwen3" ? suite::qwen() : suite::llama(true);
       const bool sparse = model == "Mixtral" || model == "dots.llm1" || model == "a capacity";
       if (c.layout.experts > 1 && !sparse) continue;
@@ -328,6 +398,7 @@ TEST(Access, OpsTouchWhatTheyName) {
       for (int stage = 0; stage < setting.stages(); ++stage) {
         setting.pipeline.stage = stage;
         stages.push_back(program::build(arch, setting));
+        covered.add(stages.back());
       }
       std::int64_t watched = 0;
       std::set<std::string> found = undeclared(stages, watched);
@@ -341,6 +412,7 @@ TEST(Access, OpsTouchWhatTheyName) {
       EXPECT_EQ(fmt::format("{}", fmt::join(found, "; ")), "") << c.name << ", " << model;
       EXPECT_GT(watched, 50) << c.name;
     }
+  covered.expect_all();
 }
 
 }  // namespace

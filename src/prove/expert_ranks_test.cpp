@@ -101,7 +101,11 @@ INSTANTIATE_TEST_SUITE_P(
         of_context(2, kGather, of_tensor(2, true, experts(2))),
         in_two_stages(program::ScheduleKind::k1f1b, 1, experts(2)),
         in_two_stages(program::ScheduleKind::kZbH1, 1, experts(2, {1, 2, false, 1})),
-        in_two_stages(program::ScheduleKind::kInterleaved, 1, of_tensor(2, true, experts(2, {1, 3, false, 1})))));
+        in_two_stages(program::ScheduleKind::kInterleaved, 1, of_tensor(2, true, experts(2, {1, 3, false, 1}))),
+        experts(8, {1, 2, false, 1}), experts(8, {1, 3, true, 1}), of_tensor(2, true, experts(4, {1, 3, false, 1})),
+        of_context(2, kRing, experts(4, {1, 1, false, 1})),
+        in_two_stages(program::ScheduleKind::k1f1b, 1, experts(4, {1, 2, false, 1})),
+        experts(4, on_host(kEverything, {1, 3, false, 1}))));
 
 struct ExpertMutant {
   std::string name;

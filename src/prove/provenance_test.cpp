@@ -34,7 +34,9 @@ Bits bits_of_rank(const program::Program& p, comm::Communicator& world, bool wip
     EXPECT_FALSE(result.non_finite);
     bits.losses.push_back(result.mean_loss());
   }
-  for (const char* family : {"param", "grad", "m", "v", "master"})
+  std::vector<std::string> families{"param", "grad", "master"};
+  for (const auto& state : p.optimizer->states) families.emplace_back(name_of(state.value));
+  for (const std::string& family : families)
     for (std::size_t u = 0; u < p.units.size(); ++u)
       if (executor.has_state(family))
         bits.states[fmt::format("{} of {}", family, p.units[u].name)] =
@@ -115,6 +117,28 @@ TEST(Provenance, KeysThatEveryTensorRankKeeps) {
   a.kv_heads = 3;
   a.head_dim = 6;
   expect_same_bits(a, setting_of(on_tensor_ranks(4, false), DType::kF64), "copied keys");
+}
+
+TEST(Provenance, ExpertRanksAndTiles) {
+  auto s = setting_of(experts(2, {2, 3, true, 2}), DType::kF32);
+  expect_same_bits(eight_experts(), s, "expert ranks");
+  s.expert_tiles = 2;
+  expect_same_bits(eight_experts(), s, "expert ranks, in tiles");
+  auto limited = eight_experts();
+  limited.experts->capacity = 0.75;
+  limited.experts->dense_layers = 1, limited.experts->shared = 2;
+  Layout l = experts(2, {1, 1, false, 2});
+  l.context = 2;
+  expect_same_bits(limited, setting_of(l, DType::kF32), "a capacity over context ranks");
+}
+
+TEST(Provenance, EveryOptimizer) {
+  for (const auto& optimizer : program::optimizers())
+    for (const Layout& layout : {Layout{2, 2, false, 3}, on_tensor_ranks(2, true)}) {
+      auto s = setting_of(layout, DType::kF32);
+      s.optimizer = optimizer.name;
+      expect_same_bits(llama(true), s, std::string(optimizer.name));
+    }
 }
 
 TEST(Provenance, NarrowTypes) {

@@ -223,7 +223,7 @@ def refused(molen, work):
     print(f"{len(cases)} bad directories refused, nothing written")
 
 
-# What molen refuses though the reference reads it (src/checkpoint/safetensors.h says why). Any other difference fails.
+# Files that molen refuses although the reference reads them (src/checkpoint/safetensors.h says why). Any other difference fails.
 STRICTER = {"bad-dotdot", "bad-duplicate", "bad-leading-space"}
 
 

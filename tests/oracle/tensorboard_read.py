@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What TensorBoard itself reads from a run's event files.
+"""Prints what TensorBoard itself reads from a run's event files.
 
 usage: tensorboard_read.py DIR [--tag TAG ...] [--last STEP] [--resumed STEP]
 

@@ -99,6 +99,8 @@ CASES = {
     "experts as in DeepSeek-V3 with a capacity": ({**V3, "model.expert_capacity": 1.0}, 1, None),
     "experts, Muon, tied, documents": ({**SPARSE, **SHORT, **MUON, "model.tied": True}, 1, None),
     "experts, Adafactor": ({**SPARSE, **ADAFACTOR, "model.qk_norm": "all"}, 1, None),
+    **{f"experts, {ranks} expert ranks, ZeRO-{zero}": ({**SPARSE, "model.experts": 8, "parallel.expert": ranks, "parallel.zero": zero}, ranks, None) for ranks, zero in ((2, 0), (4, 3))},
+    "experts as in DeepSeek-V3, two expert ranks, two tensor ranks": ({**V3, "model.experts": 6, "parallel.expert": 2, "parallel.tensor": 2}, 4, None),
     "GPT, warm-up, stable, decay": ({**GPT, "schedule.kind": "wsd", "schedule.decay": "15 steps"}, 1, None),
     "GPT, tied, constant": ({**GPT, "model.tied": True, "schedule.kind": "constant"}, 1, None),
     "ALiBi, layer norm, a tenth of decay": ({**ALIBI, "schedule.kind": "wsd"}, 1, None),
@@ -111,6 +113,7 @@ CASES = {
     "clipping in every step, two ranks": ({**GPT, "optimizer.clip": 0.2, "optimizer.eps": 0.1, "optimizer.lr": 0.05}, 2, 0.2),
     **{f"Lion, ZeRO-{zero}, {ranks} ranks": ({**LION, "parallel.zero": zero}, ranks, None) for zero, ranks in ((0, 1), (0, 2), (1, 3), (2, 2), (3, 4))},
     **{f"Muon, ZeRO-{zero}, {ranks} ranks": ({**MUON, "parallel.zero": zero}, ranks, None) for zero in range(4) for ranks in range(1, 5) if zero == 0 or ranks > 1},
+    **{f"Muon, two tensor ranks, ZeRO-{zero}": ({**MUON, "parallel.tensor": 2, "parallel.sequence": True, "parallel.zero": zero}, 4 if zero else 2, None) for zero in range(4)},
     "Muon, as first published, clipped": ({**MUON, "optimizer.match_adamw": False, "optimizer.lr": 0.02, "optimizer.rest_lr": 3e-3, "optimizer.clip": 0.2}, 2, 0.2),
     **{f"Adafactor, ZeRO-{zero}, {ranks} ranks": ({**ADAFACTOR, "parallel.zero": zero}, ranks, None) for zero in range(4) for ranks in range(1, 5) if zero == 0 or ranks > 1},
     "Adafactor, two tensor ranks, GPT": ({**GPT, **ADAFACTOR, "parallel.tensor": 2}, 2, None),
@@ -202,7 +205,7 @@ def gradients(model, rows, ends, autocast):
 
 def distances(loss, found, exact_loss, exact_gradients):
     """How far a loss is over the loss, and each gradient over the largest of its tensor."""
-    # What is added to all keys has a gradient of zero.
+    # A value that is added to all keys has a gradient of zero.
     names = [n for n in found if not n.endswith("k_proj.bias")]
     far = {n: numpy.abs(found[n] - exact_gradients[n]).max() / numpy.abs(exact_gradients[n]).max() for n in names}
     return abs(loss / exact_loss - 1), far

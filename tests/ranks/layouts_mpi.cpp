@@ -26,12 +26,13 @@ class LayoutsMpi : public ::testing::TestWithParam<Layout> {
  protected:
   void SetUp() override {
     const Layout& l = GetParam();
-    if (world().size() % (l.replicas * l.tensor * l.stages * l.context) != 0 || (l.replicas > 1 && world().size() < 4))
+    if (world().size() % (l.replicas * l.tensor * l.stages * l.context * l.experts) != 0 ||
+        (l.replicas > 1 && world().size() < 4))
       GTEST_SKIP() << "not on " << world().size() << " ranks";
   }
   static Layout layout() {
     Layout l = GetParam();
-    l.shards = world().size() / l.replicas / l.tensor / l.stages / l.context;
+    l.shards = world().size() / l.replicas / l.tensor / l.stages / l.context / l.experts;
     return l;
   }
   static std::vector<arch::Architecture> models() {
@@ -41,6 +42,7 @@ class LayoutsMpi : public ::testing::TestWithParam<Layout> {
     return all;
   }
   static std::vector<arch::Architecture> whole_models() {
+    if (GetParam().experts > 1) return {eight_experts()};
     if (GetParam().tensor == 1) return {llama(false), llama(true), gpt()};
     auto heads = gpt();  // sizes that two ranks can share
     heads.heads = heads.kv_heads = 4;
@@ -154,6 +156,7 @@ INSTANTIATE_TEST_SUITE_P(Offload, LayoutsMpi,
                                            on_host({true, true, false, false}, {1, 2, false, 1, 2})));
 INSTANTIATE_TEST_SUITE_P(Tensor, LayoutsMpi,
                          ::testing::Values(tensor_ranks(0, true), tensor_ranks(3, false), tensor_ranks(2, true, 3)));
+INSTANTIATE_TEST_SUITE_P(Experts, LayoutsMpi, ::testing::Values(experts(2), experts(2, {1, 3, false, 1})));
 
 }  // namespace
 }  // namespace molen::prove

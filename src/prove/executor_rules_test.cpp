@@ -1,0 +1,126 @@
+// Rules of the executor that no comparison of layouts sees, because both sides of such a comparison would break them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "program/memory/memory.h"
+#include "prove/layouts_suite.h"
+
+namespace molen::prove {
+namespace {
+
+using namespace suite;
+
+exec::StepInput counting_up(const program::Program& p, bool counted = true) {
+  exec::StepInput input;
+  input.optimizer.lr = 1e-2;
+  input.load = [&p, counted](const exec::MicroBatch& to) {
+    const std::int64_t n = p.setting.micro_batch * p.setting.sequence;
+    for (std::int64_t i = 0; i < n; ++i) {
+      to.ids[i] = static_cast<std::int32_t>(i % p.arch.vocabulary);
+      to.labels[i] = counted ? static_cast<std::int32_t>((i + 1) % p.arch.vocabulary) : -1;
+    }
+    return counted ? n : 0;
+  };
+  return input;
+}
+
+// Many tests run with Options::poison_dead and compare results. They prove something only if dead buffers are filled.
+TEST(DeadBuffers, AreFilled) {
+  const auto p = program::build(llama(false), setting_of(1, 0, false, DType::kF32));
+  const auto filled = [&](bool poison) {
+    exec::Executor executor(p, 0, nullptr, {at::kCPU, poison});
+    launch::initialize_parameters(executor, 1, 2);
+    executor.run(counting_up(p));
+    const auto arena = executor.arena();
+    std::size_t found = 0, all = 0;
+    for (std::size_t b = 0; b < p.buffers.size(); ++b) {
+      if (!program::packed(p.buffers[b])) continue;
+      const auto bytes = arena.subspan(static_cast<std::size_t>(executor.memory().buffer_offset[b]),
+                                       static_cast<std::size_t>(p.buffers[b].bytes().value));
+      ++all;
+      found += std::ranges::all_of(bytes, [](std::byte x) { return x == std::byte{0xff}; });
+    }
+    EXPECT_GT(all, 10u);
+    return static_cast<double>(found) / static_cast<double>(all);
+  };
+  EXPECT_EQ(filled(false), 0.0);
+  EXPECT_GT(filled(true), 0.5);  // values that live longer, or were written later, are in the place of the others
+}
+
+// One rank leaves out the last gather of parameters and waits for all ranks elsewhere. The streams of tensor ranks have
+// ended by then, so the threads of those streams no longer count as threads that could still call.
+TEST(Deadlocks, AreReportedAfterSomeStreamsHaveEnded) {
+  Layout l{2, 1};
+  l.tensor = 2;
+  const auto whole = program::build(llama(false), setting_of(l, DType::kF32));
+  program::Program lacking = whole;
+  auto& steps = lacking.bodies.back().steps;
+  const auto last = std::find_if(steps.rbegin(), steps.rend(), [](const program::Step& step) {
+    return std::holds_alternative<program::AllGather>(step.op) && program::axis_of(step.op) == program::Axis::kDp;
+  });
+  ASSERT_NE(last, steps.rend());
+  const int index = static_cast<int>(steps.rend() - last) - 1;
+  for (const auto& step : steps)
+    for (const auto& ref : step.after) ASSERT_NE(ref.op, index) << "another op waits for the gather";
+  ASSERT_EQ(index, static_cast<int>(steps.size()) - 1);
+  steps.pop_back();
+  std::string said;
+  try {
+    on_ranks(4, [&](comm::Communicator& world) {
+      const auto& p = world.rank() == 3 ? lacking : whole;
+      exec::Executor executor(p, world.rank(), &world, {});
+      launch::initialize_parameters(executor, 1, 1);
+      executor.run(counting_up(p));
+      world.barrier();
+    });
+  } catch (const Error& error) {
+    said = error.what();
+  }
+  EXPECT_NE(said.find("wait"), std::string::npos) << said;
+}
+
+TEST(EmptySteps, UpdateNothing) {
+  const auto p = program::build(llama(false), setting_of(1, 0, false, DType::kF32));
+  exec::Executor executor(p, 0, nullptr, {});
+  launch::initialize_parameters(executor, 1, 1);
+  std::vector<at::Tensor> before;
+  for (std::size_t u = 0; u < p.units.size(); ++u)
+    before.push_back(executor.state("param", static_cast<int>(u)).clone());
+  const auto result = executor.run(counting_up(p, false));
+  EXPECT_TRUE(result.non_finite) << "a mean over no tokens is not a number";
+  EXPECT_EQ(result.valid_tokens, 0.0);
+  for (std::size_t u = 0; u < p.units.size(); ++u)
+    EXPECT_TRUE(executor.state("param", static_cast<int>(u)).equal(before[u])) << p.units[u].name;
+}
+
+// What the forward reads is the rounded master, also for the biases of routers, which no optimizer updates.
+TEST(RoundedWeights, AreThoseOfTheMaster) {
+  auto a = mixtral();
+  a.experts->scores = arch::RouterScores::kSigmoid;
+  a.experts->z_loss = 0.0;
+  a.experts->bias_rate = 0.25;
+  program::Setting s = setting_of(1, 0, false, DType::kF32);
+  s.compute = DType::kBF16;
+  s.kernels = arch::Kernels::kAten;
+  const auto p = program::build(a, s);
+  exec::Executor executor(p, 0, nullptr, {});
+  launch::initialize_parameters(executor, 1, 1);
+  executor.run(counting_up(p));
+  int moved = 0;
+  for (std::size_t u = 0; u < p.units.size(); ++u) {
+    const at::Tensor weights = executor.state("param", static_cast<int>(u)),
+                     master = executor.state("master", static_cast<int>(u));
+    EXPECT_TRUE(weights.equal(master.to(at::kBFloat16))) << p.units[u].name;
+    for (const auto& entry : p.units[u].entries) {
+      const auto& parameter = p.parameters[static_cast<std::size_t>(entry.parameter)];
+      if (arch::moved_by_load(parameter.role))
+        moved += weights.narrow(0, entry.offset, parameter.elements()).count_nonzero().item<std::int64_t>() > 0;
+    }
+  }
+  EXPECT_EQ(moved, p.arch.sparse_layers());
+}
+
+}  // namespace
+}  // namespace molen::prove
