@@ -68,7 +68,7 @@ def run(*command):
 
 
 def launched(ranks, communicator):
-    """What stands before the command, and after it."""
+    """Returns the words before the command, and those after it."""
     if communicator == "mpi":
         return ["mpirun", "-n", ranks, "--bind-to", "none", "--oversubscribe"], []
     return [], ["--ranks", ranks] if ranks > 1 else []

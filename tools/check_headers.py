@@ -88,7 +88,7 @@ def precompiled(headers, flags):
 
 @functools.cache
 def includes(file):
-    """What a file of ours includes of ours, its lines of SLOW, and a digest of its text."""
+    """Returns which files of ours a file includes, its lines of SLOW, and a digest of its text."""
     text = file.read_text()
     named = re.findall(r'^[ \t]*#[ \t]*include "([^"]+)"', text, re.M)
     places = [[p for p in (file.parent / name, ROOT / "src" / name, ROOT / name) if p.is_file()] for name in named]

@@ -12,7 +12,7 @@ import sys
 FUNCTION = re.compile(r"(?!return\b|static_assert\b|using\b|struct\b|class\b|enum\b|union\b|TEST|RC_|INSTANTIATE)[A-Za-z_\[][\w:<>,&*\s\[\]().]*?[\s&*](\w+)\(")
 TYPE = re.compile(r"(?:template <.*> )?(?:struct|class|union|enum(?: class| struct)?) (\w+)")
 ALIAS = re.compile(r"(?:template <.*> )?using (\w+) = |typedef .*\b(\w+);")
-# Of a statement, which may declare several.
+# Matches each constant of a statement, which may declare several.
 CONSTANT = re.compile(r"(?<![\w.:])(k[A-Z]\w*)(?=\s*(?:\[[^\]]*\]\s*)*(?:=(?!=)|\{|;))")
 DECLARES = re.compile(r"(?:inline |static |thread_local )*(?:constexpr|constinit|const)\b")
 OPENS = re.compile(r"namespace(?: [\w:]+)? \{")

@@ -31,7 +31,7 @@ VENDOR = {  # header pattern -> folder that may include it
 WITHOUT_SETTING = ("exec", "program/parts", "program/types", "program/values", "program/verify")
 OF_SETTING = "program/values/of_setting"
 SETTING = re.compile(r"\bSetting\b|(\.|->)setting\b")
-# What these folders do not include, so that no function that reads a setting is in sight.
+# Headers that these folders must not include, so that they see no function that reads a setting.
 KNOWS_SETTING = re.compile(r"program/(build|provenance)/|" + OF_SETTING)
 # The builder's table of operands. These two have rules of their own, so that a mistake in it is refused.
 WITHOUT_SIGNATURE = ("program/types", "program/verify")
@@ -41,7 +41,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 
 
 def path_in_tree(src: pathlib.Path, file: pathlib.Path, target: str) -> str:
-    """What an include names, from src/ on if that lies there: looked for beside the including file, then in src/, as the compiler does."""
+    """Returns the file that an include names, relative to src/ if it lies there. It is looked for beside the including file, then in src/, as the compiler does."""
     named = [(folder / target).resolve() for folder in (file.parent, src)]
     inside = [n for n in named if src.resolve() in n.parents]
     there = [n for n in inside if n.exists()] or (inside if ".." in target.split("/") else [])

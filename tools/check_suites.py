@@ -45,7 +45,7 @@ def tests_of(name, suite, rules):
 
 
 def judge(found, least, rules):
-    """What is wrong, in sentences."""
+    """Returns what is wrong, in sentences."""
     wrong = []
     for name, count in least.items():
         if name not in found:

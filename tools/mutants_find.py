@@ -219,7 +219,7 @@ def candidates_of(root, name, command):
 
 
 def kept_candidates(root, name, command):
-    """Those of an earlier run, where neither the file nor this one has changed."""
+    """Returns the mutants of an earlier run if neither the file nor this script has changed."""
     key = hashlib.sha256((root / name).read_bytes() + command.encode() + pathlib.Path(__file__).read_bytes()).hexdigest()[:24]
     kept = root / "build/mutants/candidates" / f"{key}.json"
     if not kept.is_file():

@@ -13,7 +13,7 @@ MEMORY = 6 << 30  # a mutant that asks for more is caught
 
 
 def limited():
-    """Of the child alone. Libtorch maps more than it uses."""
+    """Limits the memory of the child process only. Libtorch maps more than it uses."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -94,7 +94,7 @@ def names_of(tree, module):
 
 
 def tests_of(tree, module):
-    """What runs at once: one test, or several of a suite as a filter names them."""
+    """A set of tests that run together: one test, or several of a suite as a filter names them."""
     most = TOGETHER.get(module, 1)
     suites = (list(own) for _, own in itertools.groupby(names_of(tree, module), key=lambda name: name.split(".")[0] if module not in TABLES else ""))
     return [":".join(own[i:i + most]) for own in suites for i in range(0, len(own), most)]

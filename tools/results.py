@@ -41,7 +41,7 @@ def records():
 
 
 def machine():
-    """What stands in a record, and its make: vendor and family of the processor, which the bounds go by."""
+    """Returns the text of the machine for a record, and its make: vendor and family of the processor, on which bounds depend."""
     fields = dict(re.findall(r"^(vendor_id|cpu family|model name)\s*:\s*(.+)$", pathlib.Path("/proc/cpuinfo").read_text(), re.M)) if platform.system() == "Linux" else {}
     name = fields.get("model name", platform.machine()).strip()
     return f"{name}, {len(os.sched_getaffinity(0))} cores", f"{fields.get('vendor_id', platform.machine())}/{fields.get('cpu family', '?')}"
@@ -146,7 +146,7 @@ def quoted(text):
 
 
 def faults():
-    """What lacks in the data, in sentences."""
+    """Returns what the data lack, in sentences."""
     wrong, described = [], metrics()
     for i, r in enumerate(records(), 1):
         where = f"{RECORDS.name}:{i}"

@@ -126,7 +126,7 @@ class Llama(nn.Module):
 
 
 def distributed(net, strategy):
-    """What runs in the place of `net`. FSDP2 makes shards of net's parameters, so the optimizer is made after this.
+    """Returns the module that runs in the place of `net`. FSDP2 makes shards of net's parameters, so the optimizer is made after this.
 
     Its reduce-scatter, averaging and norm work over gloo as they are. There are no streams on the CPU: gathers overlap compute only as
     asynchronous operations that are asked for a layer ahead (backward asks by itself), and its reduce-scatter waits.

@@ -21,14 +21,13 @@ namespace molen::apps {
 std::shared_ptr<ConfigOptions> add_config_options(CLI::App& app, bool with_ranks) {
   auto o = std::make_shared<ConfigOptions>();
   app.add_option("CONFIG", o->file, "TOML file (docs: `molen config reference`), or a run directory");
-  app.add_option("--model", o->model, "preset, in the place of CONFIG or over its model");
+  app.add_option("--model", o->model, "preset; replaces CONFIG, or the model of CONFIG");
   app.add_option("--set", o->sets, "key=value, over the file; may be repeated")
       ->take_all()
       ->expected(1)
       ->allow_extra_args(false);
   if (with_ranks)
-    app.add_option("--ranks", o->ranks,
-                   "number of ranks where no launcher starts them (train: threads of this process)")
+    app.add_option("--ranks", o->ranks, "number of ranks, if no launcher starts them (train: threads of this process)")
         ->check(CLI::PositiveNumber);
   return o;
 }

@@ -88,7 +88,7 @@ void add_inspect_and_verify(CLI::App& verb, Chosen& chosen) {
   });
   auto v = std::make_shared<data::VerifyOptions>();
   CLI::App* verify = verb.add_subcommand("verify", "checks every hash, count and token of shards");
-  verify->add_option("PATH", v->path, "as for inspect")->required();
+  verify->add_option("PATH", v->path, "folder, as for `inspect`")->required();
   verify->add_option("--tokenizer", v->tokenizer,
                      "tokenizer.json that must have made the shards (compares fingerprints)");
   auto verify_format = add_format_option(*verify);

@@ -39,7 +39,7 @@ void add_energy_verb(CLI::App& app, Chosen& chosen) {
   auto every = std::make_shared<double>(1.0);
   auto count = std::make_shared<int>(5);
   CLI::App* all = verb->add_subcommand("list", "what can be read here, and why the rest cannot");
-  CLI::App* now = verb->add_subcommand("live", "watts by scope, a line a period (exit 1 where nothing can be read)");
+  CLI::App* now = verb->add_subcommand("live", "prints watts by scope once a period; exits 1 if nothing can be read");
   for (CLI::App* sub : {all, now}) {
     sub->add_option("--meters", *meters, "auto, none, rapl, rapl-perf, rapl-powercap, nvml, replay:FILE");
     sub->add_option("--format", *format, "text or json")->check(CLI::IsMember({"text", "json"}));

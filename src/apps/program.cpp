@@ -80,7 +80,7 @@ void add_program_verbs(CLI::App& app, Chosen& chosen) {
   auto options = add_config_options(*verb);
   add_node_option(*verb, *options);
   auto rank = std::make_shared<int>(0);
-  verb->add_option("--rank", *rank, "whose program (all ranks of a pipeline stage share one)")
+  verb->add_option("--rank", *rank, "rank whose program is printed (all ranks of a pipeline stage share one)")
       ->check(CLI::NonNegativeNumber);
   auto format = add_format_option(*verb);
   verb->callback(

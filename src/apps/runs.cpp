@@ -292,7 +292,7 @@ int flight(const std::string& run, const std::string& format) {
       const auto& [program, ops] = found->second;
       return {program::op_title(program, ops, op), program::excerpt(program, ops, op)};
     };
-  // Ranks that beat four times a second beat between the two looks.
+  // A live rank writes four heartbeats a second, so it writes one between the two reads.
   auto seen = store::sight(directory, of, std::chrono::milliseconds(700));
   for (const auto& record : records)
     for (auto& s : seen)

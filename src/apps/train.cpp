@@ -302,7 +302,7 @@ void add_doctor(CLI::App& app, Chosen& chosen) {
   auto measure = std::make_shared<bool>(false);
   verb->add_flag(
       "--measure", *measure,
-      "measures anew how fast it multiplies; what was kept of that (\"auto\" precision, MFU's peak) is dropped");
+      "measures the GEMM rates again and drops the stored ones (for \"auto\" precision and the peak of MFU)");
   verb->callback(
       [&chosen, format, measure] { chosen.action = [=] { return measure::doctor(*format == "json", *measure); }; });
 }

@@ -409,15 +409,14 @@ void add_verify_verb(CLI::App& app, Chosen& chosen) {
                    "used); given: the configuration's own layout; or a list of: " +
                        fmt::format("{}", fmt::join(plan::strategies(), ",")))
       ->capture_default_str();
-  verb->add_option(
-          "--cover", o->cover,
-          "all: every layout; pairs: fewer layouts, such that any two choices that go together do so in at least one")
+  verb->add_option("--cover", o->cover,
+                   "all: every layout; pairs: fewer layouts, which cover each pair of compatible choices at least once")
       ->capture_default_str()
       ->check(CLI::IsMember({"all", "pairs"}));
   verb->add_option("--steps", o->steps, "optimizer steps of the proof in fp64; fp32 runs one")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  verb->add_option("--precision", o->precisions, "types to prove in")
+  verb->add_option("--precision", o->precisions, "element types in which layouts are compared")
       ->delimiter(',')
       ->capture_default_str()
       ->check(CLI::IsMember({"fp64", "fp32"}));

@@ -36,7 +36,7 @@ class Builder : public nlohmann::json_sax<Json> {
   bool key(string_t& value) override {
     check_depth();
     if (!open_.back().keys.insert(value).second)
-      throw UsageError("{}: JSON key '{}' stands twice in one object", origin_, value);
+      throw UsageError("{}: JSON key '{}' appears twice in one object", origin_, value);
     key_ = std::move(value);
     return true;
   }

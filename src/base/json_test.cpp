@@ -75,7 +75,7 @@ TEST(Json, ReadsManyKeys) {
     parse_json(text + ",\"model.layers.7\":1}", "x");
     ADD_FAILURE() << "a duplicate key was read";
   } catch (const UsageError& error) {
-    EXPECT_STREQ(error.what(), "x: JSON key 'model.layers.7' stands twice in one object");
+    EXPECT_STREQ(error.what(), "x: JSON key 'model.layers.7' appears twice in one object");
   }
 }
 TEST(Json, RefusesWhatIsCutShort) {

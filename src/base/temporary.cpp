@@ -18,7 +18,7 @@ constexpr std::size_t kDigits = 16;
 
 std::string temporary_name(std::string_view name) {
   std::uint64_t bits = 0;
-  if (::getrandom(&bits, sizeof bits, 0) != sizeof bits) throw IoError(errno, "no random bits from the system");
+  if (::getrandom(&bits, sizeof bits, 0) != sizeof bits) throw IoError(errno, "the system returned no random bytes");
   return fmt::format("{}{}{:016x}", name, kPart, bits);
 }
 

@@ -281,7 +281,7 @@ fs::path resolve(const fs::path& path, std::vector<std::string>* skipped) {
   for (const fs::path& directory : {path, path / "checkpoints"}) {
     if (auto found = latest(directory, skipped)) return *found;
   }
-  throw UsageError("{}: no complete checkpoint here or in its 'checkpoints'", path.string());
+  throw UsageError("{}: there is no complete checkpoint in this folder or in its 'checkpoints'", path.string());
 }
 
 Verified verify(const fs::path& path) {

@@ -134,7 +134,8 @@ TEST(CheckpointCommands, ResolveSaysWhyThereIsNone) {
   EXPECT_EQ(resolved(folder / "absent"), (folder / "absent").string() + ": no such directory");
   write_file_atomic(folder / "file", "x");
   EXPECT_EQ(resolved(folder / "file"), (folder / "file").string() + ": no such directory");
-  const std::string none = folder.path().string() + ": no complete checkpoint here or in its 'checkpoints'";
+  const std::string none =
+      folder.path().string() + ": there is no complete checkpoint in this folder or in its 'checkpoints'";
   EXPECT_EQ(resolved(folder.path()), none);
   fs::rename(save_tiny(folder / "checkpoints", 3), folder / "checkpoints/step-000000007");
   EXPECT_EQ(resolved(folder.path()), none);

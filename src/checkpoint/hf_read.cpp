@@ -144,7 +144,7 @@ void HfModel::add_file(const std::string& name, const std::map<std::string, std:
       throw UsageError("{}: tensor '{}' does not belong to the model of config.json", file.path().string(), info.name);
     }
     Stored& stored = *found->second;
-    if (stored.info) throw UsageError("{}: tensor '{}' stands twice", file.path().string(), info.name);
+    if (stored.info) throw UsageError("{}: tensor '{}' appears twice", file.path().string(), info.name);
     if (info.shape != stored.tensor.shape) {
       throw UsageError("{}: tensor '{}' has shape [{}], config.json implies [{}]", file.path().string(), info.name,
                        fmt::join(info.shape, ", "), fmt::join(stored.tensor.shape, ", "));

@@ -137,9 +137,9 @@ class IndexReader {
         keys_.resize(static_cast<std::size_t>(depth));
         keys_[static_cast<std::size_t>(depth - 1)] = value.get<std::string>();
         // tensors.<name>.<key>, and within a slice
-        if (depth == 1 && !known_.insert(keys_[0]).second) refuse("'" + keys_[0] + "' stands twice");
+        if (depth == 1 && !known_.insert(keys_[0]).second) refuse("'" + keys_[0] + "' appears twice");
         if (depth == 2 && keys_[0] == "tensors" && index_.contains(keys_[1]))
-          refuse("tensor '" + keys_[1] + "' stands twice");
+          refuse("tensor '" + keys_[1] + "' appears twice");
         return true;
       case Event::object_start:
         if (depth != 0 && !(depth == 1 && at("tensors")) && !(depth == 2 && in_tensors()) &&

@@ -100,8 +100,8 @@ TEST(Index, RefusesInTheseWords) {
   EXPECT_EQ(with("\"shape\":[4,2]", "\"shape\":[4611686018427387904,2]"), w + "'shape' has an impossible size");
   EXPECT_EQ(with("\"shape\":[4,2]", "\"shape\":[5,2]"),
             w + "the slices do not tile the tensor: no slice has the elements at [4, 0]");
-  EXPECT_EQ(with("\"v\":", "\"w\":"), "index.json: tensor 'w' stands twice");
-  EXPECT_EQ(with("\"block_bytes\":", "\"format\":"), "index.json: 'format' stands twice");
+  EXPECT_EQ(with("\"v\":", "\"w\":"), "index.json: tensor 'w' appears twice");
+  EXPECT_EQ(with("\"block_bytes\":", "\"format\":"), "index.json: 'format' appears twice");
   EXPECT_EQ(with("\"format_version\":2", "\"format_version\":{}"), "index.json: an object where none belongs");
   EXPECT_EQ(with("\"format_version\":2", "\"format_version\":[]"), "index.json: a list where none belongs");
 }

@@ -139,16 +139,16 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
     key_ = value;
     if (where_ == Where::kRoot) {
       check_name(value);
-      if (!names_.insert(value).second) fail("the name '{}' stands twice", value);
+      if (!names_.insert(value).second) fail("the name '{}' appears twice", value);
       if (names_.size() > kMaxTensors) fail("more than {} tensors", kMaxTensors);
     } else if (where_ == Where::kMetadata) {
-      if (header_.metadata.contains(value)) fail("the key '{}' stands twice in __metadata__", value);
+      if (header_.metadata.contains(value)) fail("the key '{}' appears twice in __metadata__", value);
     } else {
       const std::array<std::string_view, 3> known{"dtype", "shape", "data_offsets"};
       const auto* found = std::find(known.begin(), known.end(), value);
       if (found == known.end()) fail("unknown key '{}' in tensor '{}'", value.substr(0, 40), tensor_.name);
       bool& seen = seen_[static_cast<std::size_t>(found - known.begin())];
-      if (seen) fail("the key '{}' stands twice in tensor '{}'", value, tensor_.name);
+      if (seen) fail("the key '{}' appears twice in tensor '{}'", value, tensor_.name);
       seen = true;
     }
     return true;

@@ -120,10 +120,10 @@ TEST(Safetensors, RefusesBadHeaders) {
 TEST(Safetensors, RefusesWhatTwoReadersWouldReadDifferently) {
   const GoldenMessages golden;
   expect_header_refused("{" + entry("a", "U8", "[8]", 0, 8) + "," + entry("a", "I8", "[8]", 0, 8) + "}",
-                        "stands twice");
+                        "appears twice");
   expect_header_refused(R"({"a":{"dtype":"U8","dtype":"I8","shape":[8],"data_offsets":[0,8]}})",
-                        "stands twice in tensor");
-  expect_header_refused(R"({"__metadata__":{"k":"1","k":"2"}})", "stands twice in __metadata__");
+                        "appears twice in tensor");
+  expect_header_refused(R"({"__metadata__":{"k":"1","k":"2"}})", "appears twice in __metadata__");
   expect_header_refused(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8],"x":1}})", "unknown key 'x'");
 }
 

@@ -107,7 +107,7 @@ class Communicator {
   // order on all ranks.
   virtual bool one_at_a_time() const { return false; }
   // Adds to the number of threads that this rank may have in calls at once; at first it is 1. While it is 0, no thread
-  // of the rank calls. A communicator that detects ranks that wait for each other needs this number.
+  // of the rank makes a call. A communicator that detects ranks that wait for each other needs this number.
   virtual void add_callers(int) noexcept {}
 
   // Makes every pending and later call on any rank of the world throw Error, so that the other ranks do not wait for a

@@ -95,7 +95,7 @@ std::vector<Field> data_fields() {
   const auto m = &C::data;
   return {
       make("data.train", m, &T::train, sources(), e,
-           "prepared data sets, mixed by weight (1 where not said); languages keeps only documents tagged so"),
+           "prepared data sets, mixed by weight (1 if not given); `languages` keeps only documents with these tags"),
       make("data.validation", m, &T::validation, sources(), e,
            "held-out data sets, without weights; loss is reported for each, bits per byte by language"),
       make("data.tokenizer", m, &T::tokenizer, path(), e, "tokenizer.json; must be the one that prepared the data"),
@@ -151,7 +151,7 @@ std::vector<Field> parallel_fields() {
       make("parallel.data_replicate", m, &T::data_replicate, positive(kRanks), e,
            "groups that hold whole copies of the state"),
       make("parallel.data_shard", m, &T::data_shard, positive_or_auto(), e,
-           "data-parallel ranks of a group, which sharding divides the state over; auto takes all that are left"),
+           "data-parallel ranks of a group, among which sharding divides the state; auto takes all that are left"),
       make("parallel.sharding", m, &T::sharding,
            choice({"NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"}), e,
            "state that data-parallel ranks divide, by PyTorch's names; NO_SHARD where zero is not set either"),
@@ -190,7 +190,7 @@ std::vector<Field> numeric_fields() {
       make("precision.compute", p, &P::compute, choice({"auto", "fp64", "fp32", "bf16", "fp16"}), Effect::kNumbers,
            "type of activations and products; auto measures this machine, once"),
       make("precision.reduce", p, &P::reduce, choice({"auto", "fp64", "fp32", "bf16", "fp16"}), Effect::kRun,
-           "type in which gradients travel between data-parallel ranks, added up and kept in fp32; auto is fp32, or "
+           "type of gradients in messages between data-parallel ranks; their sums are kept in fp32; auto is fp32, or "
            "fp64 "
            "with fp64 compute"),
       make("precision.master", p, &P::master, choice({"auto", "fp64", "fp32"}), Effect::kRun,
@@ -301,7 +301,7 @@ std::vector<Field> outer_fields() {
       make("run.dir", &C::run, &R::dir, path(), e, "directory of all runs"),
       make("run.tags", &C::run, &R::tags, names(), e, "labels to find the run by (`molen runs list --tag`)"),
       make("run.lease", &C::run, &R::lease, time(), e,
-           "a job on another host that shows no life for so long is taken for dead: the next one may write here"),
+           "time without a sign of life after which a job on another host may take over the run's directory"),
       make("device.kind", &C::device, &D::kind, choice({"auto", "cpu", "cuda"}), e, "where tensors live"),
       make("device.communicator", &C::device, &D::communicator, choice({"auto", "self", "threads", "mpi", "nccl"}), e,
            "how ranks talk"),

@@ -405,7 +405,7 @@ Kind<std::vector<std::string>> names(std::vector<std::string> choices) {
                     reject(expected, value, suggestion(word, choices));
                 }
                 if (std::set<std::string>(words.begin(), words.end()).size() != words.size())
-                  reject(expected, value, "; a name stands twice");
+                  reject(expected, value, "; a name appears twice");
                 return words;
               },
           .choices = choices,

@@ -35,7 +35,7 @@ JsonlRecord JsonlParser::parse(std::string_view line, std::string_view origin) {
     if (key == "text") {
       std::string_view text;
       if (value.get(text)) throw UsageError("{}: 'text' is not a string", origin);
-      if (found) throw UsageError("{}: 'text' stands twice", origin);
+      if (found) throw UsageError("{}: 'text' appears twice", origin);
       record.text = text;
       found = true;
     } else if (key == "id" || language) {

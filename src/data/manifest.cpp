@@ -103,7 +103,7 @@ Manifest parse_manifest(std::string_view text, std::string_view origin) {
   const Json json = parse_json_elements(text, origin, "shards", [&](std::size_t i, const Json& shard) {
     manifest.shards.push_back(shard_from_json(shard, at + ": shards[" + std::to_string(i) + "]"));
     if (!names.insert(manifest.shards.back().name).second)
-      throw UsageError("{}: shard '{}' stands twice", at, manifest.shards.back().name);
+      throw UsageError("{}: shard '{}' appears twice", at, manifest.shards.back().name);
   });
   known_fields(json, {"format", "version", "split", "tokenizer", "shards"}, at);
   if (string_field(json, "format", at) != kFormat)

@@ -84,7 +84,7 @@ TEST(Manifest, DamageNamesFileAndKey) {
   EXPECT_NE(manifest_reason("{").find("not valid JSON"), std::string::npos);
   Manifest twice = sample();
   twice.shards.push_back(twice.shards[0]);
-  EXPECT_NE(manifest_reason(format_manifest(twice)).find("stands twice"), std::string::npos);
+  EXPECT_NE(manifest_reason(format_manifest(twice)).find("appears twice"), std::string::npos);
 }
 
 TEST(Manifest, TokenizerMustMatch) {

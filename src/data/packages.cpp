@@ -48,7 +48,8 @@ fs::path UnpackedPackages::root(const std::string& package) {
   const Licence held = licence_of_package(scratch_, package);
   if (held.spdx != p.licence.spdx || held.evidence_sha256 != p.licence.evidence_sha256)
     throw UsageError(
-        "{}: fetch.json says {} for {}, the copyright file in its archive {}; run `molen data fetch` again",
+        "{}: fetch.json gives the licence {} to {}, and the copyright file in its archive gives it {}; run `molen data "
+        "fetch` again",
         fetched_.string(), p.licence.spdx, package, held.spdx);
   return scratch_ / "root" / package;
 }

@@ -412,7 +412,9 @@ TEST_F(PrepareTest, WhatIsTrainedIsWhatTheArchiveHolds) {
   std::string edited = good;
   edited.replace(edited.find("GPL-2.0-or-later"), 16, "CC0-1.0");
   write_file_atomic(at("fetch") / "fetch.json", edited);
-  refused("fetch.json says CC0-1.0 for libreoffice-help-nl, the copyright file in its archive GPL-2.0-or-later");
+  refused(
+      "fetch.json gives the licence CC0-1.0 to libreoffice-help-nl, and the copyright file in its archive gives it "
+      "GPL-2.0-or-later");
   write_file_atomic(at("fetch") / "fetch.json", good);
   const fs::path archive = at("fetch") / "archives/libreoffice-help-nl.deb";
   const std::string bytes = read_file(archive);

@@ -146,7 +146,8 @@ TEST_F(TextFolderTest, AJobIsLoadedAsItWasSaved) {
   EXPECT_FALSE(texts.load(5, "key"));
 }
 
-// Text that ends in a partial line, or has fewer lines than were written, lost data in a power cut: it is made again.
+// Text that ends in a partial line, or has fewer lines than were written, lost data in a power cut, so it is prepared
+// again.
 TEST_F(TextFolderTest, OnlyWholeLinesAreGoneOnFrom) {
   EXPECT_TRUE(goes_on("a\nb\n", 2, "a\nb\n"));
   EXPECT_TRUE(goes_on("a\nb\n", 2, "a\nb\ntorn")) << "what was written behind it is cut off";

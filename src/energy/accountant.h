@@ -24,8 +24,8 @@ struct ScopeEnergy {
 
 struct StepEnergy {
   std::map<std::string, ScopeEnergy> scopes;
-  // The sum over the counted scopes that have a meter. Null when there is no such scope, or when one of them has no
-  // reading in this step.
+  // The sum over the counted scopes that have a meter. It is null when there is no such scope, or when one of them
+  // has no reading in this step.
   std::optional<double> total_j;
   std::string total_reason;
 

@@ -49,7 +49,7 @@ void drop_frozen(Meters& found, const OpenOptions& o) {
       kept.push_back(std::move(found.meters[i]));
     else
       found.unavailable.push_back(
-          {info.name, info.scope, fmt::format("{} stood still for {} s{}", info.detail, o.settle_s, vm)});
+          {info.name, info.scope, fmt::format("{} did not change for {} s{}", info.detail, o.settle_s, vm)});
   }
   found.meters = std::move(kept);
 }

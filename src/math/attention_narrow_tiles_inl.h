@@ -62,7 +62,7 @@ inline void turn(Pair* to, const Pair* a, i64 lda, i64 depth) {
     }
 }
 
-// As in attention_narrow_products_inl.h, with up to 16 rows. Of an interleaved A, 16 rows are read.
+// As in attention_narrow_products_inl.h, with up to 16 rows. If A is interleaved, 16 of its rows are read.
 template <bool kInterleaved>
 inline void dot_product(i64 rows, i64 columns, const Pair* a, i64 lda, const Pair* b, i64 ldb, i64 depth, float* c,
                         i64 ldc, const float* scale = nullptr) {

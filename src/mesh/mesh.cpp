@@ -21,7 +21,7 @@ std::string trimmed(std::string_view text) {
 void check_order(const std::array<Axis, kAxes>& order) {
   for (const Axis axis : kDefaultOrder)
     if (std::count(order.begin(), order.end(), axis) != 1)
-      throw UsageError("order of mesh axes: {} must stand in it once", name_of(axis));
+      throw UsageError("order of mesh axes: {} must be named exactly once", name_of(axis));
 }
 
 // Returns a text such as "pp 2 x dp_replicate 1 x dp_shard 1 x cp 1 x tp 3 = 6".

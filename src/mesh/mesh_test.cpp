@@ -134,7 +134,8 @@ TEST(Mesh, WrongOrdersAreExplained) {
   EXPECT_EQ(usage_error([] { parse_order("pp,tp"); }),
             "order of mesh axes: 'pp,tp' names 2 of 6; write all, outermost first, as in "
             "'pp,dp_replicate,dp_shard,ep,cp,tp'");
-  EXPECT_EQ(usage_error([] { parse_order("pp,pp,dp_shard,cp,tp"); }), "order of mesh axes: pp must stand in it once");
+  EXPECT_EQ(usage_error([] { parse_order("pp,pp,dp_shard,cp,tp"); }),
+            "order of mesh axes: pp must be named exactly once");
   EXPECT_EQ(text_of(parse_order(" tp,\tcp , dp_shard,dp_replicate,pp\t")), "tp,cp,dp_shard,dp_replicate,pp");
   EXPECT_EQ(parse_order("pp,dp_replicate,dp_shard,cp,tp"), kDefaultOrder) << "expert ranks lie right within dp_shard";
   EXPECT_EQ(text_of(kDefaultOrder), "pp,dp_replicate,dp_shard,cp,tp");

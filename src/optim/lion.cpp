@@ -1,8 +1,8 @@
 // Lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", arXiv 2302.06675, algorithm 2): the sign of
 // an interpolation between gradient and momentum, so every weight moves by the same amount.
 //   u = sign(b1 m + (1-b1) g);  p = p - lr (u + wd p);  m = b2 m + (1-b2) g
-// Element-wise, so any split of the range gives the same bits. The authors advise a learning rate 3 to 10 times smaller
-// than AdamW's, and a weight decay larger by as much.
+// The update is element-wise, so any split of the range gives the same bits. The authors advise a learning rate that is
+// 3 to 10 times smaller than AdamW's, and a weight decay that is larger by the same factor.
 #include <ATen/ATen.h>
 
 #include "optim/blocks.h"

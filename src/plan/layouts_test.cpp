@@ -86,7 +86,7 @@ TEST(Layouts, EachUsesAllRanksAndIsSound) {
     std::set<std::string> names;
     for (const Layout& l : layouts_of(model(), batch_of(3), ranks, {})) {
       EXPECT_EQ(l.setting.ranks(), ranks);
-      EXPECT_TRUE(names.insert(l.name).second) << l.name << " stands twice";
+      EXPECT_TRUE(names.insert(l.name).second) << l.name << " appears twice";
       if (turn++ % kStride != 0) continue;
       const auto stages = program::build_stages(a, l.setting);
       for (const auto& p : stages) EXPECT_TRUE(program::check(p).empty()) << l.name;

@@ -39,8 +39,8 @@ MemoryNeed with_evaluation(const program::MemoryPlan& training, const program::M
 // most. The result is a lower bound of the need, and is computed without building a program.
 MemoryNeed kept_need(const arch::Architecture& arch, const program::Setting& setting);
 
-// Returns the need of the stage that needs most if every stage fits into `room`. Returns nothing as soon as one stage
-// does not fit.
+// Returns the largest need of any stage if every stage fits into `room`. Returns nothing as soon as one stage does not
+// fit.
 std::optional<MemoryNeed> need_within(const arch::Architecture& arch, const program::Setting& setting,
                                       const MemoryRoom& room);
 

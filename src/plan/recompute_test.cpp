@@ -142,7 +142,7 @@ TEST(Recompute, EveryRungOfASparseModelIsOneOfItsConfiguration) {
     std::set<std::string> rungs;
     for (const RecomputeChoice& rung : recompute_ladder(a, resolve_setting(plain, a, {}))) {
       const std::string text = program::text_of(rung.recompute);
-      EXPECT_TRUE(rungs.insert(text).second) << text << " stands twice";
+      EXPECT_TRUE(rungs.insert(text).second) << text << " appears twice";
       auto again = sets;
       again.push_back("parallel.recompute=" + text);
       auto c = config::load(std::nullopt, again);

@@ -95,7 +95,7 @@ void write_identity(const fs::path& run, const RunIdentity& identity) {
 
 RunIdentity new_identity() {
   unsigned char bits[16];
-  if (::getrandom(bits, sizeof bits, 0) != sizeof bits) throw IoError(errno, "no random bits from the system");
+  if (::getrandom(bits, sizeof bits, 0) != sizeof bits) throw IoError(errno, "the system returned no random bytes");
   RunIdentity identity;
   for (const unsigned char byte : bits) identity.id += fmt::format("{:02x}", byte);
   identity.slurm_job = environment("SLURM_JOB_ID");

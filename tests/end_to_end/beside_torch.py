@@ -15,7 +15,7 @@ from harness import work
 
 torch.set_num_threads(1)
 TRAIN = "data/train"
-# Of tiny.toml; the rest are molen's defaults.
+# The keys of tiny.toml; all others have molen's defaults.
 GIVEN = {**{f"model.{k}": v for k, v in TINY_MODEL.items()}, "optimizer.lr": 1e-2, "schedule.warmup": "2 steps", "data.train": [{"path": TRAIN}], "data.sequence_length": 16, "batch.global": 4}
 COURSE = {"optimizer.lr": "lr", "schedule.kind": "kind", "schedule.min_lr": "min_lr", "schedule.warmup": "warmup", "schedule.decay": "decay"}
 OPTIMIZER = {f"optimizer.{k}": k for k in ("kind", "momentum", "match_adamw", "beta1", "beta2", "eps", "weight_decay", "clip", "beta2_decay", "eps1", "eps2", "update_clip")}
@@ -39,7 +39,7 @@ def samples_of(settings, steps):
 
 
 def peer(ran, sets, steps, dtype=torch.float64):
-    """What PyTorch makes of these settings: [(loss, norm, rate)], and its model after them."""
+    """Trains with these settings in PyTorch. Returns [(loss, norm, rate)] and the trained model."""
     s = {**GIVEN, **sets}
     keys = {k.split(".")[1]: v for k, v in s.items() if k.startswith("model.")}
     model = torch_model.Model(keys, torch_model.weights_of(ran.checkpoint(0), dtype))

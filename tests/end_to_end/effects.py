@@ -52,7 +52,7 @@ threads = 1
 [energy]
 meters = ["none"]
 """
-# What the tests say themselves of the same model, for the oracle.
+# The same model as the tests describe it themselves, for the oracle.
 TINY_MODEL = dict(family="llama", layers=2, hidden=24, ffn=40, heads=4, kv_heads=2, head_dim=6, vocabulary=320)
 
 

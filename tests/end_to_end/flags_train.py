@@ -42,13 +42,13 @@ def ranks(case):
     all_close("losses", three.column("loss"), one.column("loss"), 1e-10)
 
 
-# Of tiny.toml's model, and FLOPs of a token.
+# The parameters of tiny.toml's model, and the FLOPs of a token.
 PARAMETERS = 2 * 320 * 24 + 2 * (24 * (24 + 2 * 12) + 24 * 24 + 3 * 24 * 40 + 2 * 24) + 24
 RATES = {"palm": 6 * PARAMETERS + 12 * 2 * 24 * 16, "causal": 6 * (PARAMETERS - 320 * 24 - 5 * 24) + 6 * 2 * 24 * 16}
 
 
 def scalars(folder):
-    """What TensorBoard itself reads: tag -> values by step."""
+    """Returns what TensorBoard itself reads: tag -> values by step."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
@@ -125,7 +125,7 @@ def program(case):
     assert ran.steps[0]["phase_s"]["recompute"] > 0 == plain.steps[0]["phase_s"]["recompute"]
     equal("losses", ran.column("loss"), plain.column("loss"))
     case.refused("train", "tiny.toml", "--program", "again.txt", says=["another layout, batch, precision or kernels"])
-    # Of a pipeline, the texts of all stages, here with messages on another stream.
+    # A pipeline needs the texts of all stages. Here their messages are on another stream.
     staged = {"parallel.pipeline": 2}
     built = case.train(staged, "--ranks", 2)
     folder = work / "edited"

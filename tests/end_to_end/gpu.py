@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a cuda device computes, beside the host: layouts, steps in each type, resumed runs, kernels of attention. Every check is made, also
+"""Compares a cuda device with the host: layouts, steps in each type, resumed runs, kernels of attention. Every check is made, also
 after one has failed.
 
 usage: gpu.py MOLEN [DEVICE [CHECK...]]   (skipped where there is no cuda device; DEVICE = cpu runs the checks themselves on a host beside itself;

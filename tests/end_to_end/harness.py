@@ -1,4 +1,4 @@
-"""What the end to end tests share: the program, a directory of its own with small made-up text as shards, and checks.
+"""Shared by the end to end tests: the program, a directory of its own with small made-up text as shards, and checks.
 
 usage of each test: TEST.py MOLEN   (needs no network)
 """

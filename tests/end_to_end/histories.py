@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a run goes on from: histories that --resume begins, damaged checkpoints, those of another run, and starts that end in the middle.
+"""Tests from which checkpoint a run continues: histories that --resume begins, damaged checkpoints, those of another run, and starts that end in the middle.
 
 usage: histories.py MOLEN
 """
@@ -27,7 +27,7 @@ STOP = ('train.stop_after="4 steps"',)
 
 
 def there(name):
-    """What stands in a run's directory of checkpoints, without leases."""
+    """Returns the entries of a run's directory of checkpoints, without leases."""
     return sorted(p.name.replace("step-0000000", "") for p in (work / "runs" / name / "checkpoints").iterdir() if p.name.startswith("step-"))
 
 

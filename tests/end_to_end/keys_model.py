@@ -177,7 +177,7 @@ def sizes(case):
         equal(name, there[name], shape)
     exported(case, ran, num_hidden_layers=3, hidden_size=32, intermediate_size=56, num_attention_heads=6, num_key_value_heads=3, head_dim=10, vocab_size=333, max_position_embeddings=20)
     equal("learned positions", shapes(beside_model(case, dict(family="gpt", kv_heads=4, max_sequence=20)))["model.embed_positions.weight"], (20, 24))
-    # What follows from other keys where it is not said.
+    # Keys whose values follow from other keys if they are not given.
     (work / "derived.toml").write_text((work / "tiny.toml").read_text().replace("ffn = 40\n", "").replace("kv_heads = 2\n", "").replace("head_dim = 6\n", ""))
     arch = case.program(config="derived.toml").arch
     equal("derived", (arch["ffn"], arch["kv_heads"], arch["head_dim"]), (96, 4, 6))

@@ -45,7 +45,7 @@ def tensor(case):
     one, two = at(case, 1, tensor=1), at(case, 2, tensor=2)
     equal("a rank's layer: half of the matrices, all of the norms", two.buffers["param.layer.0"][1], filled(MATRICES // 2 + NORMS))
     equal("one rank's", one.buffers["param.layer.0"][1], LAYER)
-    # Of each of two micro-batches: the sums behind two projections of two layers, forward and backward, and of the embedding and the head.
+    # In each of two micro-batches these are the sums behind two projections of two layers, forward and backward, and of the embedding and the head.
     sums = sum(two.count("all_reduce", axis="tp", moves=m) for m in ("x", "mid", "d_x", "d_mid"))
     equal("sums", sums, 2 * (2 * 2 * 2 + 2))
     equal("bytes of a sum", two.moved("all_reduce", axis="tp", moves="x"), 6 * TOKENS * 24 * 8)

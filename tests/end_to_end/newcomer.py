@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a newcomer does first: a model of one's own as README shows it, wrong configurations, a run that is looked at and extended.
+"""Does what a newcomer does first: a model of one's own as README shows it, wrong configurations, a run that is looked at and extended.
 
 usage: newcomer.py MOLEN
 """

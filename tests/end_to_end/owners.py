@@ -255,7 +255,7 @@ ok("each step is recorded once in the end", job.returncode == 0 and recorded == 
 ok("and each file warned once", 1 <= len(warned) == len({re.search(r"runs/records/\S+", x)[0] for x in warned}) <= 3 and any("metrics.jsonl" in x for x in warned), warned)
 prom = work / "runs/records/metrics.prom"
 ok("metrics.prom is of the last step", f"molen_step{{run=\"records\"}} {recorded[-1]}" in prom.read_text(), prom.read_text())
-# What stands in the way of a file that others read: said once, tried again with each step.
+# If a file that others read cannot be written, the run warns once and tries again in each step.
 (work / "runs/blocked/metrics.prom").mkdir(parents=True)
 (work / "runs/blocked/trace.json").mkdir()
 job = started([MOLEN, *words[:2], "--set", "run.name=blocked", "--set", "train.trace_steps=[2, 3]"], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

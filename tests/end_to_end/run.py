@@ -163,7 +163,7 @@ if MPI:
     ok("two MPI ranks, twice: identical", "identical" in run("runs", "compare", "runs/mpi", "runs/mpi2").stdout)
     ok("and the same losses as one rank", abs(metrics("mpi")[10]["loss"] - whole[10]["loss"]) < 1e-4)
     refused("an error under MPI is said once, exit 2", "train", "run.toml", "--set", "model.layers=twelve", says=["model.layers"], launcher=mpi)
-    # Of one rank alone, while the other waits for it: the rank says it itself after a while, and the job ends.
+    # One rank hangs while the other waits for it: the waiting rank reports it after a while, and the job ends.
     (work / "second.sh").write_text('#!/bin/sh\n[ "$OMPI_COMM_WORLD_RANK" = 1 ] && set -- "$@" --set parallel.tensor=3\nexec "$@"\n')
     (work / "second.sh").chmod(0o755)
     job = started([*mpi, str(work / "second.sh"), MOLEN, "train", "run.toml", "--set", "run.name=second"], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -282,7 +282,7 @@ refused("no such checkpoint", "train", "run.toml", "--set", "run.name=parts", "-
 refused("unbuilt parallelism", "train", "run.toml", "--set", "parallel.tensor=2", says=["parallel.tensor"])
 run("tokenizer", "train", "held.jsonl", "--vocabulary", 310, "--output", "other.json")
 refused("tokenizer that does not match the shards", "train", "run.toml", "--set", "run.name=t", "--set", "data.tokenizer=other.json", says=["tokenizer"])
-# What a refusal names instead is accepted. Weights, gradients and moments of each of two ranks, whole, take 1.4 times what is
+# The layout that a refusal suggests is accepted. Weights, gradients and moments of each of two ranks, whole, take 1.4 times what is
 # there for both; sharded, half of that.
 def there():
     said = run("train", "run.toml", *huge, "--dry-run", code=2).stderr

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What ranks send: counted by `molen verify` and at the end of `molen train`, against the textbook's formulas.
+"""Compares the bytes that ranks send, as counted by `molen verify` and at the end of `molen train`, against the textbook's formulas.
 
 usage: traffic.py MOLEN
 """

@@ -128,7 +128,7 @@ class JsonLines {
       for (auto field : object) {
         const std::string_view name = field.unescaped_key();
         if (name != key) continue;
-        if (seen) fail(fmt::format("\"{}\" stands twice", key));
+        if (seen) fail(fmt::format("\"{}\" appears twice", key));
         seen = true;
         simdjson::ondemand::value value = field.value();
         take(value);

@@ -219,7 +219,7 @@ class Reader {
     const std::string shown = token.content.substr(0, 100);
     if (token.content.empty() || token.content.size() > kMaxAddedBytes)
       fail("added_tokens", fmt::format("token {} is empty or longer than {} bytes", token.id, kMaxAddedBytes));
-    if (!added_.insert(token.content).second) fail("added_tokens", fmt::format("'{}' stands twice", shown));
+    if (!added_.insert(token.content).second) fail("added_tokens", fmt::format("'{}' appears twice", shown));
     const auto found = ids_.find(token.content);
     const auto size = static_cast<TokenId>(vocabulary_size_);
     const TokenId expected = found != ids_.end() ? found->second : highest && *highest >= size ? *highest + 1 : size;

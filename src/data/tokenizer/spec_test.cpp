@@ -82,11 +82,11 @@ TEST(Spec, RefusesInconsistentVocabularies) {
   refused("merge 0", [](Json& j) { j["model"]["merges"][0] = "a b c"; });
   refused("merge 0", [](Json& j) { j["model"]["merges"][0] = {"a", "b", "c"}; });
   refused("merge 0", [](Json& j) { j["model"]["merges"][0] = 3; });
-  refused("stands twice", [](Json& j) { j["model"]["merges"].push_back(j["model"]["merges"][0]); });
+  refused("appears twice", [](Json& j) { j["model"]["merges"].push_back(j["model"]["merges"][0]); });
   refused("merges", [](Json& j) { j["model"]["merges"] = 1; });
   refused("model", [](Json& j) { j.erase("model"); });
   refused("has id 5", [](Json& j) { j["added_tokens"][0]["id"] = 5; });
-  refused("stands twice", [](Json& j) { j["added_tokens"].push_back(j["added_tokens"][0]); });
+  refused("appears twice", [](Json& j) { j["added_tokens"].push_back(j["added_tokens"][0]); });
   refused("empty", [](Json& j) { j["added_tokens"][0]["content"] = ""; });
   refused("content", [](Json& j) { j["added_tokens"][0].erase("content"); });
   refused("special", [](Json& j) { j["added_tokens"][0]["special"] = "yes"; });

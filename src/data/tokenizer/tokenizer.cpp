@@ -183,7 +183,7 @@ void Tokenizer::State::build_merges(std::string_view origin) {
       throw UsageError("{}: model.merges: merge {} makes the special token '{}', so ordinary text could contain it",
                        origin, rank, joined);
     if (!merges.insert(left, right, {rank, result}))
-      throw UsageError("{}: model.merges: merge {} ('{}' and '{}') stands twice", origin, rank, spec.vocabulary[left],
+      throw UsageError("{}: model.merges: merge {} ('{}' and '{}') appears twice", origin, rank, spec.vocabulary[left],
                        spec.vocabulary[right]);
   }
 }

@@ -223,7 +223,7 @@ void check(const TrainOptions& options) {
     if (from_byte_alphabet(special[i], bytes) && bytes.size() == 1)
       throw UsageError("tokenizer training: the special token '{}' is a single byte", special[i]);
     if (std::find(special.begin(), special.begin() + i, special[i]) != special.begin() + i)
-      throw UsageError("tokenizer training: the special token '{}' stands twice", special[i]);
+      throw UsageError("tokenizer training: the special token '{}' appears twice", special[i]);
   }
   if (options.vocabulary < special.size() + 256 || options.vocabulary > kMaxVocabulary)
     throw UsageError("tokenizer training: a vocabulary of {} is outside {} (256 bytes and {} special tokens) to {}",
