@@ -25,7 +25,7 @@
 #include "sim/calibration.h"
 #ifdef MOLEN_HAS_TORCH
 #include "launch/require_memory.h"
-#include "launch/together.h"
+#include "launch/throw_on_all_ranks.h"
 #include "launch/world.h"
 #include "measure/calibrate.h"
 #include "measure/doctor.h"
@@ -45,7 +45,7 @@ int run_train(const ConfigOptions& options, const train::TrainOptions& train_opt
   const auto launch = launch::resolve_launch(c, options.ranks);
   launch::run_ranks(launch, [&](comm::Communicator& world) {
     // An unreadable calibration is refused now, not at the end of the run.
-    launch::together(world, [&] {
+    launch::throw_on_all_ranks(world, [&] {
       if (world.rank() == 0 && train_options.cluster) sim::read_calibration(*train_options.cluster);
     });
     train::train(c, launch.machine, launch.communicator, train_options, world);
@@ -54,9 +54,9 @@ int run_train(const ConfigOptions& options, const train::TrainOptions& train_opt
 }
 
 void print_calibrated(const sim::Calibration::Entry& entry) {
-  fmt::print("calibrated {}: {} kinds of op on {} cores ({} physical: {}), pace {:.3f}\n", entry.conditions.text(),
-             entry.costs.fits().size(), entry.cores.logical, entry.cores.physical, entry.cores.affinity,
-             entry.costs.pace());
+  fmt::print("calibrated {}: {} kinds of op on {} cores ({} physical: {}), calibration factor {:.3f}\n",
+             entry.conditions.text(), entry.costs.fits().size(), entry.cores.logical, entry.cores.physical,
+             entry.cores.affinity, entry.costs.calibration_factor());
   for (const auto& [kind, fit] : entry.costs.fits())
     fmt::print("  {:<28} {:>4} samples, typical {:>10}, spread {:>5.1f}%\n", kind, fit.samples,
                human(Seconds(fit.typical_s)), 100.0 * fit.residual);

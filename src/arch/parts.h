@@ -210,7 +210,16 @@ inline Parts parts_of_head(const Architecture&, bool shared) {
 // Returns the kinds of parts that one rank runs, each once, in the order of their first forwards.
 std::vector<Part> parts_in_order(const Architecture& arch, bool shared_head = false);
 
-enum class Pass { kForward, kBackward, kBackwardInput, kBackwardWeights };
+// A pass of a part, or an action of a pipeline. A backward may run in two halves. kBackwardInput makes the gradient
+// that the previous part waits for, and the gradients of norm weights. kBackwardWeights makes the gradients of matrices
+// and their biases. kRecompute runs a forward again.
+enum class Pass { kForward, kBackward, kBackwardInput, kBackwardWeights, kRecompute };
+inline constexpr std::array kAllPasses{Pass::kForward, Pass::kBackward, Pass::kBackwardInput, Pass::kBackwardWeights,
+                                       Pass::kRecompute};
+// Whether the pass makes gradients.
+constexpr bool is_backward(Pass pass) {
+  return pass == Pass::kBackward || pass == Pass::kBackwardInput || pass == Pass::kBackwardWeights;
+}
 
 // The name of an implementation of a part. Each part lists the implementations that it has (program/parts/part.h);
 // their scratch differs, their results do not (within rounding).

@@ -158,7 +158,7 @@ class Phases {
   }
 
  private:
-  const Agree& agree_;
+  const SetFlag& agree_;
 };
 
 }  // namespace

@@ -62,7 +62,7 @@ class Parser {
   }
 
  private:
-  // Moves to the next word or parenthesis; empty at the end.
+  // Payload to the next word or parenthesis; empty at the end.
   void advance() {
     const auto space = [](char c) { return c == ' ' || c == '\t'; };
     while (at_ < text_.size() && space(text_[at_])) ++at_;

@@ -64,7 +64,7 @@ Kernel bind_load(const BindContext& c, const Step& step) {
        scalars = c.flat(step.operand(Arg::kScalars).buffer);
   at::Tensor documents;
   if (const program::Use* use = step.find(Arg::kDocuments)) documents = c.flat(use->buffer);
-  const bool counted = !std::get<program::LoadBatch>(step.op).uncounted;
+  const bool counted = std::get<program::LoadBatch>(step.op).counts_tokens;
   if (ids.device().is_cpu())
     return [=](RunState& run, math::Scratch&) {
       const std::int64_t valid =
@@ -145,7 +145,7 @@ Kernel bind_clip(const BindContext& c, const Step& step) {
   };
 }
 
-Kernel bind_agree(const BindContext& c, const Step& step) {
+Kernel bind_set_flag(const BindContext& c, const Step& step) {
   auto scalars = c.flat(step.operand(Arg::kScalars).buffer);
   const bool scaled = step.attributes.scaled;
   return [=](RunState& run, math::Scratch&) {
@@ -301,8 +301,8 @@ RowPiece row_piece(const BindContext& c, const Step& step, Arg all, std::int64_t
   const program::Grid& grid = c.program.grid;
   const std::int64_t d = c.program.arch.hidden;
   RowPiece piece;
-  const bool apart = c.program.buffers[static_cast<std::size_t>(step.operand(all).buffer)].chunk >= 0;
-  piece.all = apart ? 0 : program::chunk_rows(rows, chunk).first * d;
+  const bool apart = c.program.buffers[static_cast<std::size_t>(step.operand(all).buffer)].portion >= 0;
+  piece.all = apart ? 0 : program::rows_of_piece(rows, chunk).first * d;
   piece.kept = program::first_kept_row(rows, grid, c.coordinates, chunk) * d;
   mesh::PerAxis at = c.coordinates;
   for (at[mesh::Axis::kTp] = 0; at[mesh::Axis::kTp] < grid.sizes[mesh::Axis::kTp]; ++at[mesh::Axis::kTp]) {
@@ -315,7 +315,7 @@ RowPiece row_piece(const BindContext& c, const Step& step, Arg all, std::int64_t
 // Sums the rows of each tensor rank, overwriting the rank's part or adding to it.
 Kernel bind_scatter_rows(const BindContext& c, const Step& step, comm::Communicator* group) {
   const auto& op = std::get<program::ReduceScatter>(step.op);
-  const RowPiece piece = row_piece(c, step, Arg::kFrom, op.chunk);
+  const RowPiece piece = row_piece(c, step, Arg::kFrom, op.portion);
   const std::int64_t own = piece.counts[static_cast<std::size_t>(group->rank())];
   const std::int64_t before =
       std::accumulate(piece.counts.begin(), piece.counts.begin() + group->rank(), std::int64_t{0});
@@ -341,10 +341,10 @@ Kernel bind_gather_rows(const BindContext& c, const Step& step, comm::Communicat
   auto part = c.flat(step.operand(Arg::kFrom).buffer), all = c.flat(step.operand(Arg::kTo).buffer);
   const auto& op = std::get<program::AllGather>(step.op);
   std::vector<std::int64_t> counts(static_cast<std::size_t>(group->size()), part.numel());
-  const bool alike = op.moves == program::Moves::kHead || op.moves == program::Moves::kCounts ||
-                     op.moves == program::Moves::kOffsets;  // every rank has as much
+  const bool alike = op.payload == program::Payload::kHead || op.payload == program::Payload::kCounts ||
+                     op.payload == program::Payload::kOffsets;  // every rank has as much
   if (!alike) {
-    const RowPiece piece = row_piece(c, step, Arg::kTo, op.chunk);
+    const RowPiece piece = row_piece(c, step, Arg::kTo, op.portion);
     counts = piece.counts;
     part = part.narrow(0, piece.kept, counts[static_cast<std::size_t>(group->rank())]);
     all = all.narrow(0, piece.all, piece.count());
@@ -363,8 +363,8 @@ Kernel bind_all_reduce(const BindContext& c, const Step& step, comm::Communicato
 
 Kernel bind_reduce_scatter(const BindContext& c, const Step& step, comm::Communicator* group) {
   const auto& op = std::get<program::ReduceScatter>(step.op);
-  if (op.moves == program::Moves::kDKeys) return bind_scatter_keys(c, step, group);
-  if (op.moves != program::Moves::kUnit) return bind_scatter_rows(c, step, group);
+  if (op.payload == program::Payload::kDKeys) return bind_scatter_keys(c, step, group);
+  if (op.payload != program::Payload::kUnit) return bind_scatter_rows(c, step, group);
   auto all = view_of(c, step.operand(Arg::kFrom)), part = view_of(c, step.operand(Arg::kTo));
   const DType dtype = dtype_of(c, step.operand(Arg::kTo));
   const auto counts = counts_over(c, op.axis, step.operand(Arg::kTo), group->size());
@@ -381,8 +381,8 @@ Kernel bind_reduce_scatter(const BindContext& c, const Step& step, comm::Communi
 
 Kernel bind_all_gather(const BindContext& c, const Step& step, comm::Communicator* group) {
   const auto& op = std::get<program::AllGather>(step.op);
-  if (op.moves == program::Moves::kKeys) return bind_gather_keys(c, step, group);
-  if (op.moves != program::Moves::kUnit) return bind_gather_rows(c, step, group);
+  if (op.payload == program::Payload::kKeys) return bind_gather_keys(c, step, group);
+  if (op.payload != program::Payload::kUnit) return bind_gather_rows(c, step, group);
   auto part = view_of(c, step.operand(Arg::kFrom)), all = view_of(c, step.operand(Arg::kTo));
   const DType dtype = dtype_of(c, step.operand(Arg::kTo));
   const auto counts = counts_over(c, op.axis, step.operand(Arg::kFrom), group->size());
@@ -490,12 +490,12 @@ Kernel bind(const BindContext& c, const Step& step) {
           [&](const program::AllToAll& o) { return bind_all_to_all(c, step, group_of(c, o.axis)); },
           [&](const program::Send& o) { return bind_send(c, step, o.peer, group_of(c, program::Axis::kPp)); },
           [&](const program::Receive& o) { return bind_receive(c, step, o.peer, group_of(c, program::Axis::kPp)); },
-          [&](const program::Shift& o) { return bind_shift(c, step, group_of(c, o.axis)); },
+          [&](const program::RingExchange& o) { return bind_ring_exchange(c, step, group_of(c, o.axis)); },
           [&](const program::CopyToHost&) { return bind_copy(c, step); },
           [&](const program::CopyToDevice&) { return bind_copy(c, step); },
           [&](const program::Cast&) { return bind_cast(c, step); },
           [&](const program::ReduceScalars& o) { return bind_reduce_scalars(c, step, group_of(c, o.axis)); },
-          [&](const program::Agree&) { return bind_agree(c, step); },
+          [&](const program::SetFlag&) { return bind_set_flag(c, step); },
       },
       step.op);
 }

@@ -46,7 +46,7 @@ Kernel bind_load_part(const BindContext& c, const program::Step& step) {
   const program::Rows& rows = step.attributes.rows;
   at::Tensor documents;
   if (const program::Use* use = step.find(Arg::kDocuments)) documents = c.flat(use->buffer);
-  const bool counted = !std::get<program::LoadBatch>(step.op).uncounted;
+  const bool counted = std::get<program::LoadBatch>(step.op).counts_tokens;
   return [=, batch = rows.sequences, count = rows.count(),
           runs = positions_of(c.program.grid, rows.length, c.coordinates)](RunState& run, math::Scratch&) mutable {
     const MicroBatch whole = run.step.staged(static_cast<std::size_t>(count), documents.defined());
@@ -94,11 +94,11 @@ Kernel bind_scatter_keys(const BindContext& c, const program::Step& step, comm::
   };
 }
 
-Kernel bind_shift(const BindContext& c, const program::Step& step, comm::Communicator* ring) {
-  const auto& op = std::get<program::Shift>(step.op);
+Kernel bind_ring_exchange(const BindContext& c, const program::Step& step, comm::Communicator* ring) {
+  const auto& op = std::get<program::RingExchange>(step.op);
   const DType dtype = dtype_of(c, step.operand(Arg::kTo));
   auto in = c.flat(step.operand(Arg::kTo).buffer);
-  if (op.moves == program::Moves::kKeys && op.step == 1) {
+  if (op.payload == program::Payload::kKeys && op.step == 1) {
     const KeyValues keys(c, step, Arg::kOwn, Arg::kFrom);
     return [=, own = keys.all_RNW.select(0, 0)](RunState& run, math::Scratch&) mutable {
       run.copy(program::Epilogue::kPack, own, keys.columns_NW);
@@ -107,7 +107,7 @@ Kernel bind_shift(const BindContext& c, const program::Step& step, comm::Communi
     };
   }
   auto out = c.flat(step.operand(Arg::kFrom).buffer);
-  if (op.moves == program::Moves::kKeys)
+  if (op.payload == program::Payload::kKeys)
     return [=](RunState&, math::Scratch&) mutable { pass_on(*ring, out, in, dtype); };
   const bool adds = op.step > 1;
   if (op.step < ring->size())

@@ -20,6 +20,6 @@ Kernel bind_load_part(const BindContext& context, const program::Step& step);
 Kernel bind_gather_keys(const BindContext& context, const program::Step& step, comm::Communicator* group);
 Kernel bind_scatter_keys(const BindContext& context, const program::Step& step, comm::Communicator* group);
 // Sends keys and values, or their gradients, to the next rank of the ring.
-Kernel bind_shift(const BindContext& context, const program::Step& step, comm::Communicator* ring);
+Kernel bind_ring_exchange(const BindContext& context, const program::Step& step, comm::Communicator* ring);
 
 }  // namespace molen::exec

@@ -88,7 +88,7 @@ Kernel bind_all_to_all(const BindContext& c, const program::Step& step, comm::Co
   const std::int64_t width = c.program.arch.hidden, bytes = width * from.element_size(),
                      most = (home ? from : to).numel() / width, experts = c.program.arch.sparse_experts().count,
                      space = step.scratch.value;
-  const auto tile = program::experts_of_tile(c.program, step.attributes.rows, op.chunk);
+  const auto tile = program::experts_of_tile(c.program, step.attributes.rows, op.portion);
   const DType dtype = dtype_of(c, step.operand(Arg::kTo));
   return [=](RunState& run, math::Scratch& scratch) mutable {
     const int ranks = group->size();

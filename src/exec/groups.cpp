@@ -28,7 +28,7 @@ std::array<bool, program::kAllAxes.size()> axes_in(const program::Program& p) {
 // stage; the other ranks form a group that nobody uses.
 int color_of(const mesh::Mesh& mesh, int rank, Axis axis) {
   const int group = mesh.group_number(rank, program::axes_of(axis));
-  if (axis != Axis::kEnds) return group;
+  if (axis != Axis::kEmbedding) return group;
   const int stage = mesh.coordinates(rank)[mesh::Axis::kPp], last = mesh.sizes()[mesh::Axis::kPp] - 1;
   return 2 * group + (stage == 0 || stage == last ? 0 : 1);
 }

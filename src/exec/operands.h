@@ -16,9 +16,13 @@ using program::Arg;
 // The operands of one step as tensors with the shapes of model/parts.h.
 class Operands {
  public:
-  // `chunk` is the piece of the rows that the op works on (program/ir/layout.h: chunk_rows), or -1 for all rows.
+  // `chunk` is the piece of the rows that the op works on (program/ir/layout.h: rows_of_piece), or -1 for all rows.
   Operands(const BindContext& context, const program::Step& step, std::int64_t chunk = -1)
-      : c_(context), step_(step), chunk_(chunk), all_(step.attributes.rows), rows_(program::chunk_rows(all_, chunk)) {}
+      : c_(context),
+        step_(step),
+        chunk_(chunk),
+        all_(step.attributes.rows),
+        rows_(program::rows_of_piece(all_, chunk)) {}
 
   std::int64_t tokens() const { return rows_.second - rows_.first; }
   bool has(Arg arg) const { return step_.find(arg) != nullptr; }
@@ -27,7 +31,7 @@ class Operands {
   // Returns the rows of a value that the op works on, which are all rows or one piece. The buffer has all rows or only
   // this piece.
   at::Tensor rows(Arg arg) const {
-    const bool apart = c_.program.buffers[static_cast<std::size_t>(step_.operand(arg).buffer)].chunk >= 0;
+    const bool apart = c_.program.buffers[static_cast<std::size_t>(step_.operand(arg).buffer)].portion >= 0;
     if (chunk_ < 0 || apart) return view(arg, {tokens(), -1});
     return view(arg, {all_.count(), -1}).narrow(0, rows_.first, tokens());
   }
@@ -84,8 +88,8 @@ class Operands {
     }
     return rows(Arg::kResidual).narrow(0, first, last - first);
   }
-  model::Share share() const {
-    model::Share share;
+  model::TensorSlice share() const {
+    model::TensorSlice share;
     if (tensor_ranks() == 1) return share;
     // When the rows are cut into pieces, the products of the pieces add to the rank's own rows. An op on all rows adds
     // nothing to them.
@@ -112,13 +116,14 @@ class Operands {
   Bounds rows_;  // rows that the op works on
 };
 
-struct Common {
+// What the bindings of all parts need.
+struct PartContext {
   arch::Architecture arch;
   arch::PartShape shape;
   bool accumulate;
-  model::Share share;
+  model::TensorSlice share;
   std::vector<PositionRun> positions;  // of this context rank
-  model::Half half = model::Half::kBoth;
+  arch::Pass pass = arch::Pass::kBackward;
   at::Tensor documents{};  // for attention within documents: where each document begins
   at::Tensor slopes{};     // ALiBi's slopes
   model::Context context(math::Scratch& scratch) const {
@@ -127,7 +132,7 @@ struct Common {
             scratch,
             accumulate,
             share,
-            half,
+            pass,
             positions,
             documents.defined() ? &documents : nullptr,
             slopes.defined() ? &slopes : nullptr};

@@ -7,7 +7,7 @@
 #include "arch/parameters.h"
 #include "base/error.h"
 #include "launch/group_reader.h"
-#include "launch/together.h"
+#include "launch/throw_on_all_ranks.h"
 #include "program/values/optimizer.h"
 #include "program/values/value_memory.h"
 
@@ -287,7 +287,7 @@ void load_state(const checkpoint::Checkpoint& from, exec::Executor& executor, co
   std::vector<SavedFamily> families = saved_families(executor.program());
   if (weights_only) families.resize(1);
   const auto stage = along(executor, world, mesh::Axes{mesh::Axis::kPp}.complement());
-  together(world, [&] {
+  throw_on_all_ranks(world, [&] {
     using enum program::StateOf;
     for (const program::StateOf of : {kAll, kRest, kVectors, kRows, kColumns})
       read_tiles(from, executor, families, of, weights, *stage);
@@ -319,7 +319,7 @@ std::string state_hash(const exec::Executor& executor, comm::Communicator& world
   return checkpoint::StateDigest::from_lanes(lanes).hex();
 }
 
-checkpoint::Agree agree_over(comm::Communicator& world) {
+checkpoint::SetFlag agree_over(comm::Communicator& world) {
   return [&world](bool ok) {
     std::int32_t flag = ok ? 1 : 0;
     world.all_reduce(&flag, 1, DType::kI32, comm::Reduce::kMin);

@@ -6,7 +6,7 @@
 #include <array>
 
 #include "base/available_memory.h"
-#include "launch/together.h"
+#include "launch/throw_on_all_ranks.h"
 
 namespace molen::launch {
 namespace {
@@ -54,7 +54,7 @@ void require_memory(const MemoryRequest& request, const plan::Machine& machine, 
   std::int32_t first = room.holds(need) ? world.size() : world.rank();
   world.all_reduce(&first, 1, DType::kI32, comm::Reduce::kMin);
   if (first == world.size()) return;
-  together(world, [&] {
+  throw_on_all_ranks(world, [&] {
     if (world.rank() == first) throw UsageError("{}", refusal(request, need, room));
   });
 }

@@ -27,10 +27,10 @@ Traffic since(const Traffic& before, const Traffic& now) {
   return all;
 }
 
-void require_planned(const Traffic& moved, const program::Payloads& planned) {
-  std::map<std::pair<program::Axis, std::string>, program::Payload> counted;
+void require_planned(const Traffic& moved, const program::CallsByAxis& planned) {
+  std::map<std::pair<program::Axis, std::string>, program::CallBytes> counted;
   for (const auto& [key, t] : moved) counted[{key.first, std::string(comm::name_of(key.second))}] = {t.calls, t.bytes};
-  const auto require = [](const auto& key, const program::Payload& was, const program::Payload& plan) {
+  const auto require = [](const auto& key, const program::CallBytes& was, const program::CallBytes& plan) {
     // The bytes of an all_to_all are not compared: how many rows go to the ranks of their experts depends on the data.
     if (was.calls != plan.calls || (was.bytes != plan.bytes && key.second != comm::name_of(comm::CallKind::kAllToAll)))
       throw Error("over {}: {} moved {} bytes in {} calls where the program has {} bytes in {}",
@@ -41,7 +41,7 @@ void require_planned(const Traffic& moved, const program::Payloads& planned) {
     if (!planned.contains(key)) require(key, was, {});
 }
 
-void require_planned_exchanges(const Traffic& moved, const program::Payloads& planned, bool at_most,
+void require_planned_exchanges(const Traffic& moved, const program::CallsByAxis& planned, bool at_most,
                                comm::Communicator& world) {
   constexpr auto kCall = comm::CallKind::kAllToAll;
   std::int64_t bytes[2] = {0, 0};

@@ -22,10 +22,10 @@ Traffic since(const Traffic& before, const Traffic& now);
 // Throws Error naming axis, call and both figures unless every axis and kind of call has the number of calls and the
 // payload that the program gives. Only the calls of `all_to_all` are compared, because the data decides how many rows a
 // rank exchanges.
-void require_planned(const Traffic& moved, const program::Payloads& planned);
+void require_planned(const Traffic& moved, const program::CallsByAxis& planned);
 // Throws Error unless all ranks together have exchanged the bytes that their programs give for all_to_all, or with
 // `at_most`, as experts with a capacity do, no more. Collective over `world`.
-void require_planned_exchanges(const Traffic& moved, const program::Payloads& planned, bool at_most,
+void require_planned_exchanges(const Traffic& moved, const program::CallsByAxis& planned, bool at_most,
                                comm::Communicator& world);
 
 // Returns [{axis, op, calls, payload_bytes, wire_bytes}] in the order of the axes. wire_bytes (the bytes sent) is null

@@ -16,7 +16,7 @@ namespace {
 using comm::CallKind;
 using program::Axis;
 
-std::string refusal(const Traffic& moved, const program::Payloads& planned) {
+std::string refusal(const Traffic& moved, const program::CallsByAxis& planned) {
   try {
     require_planned(moved, planned);
   } catch (const Error& error) {
@@ -25,7 +25,7 @@ std::string refusal(const Traffic& moved, const program::Payloads& planned) {
   return "";
 }
 
-const program::Payloads kPlanned{{{Axis::kDp, "all_gather"}, {3, 300}}, {{Axis::kDp, "reduce_scatter"}, {3, 300}}};
+const program::CallsByAxis kPlanned{{{Axis::kDp, "all_gather"}, {3, 300}}, {{Axis::kDp, "reduce_scatter"}, {3, 300}}};
 
 TEST(Traffic, WhatThePlanSaysPasses) {
   const Traffic moved{{{Axis::kDp, CallKind::kAllGather}, {3, 300, 150, 150}},
@@ -69,7 +69,8 @@ TEST(Traffic, ExchangesAreComparedOverAllRanks) {
           const auto all = world.communicator(rank);
           const Traffic moved{{{Axis::kEp, CallKind::kAllToAll}, {2, rank == 0 ? first : second, {}, {}}},
                               {{Axis::kDp, CallKind::kAllGather}, {3, 77, {}, {}}}};
-          const program::Payloads planned{{{Axis::kEp, "all_to_all"}, {2, 200}}, {{Axis::kDp, "all_gather"}, {3, 300}}};
+          const program::CallsByAxis planned{{{Axis::kEp, "all_to_all"}, {2, 200}},
+                                             {{Axis::kDp, "all_gather"}, {3, 300}}};
           EXPECT_EQ(refusal(moved, {{{Axis::kEp, "all_to_all"}, {2, 200}}, {{Axis::kDp, "all_gather"}, {3, 77}}}), "");
           try {
             require_planned_exchanges(moved, planned, at_most, *all);

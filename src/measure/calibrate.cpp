@@ -18,7 +18,7 @@
 #include "base/json.h"
 #include "base/rng.h"
 #include "exec/executor.h"
-#include "launch/together.h"
+#include "launch/throw_on_all_ranks.h"
 #include "measure/rates.h"
 #include "sim/simulate.h"
 
@@ -153,23 +153,23 @@ void add_samples(const Trial& trial, std::vector<sim::Sample>& samples) {
 // duration with a simulation of its own measured ops; the least one of all steps counts, because other work on the
 // machine can only add to it. The second compares the simulation of the measured ops (the median of the steps) with the
 // simulation of the fitted ops.
-double pace_of(const Trial& trial, const sim::Costs& costs) {
+double factor_of(const Trial& trial, const sim::Costs& costs) {
   std::vector<double> computed;
   double waiting = std::numeric_limits<double>::infinity();
   for (const auto& t : trial.timelines) {
     std::vector<double> work;
     for (const auto& op : t.ops) work.push_back(op.cpu_s);
-    computed.push_back(sim::step_seconds(sim::simulate(trial.stage, {std::move(work)}, costs.sharing())));
+    computed.push_back(sim::step_seconds(sim::simulate(trial.stage, {std::move(work)}, costs.core_contention())));
     waiting = std::min(waiting, t.total_s / computed.back());
   }
   return waiting * median(computed) / sim::step_seconds(sim::simulate(trial.stage, costs));
 }
 
 // A rank knows the times of its own stage only, so the trials in stages do not count.
-double median_pace(const std::vector<Trial>& trials, const sim::Costs& as_fitted) {
+double median_factor(const std::vector<Trial>& trials, const sim::Costs& as_fitted) {
   std::vector<double> paces;
   for (const Trial& trial : trials)
-    if (!trial.program().setting.pipelined()) paces.push_back(pace_of(trial, as_fitted));
+    if (!trial.program().setting.pipelined()) paces.push_back(factor_of(trial, as_fitted));
   return median(paces);
 }
 
@@ -207,7 +207,8 @@ sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& 
     }
   sim::CostModel costs = sim::CostModel::fit(samples_of(trials, world));
   const sim::Cores cores = cores_of(world);
-  costs.set_pace(median_pace(trials, sim::Costs(costs, {cores.logical, world.size(), o.threads}, communicator)));
+  costs.set_calibration_factor(
+      median_factor(trials, sim::Costs(costs, {cores.logical, world.size(), o.threads}, communicator)));
   return {sim::conditions_of(trials.front().program().setting, communicator), cores, costs};
 }
 

@@ -82,7 +82,8 @@ TEST(UnfusedAttention, HasWholeSequences) {
   const std::vector<PositionRun> half{{0, 4}};
   at::Tensor o = at::empty({16, a.query_size()}, at::kFloat), lse = at::empty({2, a.heads, 8}, at::kFloat);
   const Context c{
-      a, {2, 8, 0, DType::kF32, 1, Kernels("unfused")}, w.scratch, true, {}, Half::kBoth, half, nullptr, nullptr};
+      a,      {2, 8, 0, DType::kF32, 1, Kernels("unfused")}, w.scratch, true, {}, arch::Pass::kBackward, half, nullptr,
+      nullptr};
   EXPECT_THROW(attention_forward(c, in.qkv, o, lse), Error);
 }
 

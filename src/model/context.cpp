@@ -8,7 +8,7 @@
 #include "math/context_attention.h"
 #include "math/reference_context.h"
 #include "model/device_attention.h"
-#include "model/share.h"
+#include "model/tensor_slice.h"
 
 namespace molen::model {
 namespace {
@@ -183,8 +183,8 @@ void context_attention_forward(const Context& c, const at::Tensor& qkv, const at
   const Runs queries = queries_of(c, whole);
   check(c, queries, keys, qkv, kv);
   if (!qkv.device().is_cpu())
-    return aten::device_attention_forward(aten::attention_way(c, qkv.is_cuda(), qkv.scalar_type()), c, queries, qkv, kv,
-                                          keys, first, o, lse);
+    return aten::device_attention_forward(aten::attention_backend(c, qkv.is_cuda(), qkv.scalar_type()), c, queries, qkv,
+                                          kv, keys, first, o, lse);
   const Rewind rewind(c.scratch);
   const at::Tensor q = widened(c, query_columns(c, qkv)), k = widened(c, kv), out = widened(c, o, !first);
   forward({c, queries, keys}, q, k, first, out, lse);
@@ -198,8 +198,8 @@ void context_attention_backward(const Context& c, const at::Tensor& d_o, const a
   const Runs queries = queries_of(c, whole);
   check(c, queries, keys, qkv, kv);
   if (!qkv.device().is_cpu())
-    return aten::device_attention_backward(aten::attention_way(c, qkv.is_cuda(), qkv.scalar_type()), c, queries, d_o,
-                                           qkv, kv, keys, o, lse, add_q, add_kv, d_qkv, d_kv);
+    return aten::device_attention_backward(aten::attention_backend(c, qkv.is_cuda(), qkv.scalar_type()), c, queries,
+                                           d_o, qkv, kv, keys, o, lse, add_q, add_kv, d_qkv, d_kv);
   const Rewind rewind(c.scratch);
   const at::Tensor d_queries = query_columns(c, d_qkv);
   const at::Tensor g = widened(c, d_o), q = widened(c, query_columns(c, qkv)), k = widened(c, kv), out = widened(c, o),

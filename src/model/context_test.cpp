@@ -99,7 +99,8 @@ class Ranks {
  private:
   Context context(const Rank& k, math::Scratch& scratch) const {
     arch::PartShape shape{in_.B, count_positions(k.runs), 0, path_.compute, 2, path_.kernels};
-    return with_slopes({a_, shape, scratch, true, {}, Half::kBoth, k.runs, k.starts.defined() ? &k.starts : nullptr});
+    return with_slopes(
+        {a_, shape, scratch, true, {}, arch::Pass::kBackward, k.runs, k.starts.defined() ? &k.starts : nullptr});
   }
   // Runs an op with exactly the scratch that is declared for it.
   template <class F>
@@ -229,7 +230,7 @@ TEST_P(ContextParts, DocumentsAreSequencesOfTheirOwn) {
     const auto op = [&](Pass pass, const auto& f) {
       Workspace w(program::part_cost(a, arch::Part::kAttention, pass, shape).scratch.value);
       run_as_op(path.kernels, w.scratch, [&] {
-        f(with_slopes({a, shape, w.scratch, true, {}, Half::kBoth, {}, &in.starts}));
+        f(with_slopes({a, shape, w.scratch, true, {}, arch::Pass::kBackward, {}, &in.starts}));
       });
     };
     op(Pass::kForward, [&](const Context& c) { attention_forward(c, in.qkv, got.o, got.lse); });
@@ -266,7 +267,8 @@ TEST_P(ContextParts, PositionsOfRanksAreThoseOfTheWhole) {
     const auto compute = [&](const Runs& runs, const at::Tensor& its_ids, const at::Tensor& its_x,
                              const at::Tensor& its_d_x, const at::Tensor& its_d_qkv) {
       const i64 rows = its_x.size(0);
-      const Context c{a, {B, rows / B, 0, path.compute, 2, path.kernels}, w.scratch, false, {}, Half::kBoth, runs};
+      const Context c{a,   {B, rows / B, 0, path.compute, 2, path.kernels}, w.scratch, false, {}, arch::Pass::kBackward,
+                      runs};
       const RopeTable rope =
           runs.empty() ? make_rope_table(a, S, wide, at::kCPU) : make_rope_table(a, runs, wide, at::kCPU);
       const auto nan = [&](at::IntArrayRef shape, at::ScalarType t) { return at::full(shape, NAN, t); };
@@ -344,18 +346,18 @@ TEST(ContextRefusals, WhatDoesNotFitTogether) {
     context_attention_forward(c, in.qkv, key_value_columns(c, in.qkv), keys, true, o, lse);
   };
   const arch::PartShape shape{2, 8, 0, DType::kF32, 1, Kernels::kFused};
-  const Context good{a, shape, w.scratch, true, {}, Half::kBoth, {}, &in.starts};
+  const Context good{a, shape, w.scratch, true, {}, arch::Pass::kBackward, {}, &in.starts};
   EXPECT_NO_THROW(attention(good, all));
   EXPECT_THROW(attention(good, half), Error);
-  EXPECT_THROW(attention({a, shape, w.scratch, true, {}, Half::kBoth, half}, all), Error);
+  EXPECT_THROW(attention({a, shape, w.scratch, true, {}, arch::Pass::kBackward, half}, all), Error);
   const at::Tensor falling = in.starts.flip({0}).contiguous(), few = in.starts.narrow(0, 0, 8);
-  EXPECT_THROW(attention({a, shape, w.scratch, true, {}, Half::kBoth, {}, &falling}, all), Error);
-  EXPECT_THROW(attention({a, shape, w.scratch, true, {}, Half::kBoth, {}, &few}, all), Error);
+  EXPECT_THROW(attention({a, shape, w.scratch, true, {}, arch::Pass::kBackward, {}, &falling}, all), Error);
+  EXPECT_THROW(attention({a, shape, w.scratch, true, {}, arch::Pass::kBackward, {}, &few}, all), Error);
   // The reference refuses the same documents as the fused kernels, which check documents themselves.
   arch::PartShape reference = shape;
   reference.kernels = Kernels::kReference;
-  EXPECT_NO_THROW(attention({a, reference, w.scratch, true, {}, Half::kBoth, {}, &in.starts}, all));
-  EXPECT_THROW(attention({a, reference, w.scratch, true, {}, Half::kBoth, {}, &falling}, all), Error);
+  EXPECT_NO_THROW(attention({a, reference, w.scratch, true, {}, arch::Pass::kBackward, {}, &in.starts}, all));
+  EXPECT_THROW(attention({a, reference, w.scratch, true, {}, arch::Pass::kBackward, {}, &falling}, all), Error);
   arch::PartShape narrow_shape = shape;
   narrow_shape.compute = DType::kBF16;
   EXPECT_THROW(attention({a, narrow_shape, w.scratch, true}, all), Error);
@@ -364,7 +366,7 @@ TEST(ContextRefusals, WhatDoesNotFitTogether) {
   const RopeTable whole_table = make_rope_table(a, 8, at::kFloat, at::kCPU);
   at::Tensor qkv = at::empty({8, a.qkv_size()}, at::kFloat);
   w.scratch.reset();
-  EXPECT_THROW(rotate({a, rank, w.scratch, true, {}, Half::kBoth, half}, whole_table, false, qkv), Error);
+  EXPECT_THROW(rotate({a, rank, w.scratch, true, {}, arch::Pass::kBackward, half}, whole_table, false, qkv), Error);
   at::Tensor few_rows = at::empty({7, 5}, at::kFloat);
   EXPECT_THROW(take_rows(2, half, at::empty({16, 5}, at::kFloat), few_rows), Error);
 }

@@ -8,7 +8,7 @@
 
 #include "model/aten_temporaries.h"
 #include "model/device_documents.h"
-#include "model/share.h"
+#include "model/tensor_slice.h"
 
 namespace molen::model::aten {
 namespace {
@@ -31,7 +31,7 @@ at::Tensor shares(const at::Tensor& x, const at::Tensor& lse) {
 // The inputs that all pieces of one call share.
 class Sources {
  public:
-  Sources(const AttentionWay& way, const Context& c, Runs queries, const at::Tensor& qkv, const at::Tensor& kv,
+  Sources(const AttentionBackend& way, const Context& c, Runs queries, const at::Tensor& qkv, const at::Tensor& kv,
           Runs keys)
       : c_(c),
         flash_(way.flash),
@@ -163,9 +163,9 @@ at::Tensor zeros_of(const at::Tensor& like) {
 
 }  // namespace
 
-AttentionWay attention_way(const Context& c, bool cuda, at::ScalarType type) {
+AttentionBackend attention_backend(const Context& c, bool cuda, at::ScalarType type) {
   const bool narrow = type == at::kBFloat16 || type == at::kHalf;
-  AttentionWay way;
+  AttentionBackend way;
   const bool fits =
       cuda && narrow && c.arch.position != arch::Position::kAlibi && c.arch.head_dim <= 256 && c.arch.head_dim % 8 == 0;
   way.flash = fits && !c.document_start;
@@ -213,7 +213,7 @@ std::vector<AttentionPiece> written_pieces(i64 batch, Runs queries, Runs keys, i
   return pieces;
 }
 
-void device_attention_forward(const AttentionWay& way, const Context& c, Runs queries, const at::Tensor& qkv,
+void device_attention_forward(const AttentionBackend& way, const Context& c, Runs queries, const at::Tensor& qkv,
                               const at::Tensor& kv, Runs keys, bool first, at::Tensor& o, at::Tensor& lse) {
   if (way.documents && first && whole_sequences(c, queries) && whole_sequences(c, keys))
     return document_flash_forward(c, qkv, kv, o, lse);
@@ -236,7 +236,7 @@ void device_attention_forward(const AttentionWay& way, const Context& c, Runs qu
   if (!total.is_same(out)) out.copy_(total);
 }
 
-void device_attention_backward(const AttentionWay& way, const Context& c, Runs queries, const at::Tensor& d_o,
+void device_attention_backward(const AttentionBackend& way, const Context& c, Runs queries, const at::Tensor& d_o,
                                const at::Tensor& qkv, const at::Tensor& kv, Runs keys, const at::Tensor& o,
                                const at::Tensor& lse, bool add_q, bool add_kv, at::Tensor& d_qkv, at::Tensor& d_kv) {
   if (way.documents && whole_sequences(c, queries) && whole_sequences(c, keys))

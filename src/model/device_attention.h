@@ -12,14 +12,14 @@
 
 namespace molen::model::aten {
 
-struct AttentionWay {
+struct AttentionBackend {
   bool flash = false;                           // ATen's flash attention; otherwise scores are written out
   std::int64_t scores = std::int64_t{1} << 24;  // most scores of all heads that exist at once
   bool documents = false;  // flash attention within documents (device_documents.h), where sequences are whole
 };
 // Chooses flash attention, or that within documents, for 16-bit types on CUDA, with heads of at most 256 elements and a
 // multiple of 8, without ALiBi.
-AttentionWay attention_way(const Context&, bool cuda, at::ScalarType);
+AttentionBackend attention_backend(const Context&, bool cuda, at::ScalarType);
 
 // One piece of the work: in each of `sequences`, `query_rows` rows from row `query` on attend to `key_rows` rows from
 // row `key` on. A causal piece has as many queries as keys, at the same positions. In other pieces written-out scores
@@ -41,10 +41,10 @@ std::vector<AttentionPiece> written_pieces(std::int64_t batch, std::span<const P
 
 // The arguments are those of context_attention_forward and context_attention_backward of model/context.h, with the
 // positions of the queries. kv_MW may be columns of the packed rows.
-void device_attention_forward(const AttentionWay&, const Context&, std::span<const PositionRun> queries,
+void device_attention_forward(const AttentionBackend&, const Context&, std::span<const PositionRun> queries,
                               const at::Tensor& qkv_NQ, const at::Tensor& kv_MW, std::span<const PositionRun> keys,
                               bool first, at::Tensor& o_NhD, at::Tensor& lse_BhR);
-void device_attention_backward(const AttentionWay&, const Context&, std::span<const PositionRun> queries,
+void device_attention_backward(const AttentionBackend&, const Context&, std::span<const PositionRun> queries,
                                const at::Tensor& d_o_NhD, const at::Tensor& qkv_NQ, const at::Tensor& kv_MW,
                                std::span<const PositionRun> keys, const at::Tensor& o_NhD, const at::Tensor& lse_BhR,
                                bool add_q, bool add_kv, at::Tensor& d_qkv_NQ, at::Tensor& d_kv_MW);

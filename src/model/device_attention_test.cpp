@@ -121,8 +121,8 @@ Blocks over_blocks(const Context& c, at::ScalarType out, const at::Tensor& qkv, 
 
 // Runs one way of device attention, here on the host, against the reference in fp64, including queries that see no
 // keys.
-void expect_way(const aten::AttentionWay& way, const arch::Architecture& a, const AttentionPath& path, bool documents,
-                const Runs& queries, const std::vector<Runs>& blocks) {
+void expect_way(const aten::AttentionBackend& way, const arch::Architecture& a, const AttentionPath& path,
+                bool documents, const Runs& queries, const std::vector<Runs>& blocks) {
   const i64 B = 2, R = count_positions(queries);
   const AttentionOperands in(a, path, B, 19, documents);
   Workspace w(std::int64_t{1} << 20);
@@ -135,7 +135,7 @@ void expect_way(const aten::AttentionWay& way, const arch::Architecture& a, cons
                                  w.scratch,
                                  true,
                                  {},
-                                 Half::kBoth,
+                                 arch::Pass::kBackward,
                                  queries,
                                  documents ? &starts : nullptr});
   std::vector<at::Tensor> kv, kv64;
@@ -188,7 +188,7 @@ TEST(DeviceAttention, WrittenOutInAnyBlocksIsTheReference) {
         for (const i64 scores : {i64{1}, i64{500}, i64{1} << 24}) {
           SCOPED_TRACE(testing::Message() << a.name << (documents ? " documents " : " ") << path.name << ", " << scores
                                           << " scores at once");
-          const aten::AttentionWay way{false, scores};
+          const aten::AttentionBackend way{false, scores};
           expect_way(way, a, path, documents, {{0, 5}, {9, 12}}, {{{3, 6}, {8, 10}}, {{0, 3}}, {{6, 8}, {10, 19}}});
           expect_way(way, a, path, documents, {{0, 19}}, {{{0, 19}}});
           expect_way(way, a, path, documents, {{2, 6}}, {{{6, 9}}, {{11, 13}}});  // no visible keys
@@ -201,7 +201,7 @@ TEST(DeviceAttention, FlashInPiecesIsTheReference) {
   const auto a = test_architectures()[0];
   for (const auto& path : {kAttentionOracle, kAttentionPaths[4], kAttentionPaths[5], kAttentionPaths[6]}) {
     SCOPED_TRACE(path.name);
-    const aten::AttentionWay way{true};
+    const aten::AttentionBackend way{true};
     expect_way(way, a, path, false, {{0, 5}, {9, 12}}, {{{3, 6}, {8, 10}}, {{0, 3}}, {{6, 8}, {10, 19}}});
     expect_way(way, a, path, false, {{4, 8}, {12, 16}}, {{{0, 19}}});  // zig-zag over gathered keys
     expect_way(way, a, path, false, {{0, 19}}, {{{0, 19}}});
@@ -243,7 +243,7 @@ TEST(DeviceAttention, HoldsAPartOfTheScores) {
              d_qkv = at::empty_like(in.qkv), d_kv = key_value_columns(c, d_qkv);
   const at::Tensor kv = key_value_columns(c, in.qkv);
   const auto peaks = [&](i64 scores) {
-    const aten::AttentionWay way{false, scores};
+    const aten::AttentionBackend way{false, scores};
     const i64 forward = peak_of([&] { device_attention_forward(way, c, all, in.qkv, kv, all, true, o, lse); });
     return std::max(forward, peak_of([&] {
                       device_attention_backward(way, c, all, in.d_o, in.qkv, kv, all, o, lse, false, false, d_qkv,
@@ -257,7 +257,7 @@ TEST(DeviceAttention, HoldsAPartOfTheScores) {
 
 TEST(DeviceAttention, FlashAttentionWithinDocuments) {
   const c10::InferenceMode inference;
-  aten::AttentionWay way;
+  aten::AttentionBackend way;
   way.documents = true;
   for (const auto& a : test_architectures()) {
     if (a.position == arch::Position::kAlibi) continue;
@@ -276,7 +276,8 @@ TEST(DeviceAttention, DocumentsOfWholeSequencesHaveACallOfTheirOwn) {
   const i64 B = 2, S = 19;
   const AttentionOperands in(a, kAttentionOracle, B, S, true);
   Workspace w(std::int64_t{1} << 20);
-  const Context c{a, {B, S, 0, DType::kF64, 2, Kernels::kReference}, w.scratch, true, {}, Half::kBoth, {}, &in.starts};
+  const Context c{
+      a, {B, S, 0, DType::kF64, 2, Kernels::kReference}, w.scratch, true, {}, arch::Pass::kBackward, {}, &in.starts};
   const Runs all{{0, S}};
   const at::Tensor kv = key_value_columns(c, in.qkv);
   const auto forward = [&](const auto& run) {
@@ -285,7 +286,7 @@ TEST(DeviceAttention, DocumentsOfWholeSequencesHaveACallOfTheirOwn) {
     return std::pair(o, lse);
   };
   const auto by_way = [&](bool documents) {
-    aten::AttentionWay way;
+    aten::AttentionBackend way;
     way.documents = documents;
     return forward(
         [&](at::Tensor& o, at::Tensor& lse) { device_attention_forward(way, c, all, in.qkv, kv, all, true, o, lse); });
@@ -311,7 +312,7 @@ TEST(DeviceAttention, WritesWhereTheProgramHasItsOperands) {
   for (const auto& path : {kAttentionOracle, kAttentionPaths[5]})
     for (const bool flash : {true, false}) {
       SCOPED_TRACE(testing::Message() << path.name << (flash ? ", flash" : ", written out"));
-      const aten::AttentionWay way{flash, 200};
+      const aten::AttentionBackend way{flash, 200};
       const at::ScalarType type = scalar_type(path.compute), wide = wide_of(path);
       const AttentionOperands in(a, path, B, S, false);
       const at::Tensor qkv64 = in.qkv.to(at::kDouble), d_o64 = in.d_o.to(at::kDouble);
@@ -320,7 +321,8 @@ TEST(DeviceAttention, WritesWhereTheProgramHasItsOperands) {
         const i64 R = count_positions(queries), N = B * R;
         const bool whole = R == S;
         const Runs keys{{0, S}};
-        const Context c{a, {B, R, 0, DType::kF64, 2, Kernels::kReference}, w.scratch, true, {}, Half::kBoth, queries};
+        const Context c{
+            a, {B, R, 0, DType::kF64, 2, Kernels::kReference}, w.scratch, true, {}, arch::Pass::kBackward, queries};
         const auto mine = [&](const at::Tensor& all) {
           at::Tensor rows = at::empty({N, all.size(1)}, all.options());
           take_rows(B, queries, all, rows);
@@ -356,8 +358,9 @@ TEST(DeviceAttention, FlashServesSixteenBitTypesOfCudaOnly) {
   a.head_dim = 64;
   math::Scratch scratch;
   const auto way = [&](bool cuda, at::ScalarType type, const at::Tensor* documents) {
-    const Context c{a, {2, 8, 0, DType::kBF16, 2, Kernels::kAten}, scratch, true, {}, Half::kBoth, {}, documents};
-    return aten::attention_way(c, cuda, type);
+    const Context c{a,        {2, 8, 0, DType::kBF16, 2, Kernels::kAten}, scratch, true, {}, arch::Pass::kBackward, {},
+                    documents};
+    return aten::attention_backend(c, cuda, type);
   };
   const at::Tensor starts = at::zeros({16}, at::kInt);
   // Documents have flash attention of their own in the same cases.

@@ -74,7 +74,7 @@ void shared_up_backward(const Context&, const at::Tensor& d_up_NX, const at::Ten
                         at::Tensor& d_rows_Nd, Linear& d_linear);
 
 // y = residual + the weighted sum of each token's rows. The residual has all rows; when ranks share the part, it has
-// only the rank's own rows (Share::first_row).
+// only the rank's own rows (TensorSlice::first_row).
 void combine_forward(const Context&, const at::Tensor& expert_Md, const at::Tensor& places_Nt,
                      const at::Tensor& weights_Nt, const at::Tensor& mid_Nd, at::Tensor& y_Nd);
 void combine_backward(const Context&, const at::Tensor& d_y_Nd, const at::Tensor& expert_Md,

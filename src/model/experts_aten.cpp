@@ -47,7 +47,7 @@ void route_backward(const Context& c, at::Tensor& d_rows, const at::Tensor& d_we
     narrow_kernels().norm_apply(threads_of(c), mid.size(0), mid.size(1), bits(mid), floats(saved.rstd_N),
                                 floats(saved.mean_N), bits(norm.weight_d), bits(norm.bias_d), bits(normed));
     Context of_weights = c;
-    of_weights.half = Half::kWeights;
+    of_weights.pass = arch::Pass::kBackwardWeights;
     Linear d_linear{d_router.weight_Ed, {}};
     at::Tensor none;
     linear_backward(of_weights, rounded, normed, {router.weight_Ed, {}}, none, d_linear);
@@ -93,7 +93,7 @@ void shared_up_backward(const Context& c, const at::Tensor& d_y, const at::Tenso
   of_rows.share = {};  // as in route_backward
   linear_forward(of_rows, d_y, d_rows, {up.weight_OI.t(), {}}, d_rows);
   Context of_weights = c;
-  of_weights.half = Half::kWeights;
+  of_weights.pass = arch::Pass::kBackwardWeights;
   at::Tensor none;
   linear_backward(of_weights, d_y, rows, up, none, d_up);
 }

@@ -74,7 +74,7 @@ Names differing(const Tensors& a, const Tensors& b) {
 struct Task {
   Case c;
   Part part;
-  Share share;
+  TensorSlice share;
   bool accumulate;
 
   arch::PartShape shape() const {
@@ -110,12 +110,12 @@ struct Task {
 
 // Returns three shares: all rows; the second third of the rows, as on a tensor rank; and the same third with the
 // residual kept by rows.
-std::vector<Share> shares() {
-  Share rows;
+std::vector<TensorSlice> shares() {
+  TensorSlice rows;
   rows.rank = 1, rows.ranks = 3, rows.first_row = 7, rows.rows = 7;
-  Share residual = rows;
+  TensorSlice residual = rows;
   residual.residual_rows = true;
-  return {Share{}, rows, residual};
+  return {TensorSlice{}, rows, residual};
 }
 
 std::vector<Part> parts_with_halves() {
@@ -166,7 +166,7 @@ TEST_P(Halves, GiveTheBitsOfTheWhole) {
   for (const auto& a : list) {
     const Tensors made = make({a, GetParam(), 3, 7});
     for (const Part part : parts_with_halves())
-      for (const Share& share : shares())
+      for (const TensorSlice& share : shares())
         for (const bool accumulate : {false, true}) check_bits({{a, GetParam(), 3, 7}, part, share, accumulate}, made);
   }
 }
@@ -206,7 +206,7 @@ TEST_P(Halves, OfOtherPartsAreTheWholeAndNothing) {
       const Tensors before = clone(weights);
       // Gives the scratch of the whole backward, so that the only error is the missing half.
       Workspace ample(program::part_cost(a, part, Pass::kBackward, s.shape()).scratch.value);
-      const Context context{a, s.shape(), ample.scratch, true, {}, Half::kWeights};
+      const Context context{a, s.shape(), ample.scratch, true, {}, arch::Pass::kBackwardWeights};
       Tensors operands = weights;
       EXPECT_THROW(run_part(context, part, Pass::kBackwardWeights, s.rope(), operands), Error);
       EXPECT_EQ(differing(before, weights), Names{});
@@ -215,7 +215,7 @@ TEST_P(Halves, OfOtherPartsAreTheWholeAndNothing) {
   const auto a = test_architectures()[0];
   const Task s{{a, GetParam(), 3, 7}, Part::kHeadLoss, {}, true};
   math::Scratch none;
-  const Context context{a, s.shape(), none, true, {}, Half::kWeights};
+  const Context context{a, s.shape(), none, true, {}, arch::Pass::kBackwardWeights};
   at::Tensor logits, losses, d_y, d_head;
   EXPECT_THROW(head_shared_gradient(context, {}, {}, logits, {}, {}, 1.0, losses, d_y, d_head), Error);
 }

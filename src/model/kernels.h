@@ -12,7 +12,7 @@
 #include "math/reference.h"
 #include "math/vector_kernels.h"
 #include "model/parts.h"
-#include "model/share.h"
+#include "model/tensor_slice.h"
 
 namespace molen::model {
 

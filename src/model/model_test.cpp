@@ -191,9 +191,9 @@ class Model {
     arch::PartShape shape = shape_;
     shape.chunk = chunk;
     Workspace work(program::part_cost(a_, part, pass, shape).scratch.value);
-    const Half half = pass == Pass::kBackwardInput     ? Half::kInput
-                      : pass == Pass::kBackwardWeights ? Half::kWeights
-                                                       : Half::kBoth;
+    const arch::Pass half = pass == Pass::kBackwardInput     ? arch::Pass::kBackwardInput
+                            : pass == Pass::kBackwardWeights ? arch::Pass::kBackwardWeights
+                                                             : arch::Pass::kBackward;
     call(with_slopes({a_, shape, work.scratch, accumulate_, {}, half}));
   }
   at::Tensor empty(std::int64_t columns) const { return at::full({batch_.B * batch_.S, columns}, NAN, compute_); }

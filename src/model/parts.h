@@ -23,7 +23,7 @@ namespace molen::model {
 
 // This rank's share of a part that tensor ranks split; by default, the whole part. When ranks leave partial sums, terms
 // that count once (residual, biases of row-split products) are added only to the rank's rows.
-struct Share {
+struct TensorSlice {
   int rank = 0, ranks = 1;
   std::int64_t first_row = 0, rows = -1;                  // rows of the N tokens; rows -1: all
   std::int64_t vocabulary_first = 0, vocabulary_all = 0;  // the table's first row, and the rows of the whole table
@@ -31,24 +31,18 @@ struct Share {
   std::int64_t count_rows(std::int64_t all) const { return rows < 0 ? all : rows; }
 };
 
-// The part of a backward's gradients that is computed. program::has_halves tells which parts have two halves, and
-// arch/parts.h says what each half reads. A half does not touch the operands that only the other half takes, and these
-// may be undefined.
-enum class Half {
-  kBoth,
-  kInput,   // gradients of the part's input and of the norm's weights; parts without halves run whole
-  kWeights  // matrices and their biases, after kInput; throws Error in parts without halves
-};
-
 struct Context {
   const arch::Architecture& arch;
   arch::PartShape shape;  // B, S, compute dtype, kernels, threads
   math::Scratch& scratch;
   bool accumulate = true;  // see above; backward only
-  Share share = {};
-  Half half = Half::kBoth;  // backward only
-  bool of_input() const { return half != Half::kWeights; }
-  bool of_weights() const { return half != Half::kInput; }
+  TensorSlice share = {};
+  // Backward only: kBackward, or one of its halves. program::has_halves tells which parts have two, and arch/parts.h
+  // says what each half reads. A half does not touch the operands that only the other half takes, and these may be
+  // undefined. kBackwardInput runs a part without halves whole; kBackwardWeights throws Error for such a part.
+  arch::Pass pass = arch::Pass::kBackward;
+  bool of_input() const { return pass != arch::Pass::kBackwardWeights; }
+  bool of_weights() const { return pass != arch::Pass::kBackwardInput; }
   // When context ranks share each sequence (model/context.h), the shape.sequence positions of this rank's rows. When
   // empty, the positions are 0 to S-1. RoPE's tables have a row for each position.
   std::span<const PositionRun> positions = {};
@@ -141,9 +135,9 @@ void final_norm_backward(const Context&, const at::Tensor& d_y_Nd, const at::Ten
 // (tokens of the global batch).
 void head_loss(const Context&, const at::Tensor& y_Cd, const at::Tensor& labels_C, const at::Tensor& head_Vd,
                double grad_scale, at::Tensor& losses_C, at::Tensor& d_y_Cd, at::Tensor& d_head_Vd);
-// The head of tensor ranks that share the vocabulary; this rank has v rows of it (Share). head_logits_sums computes the
-// logits of a chunk (fp32; fp64 in fp64) and, for each token, the log of the sum of their exponentials and the logit of
-// the label, or 0 when another rank has the label.
+// The head of tensor ranks that share the vocabulary; this rank has v rows of it (TensorSlice). head_logits_sums
+// computes the logits of a chunk (fp32; fp64 in fp64) and, for each token, the log of the sum of their exponentials and
+// the logit of the label, or 0 when another rank has the label.
 void head_logits_sums(const Context&, const at::Tensor& y_Cd, const at::Tensor& labels_C, const at::Tensor& head_vd,
                       at::Tensor& logits_Cv, at::Tensor& sums_C2);
 // The next two functions take all ranks' sums_RC2, which have the rows of a whole chunk; the first C rows count. They

@@ -15,7 +15,7 @@
 #include "math/vector_kernels.h"
 #include "model/aten_temporaries.h"
 #include "model/context.h"
-#include "model/share.h"
+#include "model/tensor_slice.h"
 
 namespace molen::model::aten {
 namespace {

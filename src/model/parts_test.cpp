@@ -209,7 +209,7 @@ TEST_P(Parts, SharedVocabulariesAddUpToTheWhole) {
     const at::ScalarType wide = c.path.compute == DType::kF64 ? at::kDouble : at::kFloat;
     const at::Tensor sums = at::full({kRanks, stride, 2}, NAN, wide);
     std::vector<Tensors> of_rank;
-    std::vector<Share> shares;
+    std::vector<TensorSlice> shares;
     std::vector<at::Tensor> logits;
     arch::Architecture local = a;
     local.vocabulary = (a.vocabulary + kRanks - 1) / kRanks;
@@ -226,7 +226,7 @@ TEST_P(Parts, SharedVocabulariesAddUpToTheWhole) {
     };
     for (int r = 0; r < kRanks; ++r) {
       of_rank.push_back(make_operands(c, false));
-      Share s;
+      TensorSlice s;
       s.rank = r, s.ranks = kRanks, s.rows = 7, s.first_row = 7 * r;
       s.vocabulary_first = arch::even_range(a.vocabulary, r, kRanks).first, s.vocabulary_all = a.vocabulary;
       shares.push_back(s);

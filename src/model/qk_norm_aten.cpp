@@ -4,7 +4,7 @@
 #include "math/allocation.h"
 #include "model/aten_temporaries.h"
 #include "model/parts_aten.h"
-#include "model/share.h"
+#include "model/tensor_slice.h"
 
 namespace molen::model::aten {
 namespace {

@@ -38,8 +38,10 @@ void guarded(const arch::PartShape& shape, math::Scratch& scratch, F&& call) {
 }
 
 // Returns the half of a backward for a pass of arch/parts.h.
-inline Half half_of(Pass pass) {
-  return pass == Pass::kBackwardInput ? Half::kInput : pass == Pass::kBackwardWeights ? Half::kWeights : Half::kBoth;
+inline arch::Pass half_of(Pass pass) {
+  return pass == Pass::kBackwardInput     ? arch::Pass::kBackwardInput
+         : pass == Pass::kBackwardWeights ? arch::Pass::kBackwardWeights
+                                          : arch::Pass::kBackward;
 }
 inline const char* name_of(Pass pass) {
   switch (pass) {

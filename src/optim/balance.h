@@ -5,8 +5,8 @@
 
 namespace molen::optim {
 
-// Moves the bias of each expert by `rate`: up where the expert had fewer tokens than the mean, down where it had more.
-// Both tensors are on the host, in fp32 or in fp64.
+// Payload the bias of each expert by `rate`: up where the expert had fewer tokens than the mean, down where it had
+// more. Both tensors are on the host, in fp32 or in fp64.
 void balance(double rate, const at::Tensor& tokens_E, const at::Tensor& bias_E);
 
 }  // namespace molen::optim

@@ -256,7 +256,7 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
   if (layouts.empty() && wanted.empty()) throw UsageError("{} has no layout of {} ranks", arch.name, ranks);
   if (layouts.empty()) throw UsageError("--layouts: none of these is a layout of {} ranks", ranks);
   if (base.tensor_chunks > 1 &&
-      std::none_of(layouts.begin(), layouts.end(), [](const Layout& l) { return l.setting.chunked_rows(); }))
+      std::none_of(layouts.begin(), layouts.end(), [](const Layout& l) { return l.setting.rows_in_pieces(); }))
     throw UsageError("parallel.tensor_chunks: no layout of {} ranks has rows for {} pieces", ranks, base.tensor_chunks);
   if (base.expert_tiles > 1 &&
       std::none_of(layouts.begin(), layouts.end(), [](const Layout& l) { return l.setting.expert_tiles > 1; }))

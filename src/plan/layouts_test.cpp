@@ -170,7 +170,7 @@ TEST(Layouts, PiecesHaveARowForEachTensorRank) {
   s.tensor_chunks = 4;
   std::set<int> in_pieces;
   for (const Layout& l : layouts_of(model(), s, 4, {})) {
-    if (!l.setting.chunked_rows()) continue;
+    if (!l.setting.rows_in_pieces()) continue;
     in_pieces.insert(l.setting.tensor_ranks());
     EXPECT_GE(l.setting.tokens() / 4, l.setting.tensor_ranks()) << l.name;
   }

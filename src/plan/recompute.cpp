@@ -95,8 +95,7 @@ std::vector<RecomputeChoice> recompute_ladder(const arch::Architecture& arch, co
     RecomputeChoice choice{recompute, {}, {}};
     for (const auto& p : built(arch, once, recompute, file))
       for (const auto& e : program::expand(p))
-        if (const auto* c = std::get_if<program::Compute>(&e.step->op);
-            c && c->pass == program::ComputePass::kRecompute) {
+        if (const auto* c = std::get_if<program::Compute>(&e.step->op); c && c->pass == program::Pass::kRecompute) {
           choice.again += e.step->hardware_flops;
           choice.moved += e.step->moved;
           for (const program::EpilogueCost& epilogue : e.step->epilogues) choice.moved += epilogue.moved;

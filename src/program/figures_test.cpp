@@ -50,7 +50,7 @@ std::string figures_of(const TestCase& c) {
       for (const mesh::Axis axis : {mesh::Axis::kDpShard, mesh::Axis::kDpReplicate, mesh::Axis::kCp, mesh::Axis::kTp})
         at[axis] = c.setting.mesh[axis] - 1;
     text += last ? "\n  last rank:" : "\n  first rank:";
-    for (const auto& [call, payload] : payloads_of(p, ops, at))
+    for (const auto& [call, payload] : calls_of(p, ops, at))
       text += fmt::format(" {}/{} {} x, {} bytes;", name_of(call.first), call.second, payload.calls, payload.bytes);
   }
   return text + "\n";
@@ -124,7 +124,7 @@ TEST(Figures, TheSeedsOfTheFuzzerAreSound) {
       const std::size_t arch = text.find("\narch ") + 1, setting = text.find("\nsetting ") + 1;
       const auto line = [&](std::size_t at) { return text.substr(at, text.find('\n', at) - at); };
       const Program bare =
-          parse("molen-program 15\n" + line(arch) + "\n" + line(setting) + "\nbody a\nschedule a\n", "seed");
+          parse("molen-program 16\n" + line(arch) + "\n" + line(setting) + "\nbody a\nschedule a\n", "seed");
       text = print(build(bare.arch, bare.setting));
       write_file_atomic(seed, text);
     }
@@ -300,7 +300,7 @@ TEST(Figures, AProgramWithOtherNamesIsTheSame) {
     const MemoryPlan before = plan_memory(p), after = plan_memory(q);
     EXPECT_EQ(before.buffer_offset, after.buffer_offset) << c.name;
     EXPECT_EQ(summarize(p, before).parameters, summarize(q, after).parameters) << c.name;
-    EXPECT_EQ(payloads_of(p, expand(p), {}), payloads_of(q, expand(q), {})) << c.name;
+    EXPECT_EQ(calls_of(p, expand(p), {}), calls_of(q, expand(q), {})) << c.name;
   }
 }
 
@@ -376,7 +376,7 @@ TEST(Figures, EveryHalfThatRunsTwiceIsRefused) {
     for (std::size_t b = 0; b < p.bodies.size(); ++b)
       for (const Step& step : p.bodies[b].steps) {
         const auto* compute = std::get_if<Compute>(&step.op);
-        if (!compute || compute->pass != ComputePass::kInput || turn++ % kStride != 0) continue;
+        if (!compute || compute->pass != Pass::kBackwardInput || turn++ % kStride != 0) continue;
         Program q = p;
         q.bodies[b].steps.push_back(step);  // at the end, where no edge refers to an op after it
         const auto found = verify(q);

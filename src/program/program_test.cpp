@@ -331,7 +331,7 @@ TEST(Text, ErrorsNameTheLine) {
   fails_with("part=embed", "part=embet", "unknown part");
   fails_with("writes=y:x.0", "writes=y:y.0", "no buffer 'y.0'");
   fails_with("stream=compute", "stream=computer", "unknown stream");
-  fails_with("molen-program 15", "molen-program 13", "is of version 13, and this molen reads version 15");
+  fails_with("molen-program 16", "molen-program 13", "is of version 13, and this molen reads version 16");
   fails_with("role=param unit=embed", "role=parm unit=embed", "role=parm is no value; did you mean 'param'?");
   fails_with("role=param unit=embed", "role=param unit=embet", "unit=embet: this stage has no such unit");
   fails_with("role=param unit=embed", "role=param", "role=param belongs to a unit");
@@ -346,10 +346,10 @@ TEST(Text, ErrorsNameTheLine) {
   fails_with("buffer ids i32", "buffer ids i33", "i33");
   fails_with("forward part=down", "forward part=combine", "the model has no experts, and so no part combine");
   const std::string sum = "all_reduce axis=dp";
-  fails_with(sum, "all_reduce axis=cp moves=load layer=0", "the model has no experts, and so no load");
-  fails_with(sum, "all_gather axis=ep moves=offsets layer=0", "the model has no experts, and so no offsets");
-  fails_with(sum, "all_to_all axis=ep moves=expert_rows layer=0", "the model has no experts, and so no expert_rows");
-  fails_with(sum, "all_to_all axis=ep moves=keys layer=0", "expert ranks send each other no keys");
+  fails_with(sum, "all_reduce axis=cp payload=load layer=0", "the model has no experts, and so no load");
+  fails_with(sum, "all_gather axis=ep payload=offsets layer=0", "the model has no experts, and so no offsets");
+  fails_with(sum, "all_to_all axis=ep payload=expert_rows layer=0", "the model has no experts, and so no expert_rows");
+  fails_with(sum, "all_to_all axis=ep payload=keys layer=0", "expert ranks send each other no keys");
 }
 
 // The memory that a parsed program needs is bounded by the size of its text, whatever the text says.
@@ -378,7 +378,7 @@ TEST(Text, HostileTextsAreBounded) {
   EXPECT_NE(bounded("a body of 100,000 ops 500,000 times", parsed(text.substr(0, schedule) + steps + instances + "\n"))
                 .find("ops and edges"),
             std::string::npos);
-  std::string words = "molen-program 15\n";
+  std::string words = "molen-program 16\n";
   for (int i = 0; i < 8'000'000; ++i) words += "x ";
   EXPECT_NE(bounded("a line of 8 million words", parsed(words)).find("words on a line"), std::string::npos);
   EXPECT_NE(bounded("32 MiB of empty lines", parsed(std::string(32 << 20, '\n'))), "");
@@ -486,7 +486,7 @@ TEST(Text, BeginsWithItsMemoryAndIsTheSameWithoutComments) {
   const auto plan = plan_memory(p);
   const std::string text = print(p, plan);
   EXPECT_EQ(text.find(fmt::format("# planned peak {} bytes", plan.peak.value)),
-            std::string("molen-program 15\n").size());
+            std::string("molen-program 16\n").size());
   EXPECT_NE(text.find(fmt::format("# on the host {} bytes", plan.host.value)), std::string::npos);
   EXPECT_EQ(without_comments(text), print(p));
   EXPECT_EQ(parse(text, "with its plan"), p);
@@ -561,7 +561,7 @@ TEST(Streams, GuardedOpsWaitForTheAgreement) {
         ++guarded;
         EXPECT_TRUE(known) << kind_of(ops[i].step->op) << " " << ops[i].op;
       }
-      known = known || std::holds_alternative<Agree>(ops[i].step->op);
+      known = known || std::holds_alternative<SetFlag>(ops[i].step->op);
       after_agree[i] = known;
     }
     EXPECT_GE(guarded, static_cast<int>(p.units.size()));
@@ -602,9 +602,9 @@ TEST(Messages, HalveWhatTravelsOfGradients) {
       // Gradients themselves keep the wide type, and all messages share the memory of the largest one.
       std::int64_t largest = 0, all = 0;
       for (const Buffer& b : p.buffers)
-        if (b.name.starts_with("grad")) {
+        if (b.name.starts_with("grad.")) {
           EXPECT_EQ(b.dtype, DType::kF32) << b.name;
-        } else if (b.name.starts_with("message.")) {
+        } else if (b.role == Value::kGradCommunication) {
           EXPECT_EQ(b.dtype, type);
           EXPECT_EQ(b.lifetime, Lifetime::kTransient);
           largest = std::max(largest, b.bytes().value);

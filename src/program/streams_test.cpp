@@ -76,7 +76,7 @@ TEST(CommStreams, AreOfTheAxes) {
           if (const auto axis = axis_of(step.op)) {
             used.insert(step.stream);
             const bool tensor = *axis == Axis::kTp, context = *axis == Axis::kCp,
-                       stages = *axis == Axis::kPp || *axis == Axis::kEnds;
+                       stages = *axis == Axis::kPp || *axis == Axis::kEmbedding;
             EXPECT_EQ(step.stream, tensor    ? Stream::kTpComm
                                    : context ? Stream::kCpComm
                                    : stages  ? Stream::kPpComm
@@ -138,7 +138,7 @@ TEST(CommStreams, AnOpMovesOnlyWithItsOrder) {
   for (std::size_t b = 0; b < p.bodies.size(); ++b)
     for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
       const auto* sum = std::get_if<AllReduce>(&p.bodies[b].steps[k].op);
-      if (!sum || sum->axis != Axis::kTp || sum->moves != Moves::kUnit) continue;
+      if (!sum || sum->axis != Axis::kTp || sum->payload != Payload::kUnit) continue;
       Program q = p;
       q.bodies[b].steps[k].stream = Stream::kCpComm;
       const std::string why = findings_text(q);

@@ -137,7 +137,7 @@ class Fence : public exec::Observer {
   static bool of_a_piece(const program::Step& step) {
     return std::visit(
         [](const auto& op) {
-          if constexpr (requires { op.chunk; }) return op.chunk >= 0;
+          if constexpr (requires { op.portion; }) return op.portion >= 0;
           return false;
         },
         step.op);

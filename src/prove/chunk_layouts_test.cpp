@@ -184,67 +184,67 @@ std::vector<ChunkMutant> chunk_mutants() {
       {"a piece is not gathered",
        [=](Program&, program::Body& b, std::size_t k) {
          const auto* o = op_of<AllGather>(b, k);
-         return o && o->chunk == 1 && erase(b, k);
+         return o && o->portion == 1 && erase(b, k);
        }},
       {"a piece is not summed",
        [=](Program&, program::Body& b, std::size_t k) {
          const auto* o = op_of<ReduceScatter>(b, k);
-         return o && o->chunk == 1 && erase(b, k);
+         return o && o->portion == 1 && erase(b, k);
        }},
       {"a piece is not multiplied",
        [=](Program&, program::Body& b, std::size_t k) {
          const auto* c = op_of<Compute>(b, k);
-         return has_pieces(c) && c->chunk == 1 && erase(b, k);
+         return has_pieces(c) && c->portion == 1 && erase(b, k);
        }},
       {"a piece is multiplied twice",
        [](Program&, program::Body& b, std::size_t k) {
          auto* c = op_of<Compute>(b, k);
-         if (!has_pieces(c) || c->chunk != 1 || !is_backward(c->pass)) return false;
+         if (!has_pieces(c) || c->portion != 1 || !is_backward(c->pass)) return false;
          b.steps.insert(b.steps.begin() + static_cast<std::ptrdiff_t>(k), b.steps[k]);
          return true;
        }},
       {"a product takes another piece",
        [](Program&, program::Body& b, std::size_t k) {
          auto* c = op_of<Compute>(b, k);
-         return has_pieces(c) && c->chunk == 1 && (c->chunk = 0, true);
+         return has_pieces(c) && c->portion == 1 && (c->portion = 0, true);
        }},
       {"a gather brings another piece",
        [](Program&, program::Body& b, std::size_t k) {
          auto* o = op_of<AllGather>(b, k);
-         return o && o->chunk == 1 && (o->chunk = 0, true);
+         return o && o->portion == 1 && (o->portion = 0, true);
        }},
       {"a sum leaves another piece",
        [](Program&, program::Body& b, std::size_t k) {
          auto* o = op_of<ReduceScatter>(b, k);
-         return o && o->chunk == 1 && (o->chunk = 0, true);
+         return o && o->portion == 1 && (o->portion = 0, true);
        }},
       {"a product of all rows",
        [](Program&, program::Body& b, std::size_t k) {
          auto* c = op_of<Compute>(b, k);
-         return has_pieces(c) && c->chunk == 1 && (c->chunk = -1, true);
+         return has_pieces(c) && c->portion == 1 && (c->portion = -1, true);
        }},
       {"a sum of all pieces between layers",
        [](Program&, program::Body& b, std::size_t k) {
          auto* o = op_of<ReduceScatter>(b, k);
-         return o && o->chunk == 1 && o->moves == program::Moves::kMid && (o->chunk = -1, true);
+         return o && o->portion == 1 && o->payload == program::Payload::kMid && (o->portion = -1, true);
        }},
       {"the second piece overwrites the gradient of the first",
        [](Program&, program::Body& b, std::size_t k) {
          auto* c = op_of<Compute>(b, k);
-         return has_pieces(c) && c->chunk == 1 && is_backward(c->pass) &&
+         return has_pieces(c) && c->portion == 1 && is_backward(c->pass) &&
                 access_of_gradient(b.steps[k], program::Access::kWrite);
        }},
       {"the first piece adds to the last step's gradient",
        [](Program&, program::Body& b, std::size_t k) {
          auto* c = op_of<Compute>(b, k);
-         return has_pieces(c) && c->chunk == 0 && is_backward(c->pass) &&
+         return has_pieces(c) && c->portion == 0 && is_backward(c->pass) &&
                 access_of_gradient(b.steps[k], program::Access::kUpdate);
        }},
       {"a product reads the rows of another piece",
        [](Program& p, program::Body& b, std::size_t k) {
          const auto* c = op_of<Compute>(b, k);
          const int first = buffer_beside(p, "mid_rows.1.part0"), second = buffer_beside(p, "mid_rows.1.part1");
-         if (!c || c->chunk != 1 || first < 0) return false;
+         if (!c || c->portion != 1 || first < 0) return false;
          for (auto& use : b.steps[k].operands)
            if (use.reads() && use.buffer == second) return use.buffer = first, true;
          return false;
@@ -253,14 +253,14 @@ std::vector<ChunkMutant> chunk_mutants() {
        [](Program&, program::Body& b, std::size_t k) {
          const auto* o = op_of<AllGather>(b, k);
          const auto* before = k > 0 ? op_of<ReduceScatter>(b, k - 1) : nullptr;
-         if (!o || !before || o->chunk != 1 || before->chunk != 1 || o->moves != before->moves) return false;
+         if (!o || !before || o->portion != 1 || before->portion != 1 || o->payload != before->payload) return false;
          std::swap(b.steps[k - 1], b.steps[k]);
          return true;
        }},
       {"a sum waits for nothing",
        [](Program&, program::Body& b, std::size_t k) {
          const auto* o = op_of<ReduceScatter>(b, k);
-         return o && o->chunk == 1 && !b.steps[k].after.empty() && (b.steps[k].after.clear(), true);
+         return o && o->portion == 1 && !b.steps[k].after.empty() && (b.steps[k].after.clear(), true);
        }},
   };
 }
@@ -301,7 +301,7 @@ TEST(PiecesMutants, ASecondSumOfAPieceIsRefused) {
     for (program::Body& body : stages[0].bodies)
       for (std::size_t k = 0; k < body.steps.size(); ++k) {
         const auto* o = op_of<ReduceScatter>(body, k);
-        if (!o || o->moves == program::Moves::kUnit || body.name.rfind("input", 0) != 0) continue;
+        if (!o || o->payload == program::Payload::kUnit || body.name.rfind("input", 0) != 0) continue;
         Program p = stages[0];
         program::Body& other = p.bodies[static_cast<std::size_t>(&body - stages[0].bodies.data())];
         for (program::Body& b : p.bodies)
@@ -336,10 +336,10 @@ double seconds_of(const Program& p, const program::Step& step) {
   const double all = kProduct / static_cast<double>(p.setting.tensor_chunks);
   if (const auto* c = std::get_if<Compute>(&step.op)) {
     if (c->layer < 0) return kProduct;
-    return c->chunk >= 0 ? all : kProduct;
+    return c->portion >= 0 ? all : kProduct;
   }
   const auto piece = [&](const auto& o) {
-    return o.axis != Axis::kTp || o.moves == program::Moves::kUnit ? 0.0 : (o.chunk >= 0 ? all : kProduct) / 2;
+    return o.axis != Axis::kTp || o.payload == program::Payload::kUnit ? 0.0 : (o.portion >= 0 ? all : kProduct) / 2;
   };
   if (const auto* o = std::get_if<AllGather>(&step.op)) return piece(*o);
   if (const auto* o = std::get_if<ReduceScatter>(&step.op)) return piece(*o);

@@ -180,22 +180,24 @@ TEST(ExpertTilesMutants, AreRefused) {
   const program::Program& sound = stages.front();
   ASSERT_TRUE(program::verify(ordered_again(sound)).empty());
   const std::vector<TileMutant> mutants{
-      {"a tile is not sent", "all_to_all axis=ep moves=expert_rows layer=0 chunk=1", "", ""},
-      {"a tile is sent twice", "all_to_all axis=ep moves=expert_rows layer=0 chunk=1", "", kTwice},
-      {"another tile is sent", "all_to_all axis=ep moves=expert_rows layer=0 chunk=1", "chunk=1", "chunk=2"},
-      {"all rows are sent", "all_to_all axis=ep moves=expert_rows layer=0 chunk=1", " chunk=1", ""},
-      {"all gradients are sent", "all_to_all axis=ep moves=d_expert_out layer=0 chunk=1", " chunk=1", "",
+      {"a tile is not sent", "all_to_all axis=ep payload=expert_rows layer=0 expert_tile=1", "", ""},
+      {"a tile is sent twice", "all_to_all axis=ep payload=expert_rows layer=0 expert_tile=1", "", kTwice},
+      {"another tile is sent", "all_to_all axis=ep payload=expert_rows layer=0 expert_tile=1", "expert_tile=1",
+       "expert_tile=2"},
+      {"all rows are sent", "all_to_all axis=ep payload=expert_rows layer=0 expert_tile=1", " expert_tile=1", ""},
+      {"all gradients are sent", "all_to_all axis=ep payload=d_expert_out layer=0 expert_tile=1", " expert_tile=1", "",
        "works on all of the rows, but must work on one of their 3 tiles"},
-      {"a tile does not return", "all_to_all axis=ep moves=expert_out layer=1 chunk=2", "", ""},
-      {"a tile's gradient does not return", "all_to_all axis=ep moves=d_expert_rows layer=1 chunk=0", "", ""},
-      {"a tile is not multiplied", "forward part=expert_up layer=1 chunk=2", "", ""},
-      {"another tile is multiplied", "forward part=expert_up layer=1 chunk=2", "chunk=2", "chunk=1"},
-      {"a tile's gradient is left out", "backward part=expert_down layer=0 chunk=1", "", ""},
-      {"a tile's gradient is made twice", "backward part=expert_down layer=0 chunk=1", "", kTwice},
-      {"another tile's gradient", "backward part=expert_up layer=0 chunk=1", "chunk=1", "chunk=0"},
-      {"all experts at once", "backward part=expert_up layer=0 chunk=1", " chunk=1", ""},
-      {"other tiles than the other ops", "forward part=expert_up layer=0 chunk=0", "expert_tiles=3", "expert_tiles=2"},
-      {"rows of another layer", "forward part=expert_up layer=1 chunk=1", "rank_rows.1", "rank_rows.0"}};
+      {"a tile does not return", "all_to_all axis=ep payload=expert_out layer=1 expert_tile=2", "", ""},
+      {"a tile's gradient does not return", "all_to_all axis=ep payload=d_expert_rows layer=1 expert_tile=0", "", ""},
+      {"a tile is not multiplied", "forward part=expert_up layer=1 expert_tile=2", "", ""},
+      {"another tile is multiplied", "forward part=expert_up layer=1 expert_tile=2", "expert_tile=2", "expert_tile=1"},
+      {"a tile's gradient is left out", "backward part=expert_down layer=0 expert_tile=1", "", ""},
+      {"a tile's gradient is made twice", "backward part=expert_down layer=0 expert_tile=1", "", kTwice},
+      {"another tile's gradient", "backward part=expert_up layer=0 expert_tile=1", "expert_tile=1", "expert_tile=0"},
+      {"all experts at once", "backward part=expert_up layer=0 expert_tile=1", " expert_tile=1", ""},
+      {"other tiles than the other ops", "forward part=expert_up layer=0 expert_tile=0", "expert_tiles=3",
+       "expert_tiles=2"},
+      {"rows of another layer", "forward part=expert_up layer=1 expert_tile=1", "rank_rows.1", "rank_rows.0"}};
   for (const TileMutant& m : mutants) {
     SCOPED_TRACE(m.name);
     try {
@@ -206,7 +208,8 @@ TEST(ExpertTilesMutants, AreRefused) {
     } catch (const UsageError&) {  // the text is refused before it is verified
     }
   }
-  const TileMutant beyond{"a tile that does not exist", "forward part=expert_up layer=0 chunk=0", "chunk=0", "chunk=3"};
+  const TileMutant beyond{"a tile that does not exist", "forward part=expert_up layer=0 expert_tile=0", "expert_tile=0",
+                          "expert_tile=3"};
   EXPECT_THROW(mutated(sound, beyond), UsageError);
 }
 
@@ -214,8 +217,9 @@ TEST(ExpertTilesMutants, AreRefused) {
 TEST(ExpertTilesMutants, TypesMissATile) {
   const program::Program p = program::build(eight_experts(), in_tiles(experts(2, {1, 2, false, 3}), 3, DType::kF64));
   ASSERT_TRUE(program::type_errors(p).empty());
-  for (const char* where : {"backward part=expert_up layer=0 chunk=1", "forward part=expert_up layer=1 chunk=2",
-                            "all_to_all axis=ep moves=expert_out layer=0 chunk=0"})
+  for (const char* where :
+       {"backward part=expert_up layer=0 expert_tile=1", "forward part=expert_up layer=1 expert_tile=2",
+        "all_to_all axis=ep payload=expert_out layer=0 expert_tile=0"})
     EXPECT_FALSE(program::type_errors(mutated(p, {"a tile is missing", where, "", ""})).empty()) << where;
 }
 
@@ -228,7 +232,7 @@ TEST(ExpertTilesMutants, ATileOfAnotherLayerMayOverwriteTheOthers) {
   for (auto& body : p.bodies)
     for (auto& step : body.steps) {
       const auto* c = std::get_if<program::Compute>(&step.op);
-      const bool of_tile = c && c->layer == 1 && c->chunk == 0;
+      const bool of_tile = c && c->layer == 1 && c->portion == 0;
       for (program::Use& use : step.operands)
         if (of_tile && use.buffer == p.buffer("expert_up.1")) use.buffer = shared;
     }

@@ -147,9 +147,9 @@ bool may_be_launched(const Program& p, const program::Step& step) {
 // side and add to gradients of keys. The host waits once more for that. The test checks only the number of the waits
 // and not their place, because a launched op runs at once here.
 bool makes_what_it_sends(const program::Step& step) {
-  if (const auto* gather = std::get_if<program::AllGather>(&step.op)) return gather->moves == program::Moves::kKeys;
-  const auto* shift = std::get_if<program::Shift>(&step.op);
-  return shift && (shift->moves == program::Moves::kKeys ? shift->step == 1 : shift->step > 1);
+  if (const auto* gather = std::get_if<program::AllGather>(&step.op)) return gather->payload == program::Payload::kKeys;
+  const auto* shift = std::get_if<program::RingExchange>(&step.op);
+  return shift && (shift->payload == program::Payload::kKeys ? shift->step == 1 : shift->step > 1);
 }
 
 void expect_ordered(const Program& p, const Watch& watch) {

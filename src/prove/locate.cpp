@@ -78,9 +78,9 @@ class Capture {
     for (const PositionRun& run : runs)
       for (std::int64_t t = run.first; t < run.last; ++t) positions_.push_back(t);
     if (s.sharded_rows())
-      for (const std::int64_t chunk : program::row_chunks(s.rows())) {
+      for (const std::int64_t chunk : program::pieces_of_rows(s.rows())) {
         const auto [first, last] = program::row_range(s.rows(), p_.grid, at, chunk);
-        const std::int64_t begin = program::chunk_rows(s.rows(), chunk).first;
+        const std::int64_t begin = program::rows_of_piece(s.rows(), chunk).first;
         for (std::int64_t row = first; row < last; ++row) kept_.push_back(begin + row);
       }
     else

@@ -77,10 +77,10 @@ TEST(Locate, LeavesOutRowsInTheOrderOfExperts) {
 }
 
 TEST(Locate, NamesWhatWentWrongFirst) {
-  expect_named(located(two_tensor_ranks(), without_first("all_reduce axis=tp moves=mid layer=0")),
+  expect_named(located(two_tensor_ranks(), without_first("all_reduce axis=tp payload=mid layer=0")),
                "mid of layer 0 at sample 0, token 0", "which no op writes");
   // The terms of two ranks are summed over the wrong axis, which has one rank.
-  expect_named(located(two_tensor_ranks(), rewritten({"all_reduce axis=tp moves=x layer=2"}, "axis=tp", "axis=dp")),
+  expect_named(located(two_tensor_ranks(), rewritten({"all_reduce axis=tp payload=x layer=2"}, "axis=tp", "axis=dp")),
                "x of layer 2 at sample 0", "(all_reduce, micro-batch 0) on rank 0");
   expect_named(located({2, 3, false, 3}, rewritten({"forward part=norm_up layer=1"}, "reads=x:mid.1", "reads=x:mid.0")),
                "up of layer 1 at sample 0", "(forward norm_up, layer 1, micro-batch 0) on rank 0");

@@ -59,7 +59,7 @@ auto doubled(std::string kind, std::string buffer = "") {
   };
 }
 
-// Moves a step to the place of another step of the same body, without its edges; all edges are computed anew.
+// Payload a step to the place of another step of the same body, without its edges; all edges are computed anew.
 auto moved(std::string kind, std::string buffer, std::string before_kind, std::string before_buffer) {
   return [=](const Program& p) {
     const auto [b, k] = find(p, kind, buffer);
@@ -179,37 +179,37 @@ std::vector<Mutant> mutants() {
       {"a sum of tensor ranks that is left out, backward", kTensor, dropped("all_reduce", "d_x")},
       {"a sum of tensor ranks made twice", kTensor, doubled("all_reduce", "mid.0")},
       {"a sum over the wrong ranks", kTensor,
-       rewritten({"all_reduce axis=tp moves=mid layer=1"}, "axis=tp", "axis=dp")},
+       rewritten({"all_reduce axis=tp payload=mid layer=1"}, "axis=tp", "axis=dp")},
       {"norms that each tensor rank updates by its share", kTensor, dropped("all_reduce", "grad.layer.1")},
       {"norms summed before the backward is done", kTensor,
        moved("all_reduce", "grad.layer.0", "backward norm_qkv", "grad.layer.0")},
       {"a norm that counts one tensor rank", kTensor, dropped("reduce_scalars")},
       {"softmax over one rank's words", kTensor, dropped("all_gather", "head_sums_all")},
       {"one layer's middle for another", kTensor,
-       rewritten({"all_reduce axis=tp moves=mid layer=1"}, "layer=1", "layer=0")},
+       rewritten({"all_reduce axis=tp payload=mid layer=1"}, "layer=1", "layer=0")},
       {"all of the gradient summed, not what is alike", kTensor,
        rewritten({"all_reduce axis=tp updates=to:grad.layer.1"}, "[replicated]", "")},
       {"rows that are not gathered again", kRows, dropped("all_gather", "x_rows.1/1")},
       {"the rows of another layer", kRows,
-       rewritten({"all_gather axis=tp moves=x layer=1", "writes=to:x_rows.1 "}, "reads=from:x.1", "reads=from:x.0")},
+       rewritten({"all_gather axis=tp payload=x layer=1", "writes=to:x_rows.1 "}, "reads=from:x.1", "reads=from:x.0")},
       {"a residual gradient that is not added to", kRows,
        [](const Program& p) {
          Program q = p;
-         const auto [b, k] = at_text(p, "reduce_scatter axis=tp moves=d_mid layer=1");
+         const auto [b, k] = at_text(p, "reduce_scatter axis=tp payload=d_mid layer=1");
          q.bodies[b].steps[k].operand(Arg::kTo).access = Access::kWrite;
          return q;
        }},
       {"rows that stay sums", kRows, dropped("reduce_scatter", "mid.0")},
       {"keys that are not gathered", kContext, dropped("all_gather", "qkv.1")},
       {"keys of the layer before", kContext,
-       rewritten({"all_gather axis=cp moves=keys layer=1"}, "reads=from:qkv.1", "reads=from:qkv.0")},
+       rewritten({"all_gather axis=cp payload=keys layer=1"}, "reads=from:qkv.1", "reads=from:qkv.0")},
       {"gradients of one rank's keys", kContext, dropped("reduce_scatter", "d_keys_all")},
       {"gradients of keys summed twice", kContext, doubled("reduce_scatter", "d_keys_all")},
-      {"a step of the ring left out", kContextRing, dropped("shift", "keys.1")},
-      {"a step of the ring made twice", kContextRing, doubled("shift", "keys.1")},
-      {"gradients that do not come home", kContextRing, dropped("shift", "d_keys_in")},
+      {"a step of the ring left out", kContextRing, dropped("ring_exchange", "keys.1")},
+      {"a step of the ring made twice", kContextRing, doubled("ring_exchange", "keys.1")},
+      {"gradients that do not come home", kContextRing, dropped("ring_exchange", "d_keys_in")},
       {"gradients passed on before they are made", kContextRing,
-       moved("shift", "d_keys.0", "backward attention", "d_keys.0")},
+       moved("ring_exchange", "d_keys.0", "backward attention", "d_keys.0")},
       {"a positions' part of the parameters' gradient", kContext, dropped("all_reduce", "grad.layer.1")},
       {"shards of shares: data before tensor ranks", kRowsGrads,
        [](const Program& p) {
@@ -297,7 +297,7 @@ auto without_text(std::string text) {
   };
 }
 
-// Moves a step to the place of another step of the same body; all edges are computed anew.
+// Payload a step to the place of another step of the same body; all edges are computed anew.
 auto moved_text(std::string text, std::string before) {
   return [=](const Program& p) {
     const auto [b, from] = at_text(p, text);
@@ -315,13 +315,13 @@ auto moved_text(std::string text, std::string before) {
 
 std::vector<Mutant> message_mutants() {
   const std::string into = "cast over=dp reads=from:grad.layer.1",
-                    back = "cast over=dp back=1 consumes=from:message.layer.1",
-                    sum = "all_reduce axis=dp updates=to:message.layer.1";
+                    back = "cast over=dp back=1 consumes=from:grad_comm.layer.1",
+                    sum = "all_reduce axis=dp updates=to:grad_comm.layer.1";
   return {
       {"a message that is not made", kCopies, without_text(into)},
       {"a message that is not cast back", kCopies, without_text(back)},
       {"a message that is not summed", kCopies, without_text(sum)},
-      {"a message summed twice", kCopies, doubled("all_reduce", "message.layer.1")},
+      {"a message summed twice", kCopies, doubled("all_reduce", "grad_comm.layer.1")},
       {"a message cast back twice", kGrads, doubled("cast", "grad_shard.layer.1")},
       {"a message made before the last contribution", kCopies,
        moved_text("cast over=dp reads=from:grad.embed", "backward part=embed")},
@@ -334,24 +334,24 @@ std::vector<Mutant> message_mutants() {
          return q;
        }},
       {"a cast from a stale message: another layer's", kCopies,
-       rewritten({back}, "from:message.layer.1", "from:message.layer.0")},
+       rewritten({back}, "from:grad_comm.layer.1", "from:grad_comm.layer.0")},
       {"a cast into another layer's gradient", kCopies,
        rewritten({back}, "writes=to:grad.layer.1", "writes=to:grad.layer.0")},
       {"a cast back of all where a part was summed", kOwn,
        rewritten({back}, "[own]{dp_shard=shard:unit} writes=to:grad.layer.1[own]", " writes=to:grad.layer.1")},
       {"a cast back of the wrong range", kHybridOwn,
-       rewritten({"cast over=dp_replicate back=1", "message.layer.1"}, "message.layer.1[own]",
-                 "message.layer.1[shard]")},
+       rewritten({"cast over=dp_replicate back=1", "grad_comm.layer.1"}, "grad_comm.layer.1[own]",
+                 "grad_comm.layer.1[shard]")},
       {"a sum of the wrong range", kHybridOwn,
-       rewritten({"reduce_scatter axis=dp_replicate consumes=from:message.layer.1"}, "[shard]", "")},
+       rewritten({"reduce_scatter axis=dp_replicate consumes=from:grad_comm.layer.1"}, "[shard]", "")},
       {"a shard overwritten by the second micro-batch", kGrads,
-       accessed({"cast over=dp_shard back=1", "from:message.layer.1"}, Arg::kTo, Access::kWrite)},
+       accessed({"cast over=dp_shard back=1", "from:grad_comm.layer.1"}, Arg::kTo, Access::kWrite)},
       {"a shard that still holds the last step's sum", kGrads,
-       accessed({"cast over=dp_shard back=1", "from:message.layer.1"}, Arg::kTo, Access::kUpdate)},
+       accessed({"cast over=dp_shard back=1", "from:grad_comm.layer.1"}, Arg::kTo, Access::kUpdate)},
       {"a message over the wrong axis", kHybrid,
        rewritten({"cast over=dp_replicate reads=from:grad_shard.layer.1"}, "over=dp_replicate", "over=dp_shard")},
       {"replicas that are left out", kHybrid,
-       without_text("cast over=dp_replicate back=1 consumes=from:message.layer.1")},
+       without_text("cast over=dp_replicate back=1 consumes=from:grad_comm.layer.1")},
   };
 }
 

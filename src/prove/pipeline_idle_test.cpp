@@ -15,7 +15,7 @@ namespace {
 
 using namespace suite;
 using program::Compute;
-using program::ComputePass;
+using program::Pass;
 using program::ScheduleKind;
 
 constexpr double kChunk = 40e-3;  // seconds of a chunk's forward, and of each half of its backward
@@ -25,7 +25,7 @@ std::optional<double> idle_seconds(const program::Step& step) {
   if (program::is_communication(step.op)) return std::nullopt;
   const auto* c = std::get_if<Compute>(&step.op);
   if (!c || c->part != arch::Part::kDown) return 0.0;
-  return c->pass == ComputePass::kBackward ? 2 * kChunk : kChunk;
+  return c->pass == Pass::kBackward ? 2 * kChunk : kChunk;
 }
 
 struct Measured {

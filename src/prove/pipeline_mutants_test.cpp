@@ -88,7 +88,7 @@ auto other_micro_batch(std::string body, int n, std::int64_t micro_batch) {
     return q;
   };
 }
-// Moves a step of one body to another place; all edges are computed anew.
+// Payload a step of one body to another place; all edges are computed anew.
 auto body_moved(std::string from, std::string kind, std::string to, std::string before) {
   return [=](const Program& p) {
     Program q = p;
@@ -141,7 +141,7 @@ std::vector<PipelineMutant> pipeline_mutants() {
       {"a backward twice", kOrder, 0, body_doubled("backward.0.middle", 1)},
       {"the first backward in the middle", kOrder, 0, swapped("backward.0.first", 0, "backward.0.middle", 0)},
       {"activations that end with their instance", kOrder, 0, rewritten({"buffer qkv.1 "}, "micro_batch", "transient")},
-      {"tokens counted at both ends", kOrder, 0, rewritten({"load_batch uncounted=1"}, " uncounted=1", "")},
+      {"tokens counted at both ends", kOrder, 0, rewritten({"load_batch counts_tokens=0"}, " counts_tokens=0", "")},
       {"losses of the stage that has none", kOrder, 0, without_op("update", "reduce_scalars")},
       {"a norm of one stage", kOrder, 1,
        [](const Program& p) {
@@ -149,7 +149,8 @@ std::vector<PipelineMutant> pipeline_mutants() {
        }},
       {"a table that each end updates by its share", kOrder, 1, without_op("update", "all_reduce")},
       {"a table that one end alone sums", kOrder, 0, without_op("update", "all_reduce")},
-      {"the table's sum over all stages", kOrder, 0, rewritten({"all_reduce axis=pp_ends"}, "axis=pp_ends", "axis=pp")},
+      {"the table's sum over all stages", kOrder, 0,
+       rewritten({"all_reduce axis=embedding"}, "axis=embedding", "axis=pp")},
       {"a table counted at both ends", kOrder, 1,
        [](const Program& p) {
          Program q = p;
@@ -175,7 +176,7 @@ std::vector<PipelineMutant> pipeline_mutants() {
          return program::pass::order_streams(q);
        }},
       {"a chunk's gradient in the other's place", kChunks, 0,
-       rewritten({"receive peer=1 moves=d_x layer=4"}, "writes=to:d_x/1", "writes=to:d_x")},
+       rewritten({"receive peer=1 payload=d_x layer=4"}, "writes=to:d_x/1", "writes=to:d_x")},
       {"the chunks the wrong way round", kChunks, 0, swapped("forward.0", 0, "forward.2", 0)},
       {"sums cleared a second time, on a stage that loads nothing", kThree, 1,
        body_moved("begin", "zero_fill", "update", "clip_scale")},

@@ -206,7 +206,7 @@ Outcome prove(const program::Program& program, comm::Communicator& world, const 
   launch::initialize_parameters(executor, trial.seed, program.setting.threads);
   if (trial.prepare) trial.prepare(executor);
   const auto& s = program.setting;
-  const auto planned = program::payloads_of(program, executor.ops(), executor.coordinates());
+  const auto planned = program::calls_of(program, executor.ops(), executor.coordinates());
   Outcome out;
   for (int step = 1; step <= trial.steps; ++step) {
     exec::StepInput input;

@@ -25,7 +25,7 @@ using program::Compute;
 double waits_seconds(const program::Step& step) {
   if (std::holds_alternative<program::Send>(step.op) || std::holds_alternative<program::Receive>(step.op)) return 4e-3;
   std::string name = program::kind_of(step.op);
-  if (const auto* part = std::get_if<Compute>(&step.op)) name += fmt::format(" {} {}", part->layer, part->chunk);
+  if (const auto* part = std::get_if<Compute>(&step.op)) name += fmt::format(" {} {}", part->layer, part->portion);
   const std::uint64_t drawn = stream_key(7, name);
   if (drawn % 3 != 0) return 0.0;
   return 4e-3 + 1e-3 * static_cast<double>(drawn / 3 % 13);
@@ -35,7 +35,7 @@ std::vector<program::Timeline> simulate_waits(const program::Stages& stages, int
   std::vector<std::vector<double>> work(stages.size());
   for (std::size_t s = 0; s < stages.size(); ++s)
     for (const auto& op : stages.ops(s)) work[s].push_back(factor * waits_seconds(*op.step));
-  return sim::simulate(stages, work, sim::Sharing{.ranks = ranks});
+  return sim::simulate(stages, work, sim::CoreContention{.ranks = ranks});
 }
 
 // Returns the largest relative difference between the simulated and the executed step over all ranks. The executor

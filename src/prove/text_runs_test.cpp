@@ -408,7 +408,7 @@ TEST(Ends, BackwardRunsAsOftenAsItStands) {
     auto& steps = q.bodies.at(0).steps;
     for (std::size_t k = 0; k < steps.size(); ++k)
       if (const auto* c = std::get_if<program::Compute>(&steps[k].op);
-          c && c->part == part && c->pass == program::ComputePass::kBackward) {
+          c && c->part == part && c->pass == program::Pass::kBackward) {
         auto again = steps[k];
         again.operand(program::Arg::kGrad).access = program::Access::kUpdate;
         steps.insert(steps.begin() + static_cast<std::ptrdiff_t>(k) + 1, again);
@@ -428,7 +428,7 @@ TEST(Ends, AHeadChunkThatIsGoneIsNotInTheLoss) {
   ASSERT_EQ(p.setting.head_chunks(), 2);
   Program q;
   for (std::size_t k = 0; k < p.bodies[0].steps.size(); ++k)
-    if (const auto* c = std::get_if<program::Compute>(&p.bodies[0].steps[k].op); c && c->chunk == 1)
+    if (const auto* c = std::get_if<program::Compute>(&p.bodies[0].steps[k].op); c && c->portion == 1)
       q = program::without(p, 0, k);
   EXPECT_FALSE(program::verify(q).empty());
   const auto half = [](std::int32_t*, std::int32_t* labels) { std::fill(labels + 256, labels + 480, -1); };
@@ -547,7 +547,7 @@ TEST(Update, OnlyTheAgreementStopsABadStep) {
   const std::size_t u = unit(p, "layer.0");
   const Variation bad{1, [](exec::Executor& e) { launch::parameter_view(e, 0).fill_(NAN); }};
   const auto finite = [&](const Rank& r) { return r.param[u].isfinite().all().item<bool>(); };
-  const Rank base = run_one(p, bad), unaware = run_one(deleted(p, "agree"), bad),
+  const Rank base = run_one(p, bad), unaware = run_one(deleted(p, "set_flag"), bad),
              anyway = run_one(edited(p, {"optimizer_step reads=grad:grad.layer.0"}, " unless=non_finite", ""), bad);
   EXPECT_TRUE(base.steps[0].non_finite && finite(base));
   EXPECT_FALSE(unaware.steps[0].non_finite || finite(unaware));
@@ -628,7 +628,8 @@ TEST(Collectives, SumsThatAreNotReducedStayLocal) {
 // Removes chunk 1 of the head, its loss or its logits, from a program of ranks that share the vocabulary.
 Program without_chunk(const Program& p, arch::Part part) {
   for (std::size_t k = 0; k < p.bodies[0].steps.size(); ++k)
-    if (const auto* c = std::get_if<program::Compute>(&p.bodies[0].steps[k].op); c && c->part == part && c->chunk == 1)
+    if (const auto* c = std::get_if<program::Compute>(&p.bodies[0].steps[k].op);
+        c && c->part == part && c->portion == 1)
       return program::parse(program::print(program::without(p, 0, k)), "cut");
   throw Error("no such op");
 }

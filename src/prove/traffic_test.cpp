@@ -105,7 +105,7 @@ TEST(Traffic, OfUnevenRanksIsTheirOwn) {
     const auto ops = program::expand(p);
     mesh::PerAxis last;
     for (const auto axis : {mesh::Axis::kDpShard, mesh::Axis::kTp}) last[axis] = p.setting.mesh[axis] - 1;
-    EXPECT_NE(program::payloads_of(p, ops, {}), program::payloads_of(p, ops, last));
+    EXPECT_NE(program::calls_of(p, ops, {}), program::calls_of(p, ops, last));
   }
 }
 

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "comm/self/self.h"
 #include "launch/require_memory.h"
-#include "launch/together.h"
+#include "launch/throw_on_all_ranks.h"
 #include "plan/memory_need.h"
 #include "program/build/build.h"
 #include "program/provenance/provenance.h"
@@ -116,7 +116,7 @@ void require_memory_of_layouts(const arch::Architecture& arch, const program::Se
                                const plan::Machine& machine, comm::Communicator& world) {
   std::array<Largest, 2> largest;
   std::array<std::int64_t, 4> bytes{};
-  launch::together(world, [&] {  // rank 0 plans for all
+  launch::throw_on_all_ranks(world, [&] {  // rank 0 plans for all
     if (world.rank() != 0) return;
     largest = largest_of(arch, base, layouts, options, machine);
     bytes = {largest[0].need.device.value, largest[0].need.host.value, largest[1].need.device.value,

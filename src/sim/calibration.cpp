@@ -9,10 +9,10 @@
 namespace molen::sim {
 namespace {
 
-// Version 2 added the pace. Since version 3, costs are those of ops on a core of their own, and entries have cores.
-// Version 4 added `gemm`. Since version 5, the costs of an op are without its epilogues, which have costs of their own.
-// Since version 6, the features of an op are those of its own rows, and messages and the halves of backward are
-// measured.
+// Version 2 added the calibration factor. Since version 3, costs are those of ops on a core of their own, and entries
+// have cores. Version 4 added `gemm`. Since version 5, the costs of an op are without its epilogues, which have costs
+// of their own. Since version 6, the features of an op are those of its own rows, and messages and the halves of
+// backward are measured.
 constexpr int kFormat = 6;
 
 }  // namespace

@@ -65,11 +65,11 @@ Fit fit_kind(const std::vector<const Sample*>& samples) {
 std::int64_t tokens_of(const program::Compute& op, const program::Attributes& has) {
   const program::Rows& rows = has.rows;
   const auto& part = program::declaration_of(op.part);
-  if (op.chunk < 0 || part.mixes_positions()) return rows.count();  // a step of a ring works on all rows
-  if (has.tile > 0) return std::min(has.tile, rows.count() - op.chunk * has.tile);
+  if (op.portion < 0 || part.mixes_positions()) return rows.count();  // a step of a ring works on all rows
+  if (has.tile > 0) return std::min(has.tile, rows.count() - op.portion * has.tile);
   if (part.computes_experts()) return rows.count() / rows.expert_tiles;
   if (!rows.in_pieces()) return rows.count();
-  const auto [first, end] = program::chunk_rows(rows, op.chunk);
+  const auto [first, end] = program::rows_of_piece(rows, op.portion);
   return end - first;
 }
 
@@ -140,12 +140,12 @@ double CostModel::seconds(const std::string& kind, const std::vector<double>& fe
                      kind, fit.weights.size(), features.size());
   double log_t = fit.weights[0];
   for (std::size_t j = 1; j < features.size(); ++j) log_t += fit.weights[j] * (features[j] - fit.center[j]);
-  return pace_ * std::exp(log_t);
+  return calibration_factor_ * std::exp(log_t);
 }
 
-void CostModel::set_pace(double pace) {
-  MOLEN_CHECK(pace > 0.0 && std::isfinite(pace), "a pace of {}", pace);
-  pace_ = pace;
+void CostModel::set_calibration_factor(double factor) {
+  MOLEN_CHECK(factor > 0.0 && std::isfinite(factor), "a calibration factor of {}", factor);
+  calibration_factor_ = factor;
 }
 
 Json CostModel::to_json() const {
@@ -156,15 +156,16 @@ Json CostModel::to_json() const {
                    {"residual", f.residual},
                    {"samples", f.samples},
                    {"typical_s", f.typical_s}};
-  return {{"pace", pace_}, {"kinds", kinds}};
+  return {{"calibration_factor", calibration_factor_}, {"kinds", kinds}};
 }
 
 CostModel CostModel::from_json(const Json& json, std::string_view origin) {
   CostModel model;
   try {
-    const double pace = json.at("pace").get<double>();
-    if (!(pace > 0.0) || !std::isfinite(pace)) throw UsageError("{}: damaged: a pace of {}", origin, pace);
-    model.pace_ = pace;
+    const double factor = json.at("calibration_factor").get<double>();
+    if (!(factor > 0.0) || !std::isfinite(factor))
+      throw UsageError("{}: damaged: a calibration factor of {}", origin, factor);
+    model.calibration_factor_ = factor;
     for (const auto& [kind, f] : json.at("kinds").items()) {
       Fit fit{f.at("weights").get<std::vector<double>>(), f.at("center").get<std::vector<double>>(),
               f.at("residual").get<double>(), JsonFields(f, std::string(origin)).integer("samples"),

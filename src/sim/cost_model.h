@@ -56,15 +56,15 @@ class CostModel {
   // Returns the ratio of measured to simulated seconds of a whole step in the calibration's own programs. The seconds
   // of every op are multiplied by it. It covers what a measurement of single ops leaves out: ranks that wait for a
   // slower one, and the slow side of each op's distribution (a sum of medians is less than the median of sums).
-  double pace() const { return pace_; }
-  void set_pace(double pace);  // above 0
+  double calibration_factor() const { return calibration_factor_; }
+  void set_calibration_factor(double factor);  // above 0
 
   Json to_json() const;
   static CostModel from_json(const Json& json, std::string_view origin);
 
  private:
   std::map<std::string, Fit> fits_;
-  double pace_ = 1.0;
+  double calibration_factor_ = 1.0;
 };
 
 }  // namespace molen::sim

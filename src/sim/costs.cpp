@@ -7,7 +7,7 @@
 
 namespace molen::sim {
 
-int Sharing::busy() const {
+int CoreContention::busy() const {
   return static_cast<int>(std::min(static_cast<std::int64_t>(cores), static_cast<std::int64_t>(ranks) * threads));
 }
 
@@ -23,7 +23,7 @@ namespace {
 
 bool is_message(const program::Op& op) {
   return std::holds_alternative<program::Send>(op) || std::holds_alternative<program::Receive>(op) ||
-         std::holds_alternative<program::Shift>(op);
+         std::holds_alternative<program::RingExchange>(op);
 }
 
 }  // namespace

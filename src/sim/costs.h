@@ -10,7 +10,7 @@
 namespace molen::sim {
 
 // The ranks and threads that share the cores of one machine.
-struct Sharing {
+struct CoreContention {
   int cores = 1 << 20;         // logical cores that the ranks may use
   int ranks = 1;               // identical ranks that run at once
   int threads = 1;             // of each stream of a rank; streams of communication have one
@@ -21,7 +21,7 @@ struct Sharing {
   // Returns the speed of every thread while so many threads of all ranks are busy. It is 1 when each of them has a core
   // of its own.
   double rate(double busy_threads) const { return busy_threads > cores ? cores / busy_threads : 1.0; }
-  bool operator==(const Sharing&) const = default;
+  bool operator==(const CoreContention&) const = default;
 };
 
 // Returns the bytes that one rank reads and writes in a collective of `bytes` among `ranks`: for "threads" those of the
@@ -31,7 +31,7 @@ double collective_traffic(const std::string& kind, double bytes, int ranks, cons
 class Costs {
  public:
   // Makes costs as they were measured, with collectives among all ranks over `communicator`.
-  Costs(CostModel model, Sharing sharing, const std::string& communicator)
+  Costs(CostModel model, CoreContention sharing, const std::string& communicator)
       : compute_(std::move(model)), sharing_(sharing), communicator_(communicator) {
     sharing_.one_at_a_time = communicator_ == "nccl";
   }
@@ -42,7 +42,7 @@ class Costs {
   // Returns the seconds of each of the op's epilogues. A kind with which neither compute nor collectives were measured
   // moves its bytes at the memory rate of the optimizer step.
   std::vector<double> epilogue_seconds(const program::Step& step) const;
-  const Sharing& sharing() const { return sharing_; }
+  const CoreContention& core_contention() const { return sharing_; }
 
   // Returns a sentence that names the measurements from which the costs are derived; empty when these very conditions
   // were measured.
@@ -62,7 +62,7 @@ class Costs {
   double copy_seconds(const program::Step& step, bool adds) const;
 
   CostModel compute_;
-  Sharing sharing_;
+  CoreContention sharing_;
   std::string communicator_;
   std::string extrapolated_;
 

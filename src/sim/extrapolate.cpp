@@ -22,7 +22,7 @@ class Extrapolation {
     if (basis_.empty())
       return Failure{"the number of threads a rank, the precision and the kernels of a prediction must be measured"};
     const Calibration::Entry& near = *nearest(basis_);
-    const Sharing sharing{near.cores.logical, wanted_.ranks, wanted_.threads};
+    const CoreContention sharing{near.cores.logical, wanted_.ranks, wanted_.threads};
     if (wanted_.threads > 1 && wanted_.ranks * std::int64_t{wanted_.threads} > sharing.cores)
       return Failure{fmt::format(
           "{} ranks of {} threads on {} cores: threads that wait for each other at every loop's end, without a core "
@@ -41,14 +41,14 @@ class Extrapolation {
 
  private:
   static int busy(const Calibration::Entry& e) {
-    return Sharing{e.cores.logical, e.conditions.ranks, e.conditions.threads}.busy();
+    return CoreContention{e.cores.logical, e.conditions.ranks, e.conditions.threads}.busy();
   }
   static double distance(int a, int b) { return std::abs(std::log(static_cast<double>(a) / b)); }
 
   // The nearest entry by busy cores, then by communicator, then by ranks; among equals, the one measured last.
   const Calibration::Entry* nearest(const std::vector<const Calibration::Entry*>& among) const {
     const auto rank_of = [&](const Calibration::Entry* e) {
-      const int wanted = Sharing{e->cores.logical, wanted_.ranks, wanted_.threads}.busy();
+      const int wanted = CoreContention{e->cores.logical, wanted_.ranks, wanted_.threads}.busy();
       return std::tuple(distance(busy(*e), wanted), e->conditions.communicator != wanted_.communicator,
                         distance(e->conditions.ranks, wanted_.ranks));
     };

@@ -48,14 +48,14 @@ TEST(CostModel, RecoversAMachineFromNoisySamples) {
     truth += 1e-6 + step.hardware_flops.value / 1e11 + static_cast<double>(step.moved.value) / 1e10;
   }
   EXPECT_NEAR(predicted / truth, 1.0, 0.05);
-  // The pace multiplies every op's time.
+  // The calibration factor multiplies every op's time.
   std::vector<double> undisturbed;
   for (const auto& step : p.bodies[0].steps) undisturbed.push_back(model.seconds(p, step));
-  model.set_pace(1.25);
+  model.set_calibration_factor(1.25);
   for (std::size_t i = 0; i < undisturbed.size(); ++i)
     EXPECT_DOUBLE_EQ(model.seconds(p, p.bodies[0].steps[i]), 1.25 * undisturbed[i]) << i;
   const CostModel again = CostModel::from_json(model.to_json(), "test");
-  EXPECT_EQ(again.pace(), 1.25);
+  EXPECT_EQ(again.calibration_factor(), 1.25);
   EXPECT_DOUBLE_EQ(again.seconds(p, p.bodies[0].steps[5]), model.seconds(p, p.bodies[0].steps[5]));
 }
 
@@ -142,11 +142,11 @@ TEST(CostModel, RecomputationCostsTheForward) {
 TEST(CostModel, RefusesDamage) {
   const Json good = CostModel::fit({{"op", {1.0, 2.0}, 1e-3}}).to_json();
   EXPECT_NO_THROW(CostModel::from_json(good, "test"));
-  for (const Json& pace :
+  for (const Json& factor :
        {Json(0.0), Json(-1.0), Json(nullptr), Json("1"), Json(std::numeric_limits<double>::infinity())}) {
     Json bad = good;
-    bad["pace"] = pace;
-    EXPECT_NOTED(CostModel::from_json(bad, "test"), UsageError) << pace;
+    bad["calibration_factor"] = factor;
+    EXPECT_NOTED(CostModel::from_json(bad, "test"), UsageError) << factor;
   }
   Json bad = good;
   bad["kinds"]["op"]["center"] = {1.0};
@@ -248,8 +248,8 @@ double predicted_step(const Calibration& c, int ranks, const std::string& commun
   return step_seconds(simulate(program::Stages(p), c.costs({ranks, 1, "fp32", "fused", communicator}, "test")));
 }
 
-TEST(Sharing, CoresAreSharedAlike) {
-  const Sharing s{4, 3, 2};
+TEST(CoreContention, CoresAreSharedAlike) {
+  const CoreContention s{4, 3, 2};
   EXPECT_EQ(s.busy(), 4);
   EXPECT_DOUBLE_EQ(s.rate(6), 4.0 / 6.0);
   EXPECT_DOUBLE_EQ(s.rate(9), 4.0 / 9.0);

@@ -28,7 +28,7 @@ struct Lane {
 // all threads run at the same speed.
 class World {
  public:
-  World(const program::Stages& stages, std::vector<std::vector<double>> work, const Sharing& sharing)
+  World(const program::Stages& stages, std::vector<std::vector<double>> work, const CoreContention& sharing)
       : stages_(stages), sharing_(sharing), work_(std::move(work)), meetings_(stages.meetings()) {
     for (std::size_t s = 0; s < stages.size(); ++s) {
       const auto& ops = stages.ops(s);
@@ -156,7 +156,7 @@ class World {
   }
 
   const program::Stages& stages_;
-  const Sharing sharing_;
+  const CoreContention sharing_;
   std::vector<std::vector<double>> work_;
   std::vector<std::vector<bool>> ended_;
   std::vector<std::vector<int>> in_turn_;  // by stage, as in exec::Executor
@@ -176,7 +176,7 @@ std::optional<Unsimulated> unsimulated(const program::Setting& s) {
 }
 
 std::vector<program::Timeline> simulate(const program::Stages& stages, std::vector<std::vector<double>> work,
-                                        const Sharing& sharing) {
+                                        const CoreContention& sharing) {
   MOLEN_CHECK(work.size() == stages.size(), "work of {} stages for {}", work.size(), stages.size());
   for (std::size_t s = 0; s < stages.size(); ++s)
     MOLEN_CHECK(work[s].size() == stages.ops(s).size(), "{} ops with the work of {}", stages.ops(s).size(),
@@ -242,7 +242,7 @@ std::vector<program::Timeline> simulate(const program::Stages& stages, const Cos
     of_stage.emplace_back(stages.program(s), stages.ops(s), costs);
     work.push_back(of_stage.back().work());
   }
-  auto timelines = simulate(stages, std::move(work), costs.sharing());
+  auto timelines = simulate(stages, std::move(work), costs.core_contention());
   for (std::size_t s = 0; s < stages.size(); ++s) of_stage[s].set_epilogues(timelines[s]);
   return timelines;
 }

@@ -27,7 +27,7 @@ std::vector<program::Timeline> simulate(const program::Stages& stages, const Cos
 
 // Does the same from the work of each op of each stage: its seconds on cores of its own, finite and not negative.
 std::vector<program::Timeline> simulate(const program::Stages& stages, std::vector<std::vector<double>> work,
-                                        const Sharing& sharing);
+                                        const CoreContention& sharing);
 
 // Returns the duration of a step, which ends when its last stage does.
 double step_seconds(const std::vector<program::Timeline>& stages);

@@ -63,7 +63,7 @@ TEST(Simulate, StreamsOfCommunicationRunAtOnceOrInTurn) {
     const auto axis = program::axis_of(op.step->op);
     work.push_back(!axis ? 1.0 : *axis == program::Axis::kCp ? 2.0 : 50.0);
   }
-  Sharing sharing{64, 1, 1};
+  CoreContention sharing{64, 1, 1};
   const auto at_once = simulate(stages, {work}, sharing).front();
   sharing.one_at_a_time = true;
   const auto in_turn = simulate(stages, {work}, sharing).front();
@@ -104,7 +104,7 @@ std::vector<std::vector<double>> seconds_of_layers(const program::Stages& stages
       const bool layer = c && c->part == arch::Part::kDown;
       const bool message =
           std::holds_alternative<program::Send>(op.step->op) || std::holds_alternative<program::Receive>(op.step->op);
-      work[s].push_back(layer ? c->pass == program::ComputePass::kBackward ? 2.0 : 1.0 : message ? message_s : 0.0);
+      work[s].push_back(layer ? c->pass == program::Pass::kBackward ? 2.0 : 1.0 : message ? message_s : 0.0);
     }
   return work;
 }

@@ -18,7 +18,7 @@
 #include "data/loader.h"
 #include "exec/executor.h"
 #include "launch/checkpointing.h"
-#include "launch/together.h"
+#include "launch/throw_on_all_ranks.h"
 #include "launch/traffic.h"
 #include "program/build/build.h"
 #include "train/job/inputs.h"
@@ -49,8 +49,8 @@ class Loop {
         executor_(job.program, world.rank(), devices_ ? devices_.get() : &world, {device(), false, &flight_}),
         saved_(job, executor_, world, ownership) {
     at::set_num_threads(job.setting.threads);
-    launch::together(world, [&] {
-      set_course();
+    launch::throw_on_all_ranks(world, [&] {
+      set_run_length();
       if (job.from && !weights_only(*job.from))
         state_.restore(job.from->state(), job.from->path().string(), job.config);
     });
@@ -63,7 +63,7 @@ class Loop {
   // prepared again.
   bool open() {
     if (!saved_.open()) return false;
-    launch::together(world_, [&] {
+    launch::throw_on_all_ranks(world_, [&] {
       if (world_.rank() != 0) return;
       saved_.enter();
       recorder_ = std::make_unique<Recorder>(job_, *energy_, total_steps_, stop_step_);
@@ -107,15 +107,15 @@ class Loop {
   }
 
  private:
-  void set_course() {
-    Course course = course_of(job_, data_);
-    total_steps_ = course.total_steps;
-    stop_step_ = course.stop_step;
-    stop_seconds_ = course.stop_seconds;
-    schedule_ = course.schedule;
-    optimizer_ = course.optimizer;
-    save_every_ = course.save_every;
-    validate_every_ = course.validate_every;
+  void set_run_length() {
+    RunLength run_length = run_length_of(job_, data_);
+    total_steps_ = run_length.total_steps;
+    stop_step_ = run_length.stop_step;
+    stop_seconds_ = run_length.stop_seconds;
+    schedule_ = run_length.schedule;
+    optimizer_ = run_length.optimizer;
+    save_every_ = run_length.save_every;
+    validate_every_ = run_length.validate_every;
   }
 
   void open_validation() {

@@ -10,7 +10,7 @@ from harness import run, work
 FP32 = {"precision.compute": "fp32"}
 RATE = 1e9
 PARTS = ("embed", "norm_qkv", "rotate", "attention", "out_projection", "norm_up", "activation", "down", "final_norm", "head")
-OTHERS = ("load_batch", "zero_fill", "sum_squares", "clip_scale", "agree", "optimizer_step", "all_reduce", "reduce_scatter", "all_gather", "reduce_scalars", "send", "receive")
+OTHERS = ("load_batch", "zero_fill", "sum_squares", "clip_scale", "set_flag", "optimizer_step", "all_reduce", "reduce_scatter", "all_gather", "reduce_scalars", "send", "receive")
 
 
 def made_up(path, conditions, pace=1.0, rate=RATE, base=None, cores=64):
@@ -18,7 +18,7 @@ def made_up(path, conditions, pace=1.0, rate=RATE, base=None, cores=64):
     first = math.log(base) if base else -math.log(rate)
     fit = lambda features: {"weights": [first, 0.0 if base else 1.0, *[0.0] * (features - 2)], "center": [0.0] * features, "residual": 0.0, "samples": 1, "typical_s": 1.0}
     kinds = {f"{p} {part}": fit(6) for p in ("forward", "backward") for part in PARTS} | {k: fit(2) for k in OTHERS}
-    entries = [{"threads": 1, "compute": "fp32", "kernels": "fused", **c, "cores": {"logical": cores, "physical": cores, "affinity": "0"}, "costs": {"pace": c.pop("pace", pace), "kinds": kinds}} for c in map(dict, conditions)]
+    entries = [{"threads": 1, "compute": "fp32", "kernels": "fused", **c, "cores": {"logical": cores, "physical": cores, "affinity": "0"}, "costs": {"calibration_factor": c.pop("pace", pace), "kinds": kinds}} for c in map(dict, conditions)]
     for e in entries:
         e.pop("pace", None)
     gemm = json.loads(run("doctor", "--format", "json").stdout)["gemm_library"]
@@ -184,13 +184,13 @@ def calibrate(case):
     equal("another condition is added", [(e["compute"], e["ranks"], e["communicator"]) for e in stored], [("fp32", 1, "self"), ("bf16", 2, "threads")])
     assert "calibrated" in text and "bf16" in text and "all_reduce" in text, text
     # The fit is of what was measured, and the pace is in the prediction.
-    assert all(e["costs"]["pace"] > 0 and e["costs"]["pace"] != 1 for e in stored), [e["costs"]["pace"] for e in stored]
+    assert all(e["costs"]["calibration_factor"] > 0 and e["costs"]["calibration_factor"] != 1 for e in stored), [e["costs"]["calibration_factor"] for e in stored]
     sets = {**FP32, "model.hidden": 128, "model.head_dim": 32, "model.ffn": 352, "model.vocabulary": 2048, "data.sequence_length": 64}
     bench = json.loads(case.molen("bench", "tiny.toml", sets, "--steps", 5).stdout)
     said = json.loads(case.molen("simulate", "tiny.toml", sets, "--cluster", "measured.json", "--format", "json").stdout)
     assert 1 / 4 < said["step_s"] / bench["min_s"] < 4, (said["step_s"], bench["min_s"])
     doubled = json.loads((work / "measured.json").read_text())
-    doubled["entries"][0]["costs"]["pace"] *= 2
+    doubled["entries"][0]["costs"]["calibration_factor"] *= 2
     (work / "doubled.json").write_text(json.dumps(doubled))
     close("twice the pace", json.loads(case.molen("simulate", "tiny.toml", sets, "--cluster", "doubled.json", "--format", "json").stdout)["step_s"], 2 * said["step_s"])
     # Attention that is written out is measured where a configuration asks for it: its kind has costs, and simulate finds them.

@@ -46,15 +46,15 @@ def tensor(case):
     equal("a rank's layer: half of the matrices, all of the norms", two.buffers["param.layer.0"][1], filled(MATRICES // 2 + NORMS))
     equal("one rank's", one.buffers["param.layer.0"][1], LAYER)
     # In each of two micro-batches these are the sums behind two projections of two layers, forward and backward, and of the embedding and the head.
-    sums = sum(two.count("all_reduce", axis="tp", moves=m) for m in ("x", "mid", "d_x", "d_mid"))
+    sums = sum(two.count("all_reduce", axis="tp", payload=m) for m in ("x", "mid", "d_x", "d_mid"))
     equal("sums", sums, 2 * (2 * 2 * 2 + 2))
-    equal("bytes of a sum", two.moved("all_reduce", axis="tp", moves="x"), 6 * TOKENS * 24 * 8)
+    equal("bytes of a sum", two.moved("all_reduce", axis="tp", payload="x"), 6 * TOKENS * 24 * 8)
     rows = at(case, 2, tensor=2, sequence=True)
     equal("rows of a rank", rows.buffers["x.1"][1] * 2, two.buffers["x.1"][1])
-    equal("sums become scatters", (rows.count("all_reduce", axis="tp", moves="x"), rows.count("reduce_scatter", axis="tp", moves="x")), (0, 6))
+    equal("sums become scatters", (rows.count("all_reduce", axis="tp", payload="x"), rows.count("reduce_scatter", axis="tp", payload="x")), (0, 6))
     for pieces in (2, 4):
         cut = at(case, 2, tensor=2, sequence=True, tensor_chunks=pieces)
-        equal(f"{pieces} pieces", [cut.count("forward", part="norm_qkv"), cut.count("reduce_scatter", axis="tp", moves="mid")], [pieces * rows.count("forward", part="norm_qkv"), pieces * rows.count("reduce_scatter", axis="tp", moves="mid")])
+        equal(f"{pieces} pieces", [cut.count("forward", part="norm_qkv"), cut.count("reduce_scatter", axis="tp", payload="mid")], [pieces * rows.count("forward", part="norm_qkv"), pieces * rows.count("reduce_scatter", axis="tp", payload="mid")])
     same_training(case, 2, "tp", {"all_reduce"}, tensor=2)
     same_training(case, 2, "tp", {"reduce_scatter", "all_gather"}, tensor=2, sequence=True, tensor_chunks=2)
     case.refused("program", "tiny.toml", {"parallel.tensor": 2}, says="parallel.tensor")
@@ -95,8 +95,8 @@ def context(case):
     gather, ring = at(case, 2, context=2), at(case, 2, context=2, context_form="ring")
     equal("tokens of a rank", gather.buffers["ids"][1] * 2, TOKENS)
     # Keys and values of the last layer are still there when its backward begins.
-    equal("gathered", (gather.count("all_gather", axis="cp", moves="keys") > 0, gather.count("shift", axis="cp")), (True, 0))
-    equal("passed on", (ring.count("all_gather", axis="cp"), ring.count("shift", axis="cp", moves="keys") > 0), (0, True))
+    equal("gathered", (gather.count("all_gather", axis="cp", payload="keys") > 0, gather.count("ring_exchange", axis="cp")), (True, 0))
+    equal("passed on", (ring.count("all_gather", axis="cp"), ring.count("ring_exchange", axis="cp", payload="keys") > 0), (0, True))
     same_training(case, 2, "cp", {"all_gather", "reduce_scatter"}, context=2)
     same_training(case, 2, "cp", {"send", "recv"}, context=2, context_form="ring")
 
@@ -109,8 +109,8 @@ def expert_ranks(case):
     equal("half of the experts on a rank", apart.buffers["param.layer.1.experts"][1], matrices // 2)
     equal("all else whole", apart.buffers["param.layer.1"][1] + matrices, here.buffers["param.layer.1"][1])
     # On each of two layers: there and home, forward and backward.
-    equal("exchanges", [apart.count("all_to_all", axis="ep", moves=m) for m in ("expert_rows", "expert_out", "d_expert_out", "d_expert_rows")], [2] * 4)
-    equal("bytes of an exchange", apart.moved("all_to_all", axis="ep", moves="expert_rows"), 2 * TOKENS * 2 * 24 * 8)
+    equal("exchanges", [apart.count("all_to_all", axis="ep", payload=m) for m in ("expert_rows", "expert_out", "d_expert_out", "d_expert_rows")], [2] * 4)
+    equal("bytes of an exchange", apart.moved("all_to_all", axis="ep", payload="expert_rows"), 2 * TOKENS * 2 * 24 * 8)
     equal("without expert ranks", here.count("all_to_all", axis="ep"), 0)
     same_training(case, 2, "ep", {"all_to_all", "all_gather"}, expert=2, **sparse)
     same_training(case, 4, "expert_shard", {"reduce_scatter", "all_gather"}, expert=2, zero=3, batch__micro=1, **sparse)
@@ -124,11 +124,11 @@ def expert_tiles(case):
     sparse = dict(expert=2, model__experts=8, model__experts_per_token=2, model__expert_ffn=20)
     for tiles in (1, 2, 3):
         cut = at(case, 2, expert_tiles=tiles, **sparse)
-        sends = [cut.count("all_to_all", axis="ep", moves=m) for m in ("expert_rows", "expert_out", "d_expert_out", "d_expert_rows")]
+        sends = [cut.count("all_to_all", axis="ep", payload=m) for m in ("expert_rows", "expert_out", "d_expert_out", "d_expert_rows")]
         equal("exchanges of two layers", sends, [2 * tiles] * 4)
         equal("products of experts", cut.count("forward", part="expert_up"), 2 * tiles)
     first = at(case, 2, expert_tiles=4, **sparse)
-    equal("bytes of a tile", first.moved("all_to_all", axis="ep", moves="expert_rows", chunk=0), 2 * TOKENS * 2 * 24 * 8 // 4)
+    equal("bytes of a tile", first.moved("all_to_all", axis="ep", payload="expert_rows", expert_tile=0), 2 * TOKENS * 2 * 24 * 8 // 4)
     same_training(case, 2, "ep", {"all_to_all", "all_gather"}, expert_tiles=3, **sparse)
     case.refused("program", "tiny.toml", set_of(dict(sparse, expert_tiles=5)), "--ranks", 2, says=["parallel.expert_tiles", "4 experts"])
     case.refused("program", "tiny.toml", set_of(dict(sparse, expert=1, expert_tiles=2)), "--ranks", 2, says="parallel.expert_tiles")

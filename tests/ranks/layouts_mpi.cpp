@@ -89,6 +89,7 @@ TEST_P(LayoutsMpi, OneStepInFloatWithinTheBound) {
 
 // Gradients that travel in 16 bits; the bound is the distance of a 16-bit step from fp64.
 TEST_P(LayoutsMpi, OneStepWithNarrowMessagesWithinTheBound) {
+  if (GetParam().experts > 1) GTEST_SKIP() << "in a 16-bit step tokens go to other experts, so it bounds nothing";
   const auto a = models().front();
   auto narrow = setting(DType::kF32), bf16 = alone(DType::kF32);
   narrow.reduce = bf16.compute = DType::kBF16;

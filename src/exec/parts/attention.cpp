@@ -21,7 +21,7 @@ at::Tensor wide_rows(const at::Tensor& like, std::int64_t columns, math::Scratch
 }
 
 at::Tensor lse_of(const PartCall& call) {
-  const Common& c = call.common;
+  const PartContext& c = call.common;
   return call.operands.view(Arg::kLse, {c.shape.batch, c.arch.heads, c.shape.sequence});
 }
 
@@ -71,7 +71,7 @@ Kernel bind_gathered_attention(const PartCall& call, int ranks) {
 Kernel bind_ring_attention(const PartCall& call, int ranks) {
   const Operands& o = call.operands;
   const arch::Architecture& local = call.common.arch;
-  const int step = static_cast<int>(call.op.chunk), rank = call.context.coordinates[mesh::Axis::kCp];
+  const int step = static_cast<int>(call.op.portion), rank = call.context.coordinates[mesh::Axis::kCp];
   MOLEN_CHECK(step >= 0 && step < ranks, "step {} of a ring of {}", step, ranks);
   const auto keys = arch::context_runs(call.common.shape.sequence * ranks, (rank + ranks - step) % ranks, ranks);
   const bool first = step == 0;
@@ -98,7 +98,7 @@ Kernel bind_ring_attention(const PartCall& call, int ranks) {
 Kernel bind_attention(const PartCall& call) {
   const int ranks = call.ranks(mesh::Axis::kCp);
   if (ranks == 1) return bind_whole_attention(call);
-  return call.op.chunk >= 0 ? bind_ring_attention(call, ranks) : bind_gathered_attention(call, ranks);
+  return call.op.portion >= 0 ? bind_ring_attention(call, ranks) : bind_gathered_attention(call, ranks);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace molen::exec {
 // to.
 class CopiedQkv {
  public:
-  CopiedQkv(const arch::Architecture& all, const Common& common, UnitWeights weights)
+  CopiedQkv(const arch::Architecture& all, const PartContext& common, UnitWeights weights)
       : weights_(std::move(weights)),
         heads_(arch::kv_heads_of(all, common.share.rank, common.share.ranks)),
         rows_(common.arch.qkv_size()),

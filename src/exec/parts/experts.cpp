@@ -16,7 +16,8 @@ std::int64_t rows_of(const PartCall& call) {
 class ExpertsOfOp {
  public:
   explicit ExpertsOfOp(const PartCall& call) {
-    const auto [first, end] = program::experts_of_tile(call.context.program, call.step.attributes.rows, call.op.chunk);
+    const auto [first, end] =
+        program::experts_of_tile(call.context.program, call.step.attributes.rows, call.op.portion);
     first_ = first, count_ = end - first;
     if (call.operands.has(Arg::kOffsets)) offsets_ = call.operands.flat(Arg::kOffsets).narrow(0, first_, count_ + 1);
   }

@@ -14,7 +14,7 @@ struct ChunkOfHead {
 
   explicit ChunkOfHead(const PartCall& call) {
     const program::Attributes& a = call.step.attributes;
-    first = call.op.chunk * a.tile;
+    first = call.op.portion * a.tile;
     count = call.common.shape.chunk;
     largest = std::min(a.tile, a.rows.count());
     grad_scale = 1.0 / static_cast<double>(a.positions);

@@ -15,12 +15,12 @@ struct NormBackward {
 
   NormBackward(const PartCall& call, model::NormWeights (UnitWeights::*weights)() const) {
     const Operands& o = call.operands;
-    const model::Half half = call.common.half;
+    const arch::Pass half = call.common.pass;
     d_out = o.rows(Arg::kDY);
     x = o.rows(Arg::kX);
     stats = o.stats();
     norm = (o.param().*weights)();
-    if (half == model::Half::kWeights) return;
+    if (half == arch::Pass::kBackwardWeights) return;
     d_x = o.rows(Arg::kDX);
     before = o.residual_gradient_beside();
     if (call.common.arch.norm != arch::Norm::kLayerPlain) d_norm = (o.grad().*weights)();
@@ -33,8 +33,8 @@ struct NormBackward {
 // Sets the product's weights and gradients, as far as the half needs them.
 void set_product(const PartCall& call, model::Linear (UnitWeights::*weights)() const, model::Linear& product,
                  model::Linear& d_product) {
-  if (call.common.half != model::Half::kWeights) product = (call.operands.param().*weights)();
-  if (call.common.half != model::Half::kInput) d_product = (call.operands.grad().*weights)();
+  if (call.common.pass != arch::Pass::kBackwardWeights) product = (call.operands.param().*weights)();
+  if (call.common.pass != arch::Pass::kBackwardInput) d_product = (call.operands.grad().*weights)();
 }
 
 Kernel bind_copied_qkv(const PartCall& call) {
@@ -56,8 +56,8 @@ Kernel bind_copied_qkv(const PartCall& call) {
   }
   NormBackward h(call, &UnitWeights::attention_norm);
   std::optional<CopiedQkv> weights, gradients;
-  if (call.common.half != model::Half::kWeights) weights.emplace(all, call.common, o.param());
-  if (call.common.half != model::Half::kInput) gradients.emplace(all, call.common, o.grad());
+  if (call.common.pass != arch::Pass::kBackwardWeights) weights.emplace(all, call.common, o.param());
+  if (call.common.pass != arch::Pass::kBackwardInput) gradients.emplace(all, call.common, o.grad());
   return [=, common = call.common](RunState& run, math::Scratch& s) mutable {
     h.bring_over(run);
     model::Linear qkv, d_w;

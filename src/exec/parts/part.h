@@ -15,8 +15,8 @@ struct PartCall {
   const program::Step& step;
   const program::Compute& op;
   const Operands& operands;
-  const Common& common;
-  bool backward() const { return program::is_backward(op.pass); }
+  const PartContext& common;
+  bool backward() const { return arch::is_backward(op.pass); }
   int ranks(mesh::Axis axis) const { return context.program.grid.sizes[axis]; }
 };
 

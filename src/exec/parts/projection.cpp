@@ -21,15 +21,15 @@ Kernel bind_projection(const PartCall& call, const Projection& part) {
       part.forward(common.context(s), in, residual, product, out);
     };
   }
-  const model::Half half = call.common.half;
+  const arch::Pass half = call.common.pass;
   const at::Tensor d_out = o.rows(Arg::kDY);
   at::Tensor in, d_in;
   model::Linear product, d_product;
-  if (half != model::Half::kInput) {
+  if (half != arch::Pass::kBackwardInput) {
     in = o.rows(Arg::kX);
     d_product = (o.grad().*part.weights)();
   }
-  if (half != model::Half::kWeights) {
+  if (half != arch::Pass::kBackwardWeights) {
     product = (o.param().*part.weights)();
     d_in = o.rows(Arg::kDX);
   }

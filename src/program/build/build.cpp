@@ -115,7 +115,7 @@ std::optional<std::string> offload_refused(const arch::Architecture& arch, const
 }
 
 std::optional<std::string> chunks_refused(const arch::Architecture& arch, const Setting& s) {
-  if (!arch.sparse() || !s.chunked_rows()) return std::nullopt;
+  if (!arch.sparse() || !s.rows_in_pieces()) return std::nullopt;
   return "the router of a sparse layer (model.experts) takes all rows of a sequence at once";
 }
 
@@ -256,7 +256,7 @@ Buffer place_for(const Program& p, const Operand& operand, const std::string& su
     b.layer = operand.layer;
   else if (!one_for_all_layers(p, b.role) && operand.layer >= 0)
     b.slot = suffix;
-  if (chunk_apart(p, operand)) b.chunk = operand.chunk;
+  if (piece_apart(p, operand)) b.portion = operand.portion;
   return b;
 }
 
@@ -265,7 +265,7 @@ std::string label_of(const Program& p, const Buffer& b, bool host) {
   if (b.unit >= 0) name += "." + p.units.at(static_cast<std::size_t>(b.unit)).name;
   if (b.layer >= 0) name += fmt::format(".{}", b.layer);
   if (!b.slot.empty()) name += "." + b.slot;
-  if (b.chunk >= 0) name += fmt::format(".part{}", b.chunk);
+  if (b.portion >= 0) name += fmt::format(".part{}", b.portion);
   return name + (host ? "/host" : "");
 }
 
@@ -274,7 +274,7 @@ std::string label_of(const Program& p, const Buffer& b, bool host) {
 int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix) {
   Buffer b = place_for(p, operand, suffix);
   const auto same = [&](const Buffer& o) {
-    return o.role == b.role && o.unit == b.unit && o.layer == b.layer && o.place == b.place && o.chunk == b.chunk &&
+    return o.role == b.role && o.unit == b.unit && o.layer == b.layer && o.place == b.place && o.portion == b.portion &&
            o.copy == 0 && o.slot == b.slot;
   };
   // An op mostly uses buffers that were made for the ops just before it.
@@ -302,12 +302,12 @@ Step make_step(Program& p, Op op, int unit, Phase phase, Stream stream, const st
   return step;
 }
 
-Step compute_step(Program& p, arch::Part part, ComputePass pass, std::int64_t layer, std::int64_t chunk,
+Step compute_step(Program& p, arch::Part part, Pass pass, std::int64_t layer, std::int64_t chunk,
                   const std::string& suffix) {
-  const Phase phase = of_head(part)                     ? Phase::kHead
-                      : pass == ComputePass::kForward   ? Phase::kForward
-                      : pass == ComputePass::kRecompute ? Phase::kRecompute
-                                                        : Phase::kBackward;
+  const Phase phase = of_head(part)              ? Phase::kHead
+                      : pass == Pass::kForward   ? Phase::kForward
+                      : pass == Pass::kRecompute ? Phase::kRecompute
+                                                 : Phase::kBackward;
   return make_step(p, Compute{part, pass, layer, chunk}, -1, phase, Stream::kCompute, suffix);
 }
 
@@ -334,7 +334,7 @@ class MicroBatch {
     add(LoadBatch{}, Phase::kData);
     forward(all);
     head();
-    if (train_) backward(all, ComputePass::kBackward);
+    if (train_) backward(all, Pass::kBackward);
     p_.schedule.push_back({0, 0});
     return std::move(p_);
   }
@@ -353,52 +353,52 @@ class MicroBatch {
       load();
       head();
     }
-    if (train_) backward(chunk, ComputePass::kBackward);
+    if (train_) backward(chunk, Pass::kBackward);
     if (!train_ || !halves) return;
     // The halves are the same backward as the whole. For each micro-batch, a chunk runs either the whole or the halves.
     Body input = p_.bodies.back();
     input.name = "input." + number;
     for (Step& step : input.steps)
       if (const auto* c = std::get_if<Compute>(&step.op); c && c->layer >= 0)
-        step = detail::compute_step(p_, c->part, ComputePass::kInput, c->layer, -1);
+        step = detail::compute_step(p_, c->part, Pass::kBackwardInput, c->layer, -1);
     p_.bodies.push_back(std::move(input));
     begin("weights." + number);
-    backward(chunk, ComputePass::kWeights);
+    backward(chunk, Pass::kBackwardWeights);
   }
 
   void begin(std::string name) { p_.bodies.push_back({std::move(name), {}}); }
   void add(Op op, Phase phase) {
     p_.bodies.back().steps.push_back(detail::make_step(p_, std::move(op), -1, phase, Stream::kCompute));
   }
-  void add(arch::Part part, ComputePass pass, std::int64_t layer, std::int64_t chunk = -1) {
+  void add(arch::Part part, Pass pass, std::int64_t layer, std::int64_t chunk = -1) {
     p_.bodies.back().steps.push_back(detail::compute_step(p_, part, pass, layer, chunk, train_ ? "" : "slot"));
   }
   // Adds LoadBatch at most once per stage.
   void load() {
-    if (!std::exchange(loaded_, true)) add(LoadBatch{!p_.has_head()}, Phase::kData);
+    if (!std::exchange(loaded_, true)) add(LoadBatch{p_.has_head()}, Phase::kData);
   }
 
   void forward(const Chunk& chunk) {
     if (chunk.embed)
-      for (const arch::Part part : arch::parts_before(p_.arch)) add(part, ComputePass::kForward, -1);
+      for (const arch::Part part : arch::parts_before(p_.arch)) add(part, Pass::kForward, -1);
     for (std::int64_t l = chunk.first; l < chunk.end; ++l)
       for (const arch::Part part : arch::parts_of_layer(p_.arch, l))
-        if (train_ || !declaration_of(part).only_trains()) add(part, ComputePass::kForward, l);
+        if (train_ || !declaration_of(part).only_trains()) add(part, Pass::kForward, l);
   }
 
   void head() {
-    for (const arch::Part part : arch::parts_after(p_.arch)) add(part, ComputePass::kForward, -1);
+    for (const arch::Part part : arch::parts_after(p_.arch)) add(part, Pass::kForward, -1);
     for (std::int64_t c = 0; c < p_.setting.head_chunks(); ++c)
       for (const arch::Part part : arch::parts_of_head(p_.arch, p_.setting.tensor())) {
         const bool backward = train_ && declaration_of(part).has_backward();
-        add(part, backward ? ComputePass::kBackward : ComputePass::kForward, -1, c);
+        add(part, backward ? Pass::kBackward : Pass::kForward, -1, c);
       }
     if (!train_) return;
-    for (const arch::Part part : std::views::reverse(arch::parts_after(p_.arch))) add(part, ComputePass::kBackward, -1);
+    for (const arch::Part part : std::views::reverse(arch::parts_after(p_.arch))) add(part, Pass::kBackward, -1);
   }
 
-  void backward(const Chunk& chunk, ComputePass pass) {
-    const bool weights = pass == ComputePass::kWeights;
+  void backward(const Chunk& chunk, Pass pass) {
+    const bool weights = pass == Pass::kBackwardWeights;
     for (std::int64_t l = chunk.end - 1; l >= chunk.first; --l)
       for (const arch::Part part : std::views::reverse(arch::parts_of_layer(p_.arch, l)))
         if (weights ? has_halves(part) : declaration_of(part).has_backward()) add(part, pass, l);

@@ -13,7 +13,7 @@ namespace molen::program::detail {
 // "qkv.<layer>", or "qkv.<suffix>" when layers share a slot.
 int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix = "");
 Step make_step(Program& p, Op op, int unit, Phase phase, Stream stream, const std::string& suffix = "");
-Step compute_step(Program& p, arch::Part part, ComputePass pass, std::int64_t layer, std::int64_t chunk,
+Step compute_step(Program& p, arch::Part part, Pass pass, std::int64_t layer, std::int64_t chunk,
                   const std::string& suffix = "");
 
 // Returns the buffer itself for copy 0. For other copies, returns the buffer "NAME/1", "NAME/2" ..., and makes it if

@@ -28,7 +28,7 @@ Setting along(mesh::Axis axis, int ranks) {
 
 bool sums_load(const Op& op) {
   const auto* sum = std::get_if<AllReduce>(&op);
-  return sum && sum->moves == Moves::kLoad;
+  return sum && sum->payload == Payload::kLoad;
 }
 
 // The experts run between the sum of a load and the balance loss, and no op there waits for the sum.
@@ -68,7 +68,7 @@ TEST(SparseProgram, EvaluationsLeaveOutTheBalanceLoss) {
           for (const Step& step : body.steps) {
             const auto* c = std::get_if<Compute>(&step.op);
             losses += c && c->part == Part::kBalance;
-            routed += c && c->part == Part::kRoute && c->pass == ComputePass::kForward;
+            routed += c && c->part == Part::kRoute && c->pass == Pass::kForward;
             sums += sums_load(step.op);
           }
       }
@@ -123,8 +123,8 @@ TEST(SparseProgram, ContextRanksLimitExpertsTogether) {
       for (const Step& step : body.steps) {
         const auto* gather = std::get_if<AllGather>(&step.op);
         const auto* c = std::get_if<Compute>(&step.op);
-        const bool forward = c && c->pass == ComputePass::kForward;
-        if (gather && gather->moves == Moves::kCounts) found.push_back(fmt::format("counts {}", gather->layer));
+        const bool forward = c && c->pass == Pass::kForward;
+        if (gather && gather->payload == Payload::kCounts) found.push_back(fmt::format("counts {}", gather->layer));
         if (forward && (c->part == Part::kRoute || c->part == Part::kLimit || c->part == Part::kDispatch))
           found.push_back(fmt::format("{} {}", arch::name_of(c->part), c->layer));
       }
@@ -163,7 +163,7 @@ TEST(SparseProgram, RowsOfContextRanksAreBoundedByTheWholeSequence) {
       }
     for (const Step& step : p.bodies.front().steps)
       if (const auto* c = std::get_if<Compute>(&step.op);
-          c && c->part == Part::kExpertDown && c->pass == ComputePass::kForward) {
+          c && c->part == Part::kExpertDown && c->pass == Pass::kForward) {
         EXPECT_EQ(step.model_flops.value, 2.0 * ((2 * 25 + ranks - 1) / ranks) * 24 * 14) << ranks;
       }
   }
@@ -259,7 +259,7 @@ TEST(SparseProgram, SharedExpertsRunAgain) {
       for (std::int64_t layer = 1; layer < 3; ++layer)
         if (s.recompute.in(part, layer)) chosen.insert(layer);
       for (const Step& step : p.bodies.front().steps)
-        if (const auto* c = std::get_if<Compute>(&step.op); c && c->part == part && c->pass == ComputePass::kRecompute)
+        if (const auto* c = std::get_if<Compute>(&step.op); c && c->part == part && c->pass == Pass::kRecompute)
           again.insert(c->layer);
       EXPECT_EQ(again, chosen) << choice << ": " << arch::name_of(part);
     }

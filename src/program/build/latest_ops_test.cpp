@@ -26,15 +26,15 @@ Step step_of(const Program& p, const Op& op) {
   throw Error("no such op");
 }
 
-AllToAll exchange(Moves moves, std::int64_t layer, std::int64_t tile) {
-  return {Axis::kEp, moves, layer, tile};
+AllToAll exchange(Payload payload, std::int64_t layer, std::int64_t tile) {
+  return {Axis::kEp, payload, layer, tile};
 }
 
 // Lets the up projection of tile 0 of layer 0 run, then an exchange that writes its rows into the same buffer, and
 // returns whether the exchange must wait for the projection.
 bool waits(const AllToAll& other) {
   Program p = in_two_tiles();
-  const Step up = step_of(p, Compute{arch::Part::kExpertUp, ComputePass::kForward, 0, 0});
+  const Step up = step_of(p, Compute{arch::Part::kExpertUp, Pass::kForward, 0, 0});
   Step moved = step_of(p, other);
   moved.operand(Arg::kTo).buffer = up.operand(Arg::kX).buffer;
   std::erase_if(moved.operands, [](const Use& use) { return use.arg != Arg::kTo; });
@@ -49,13 +49,13 @@ bool waits(const AllToAll& other) {
 }
 
 TEST(LatestOps, TilesOfTheSameRowsAreApart) {
-  EXPECT_TRUE(waits(exchange(Moves::kExpertRows, 0, 0)));
-  EXPECT_FALSE(waits(exchange(Moves::kExpertRows, 0, 1)));
+  EXPECT_TRUE(waits(exchange(Payload::kExpertRows, 0, 0)));
+  EXPECT_FALSE(waits(exchange(Payload::kExpertRows, 0, 1)));
 }
 
 TEST(LatestOps, TilesOfOtherRowsAreNot) {
-  EXPECT_TRUE(waits(exchange(Moves::kExpertRows, 1, 1))) << "another layer";
-  EXPECT_TRUE(waits(exchange(Moves::kExpertOut, 0, 1))) << "rows at the tokens";
+  EXPECT_TRUE(waits(exchange(Payload::kExpertRows, 1, 1))) << "another layer";
+  EXPECT_TRUE(waits(exchange(Payload::kExpertOut, 0, 1))) << "rows at the tokens";
 }
 
 }  // namespace

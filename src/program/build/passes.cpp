@@ -40,7 +40,7 @@ void set_gradient_access(Program& p, Body& body, bool first) {
       if (!is_backward(c->pass)) continue;
       // Chunks of the head, and pieces of the rows, share one gradient. A tied embedding adds to the head's gradient.
       const bool head = of_head(c->part);
-      const bool earlier_writer = ((head || by_chunks(p.setting.rows(), c->part)) && c->chunk > 0) ||
+      const bool earlier_writer = ((head || by_pieces(p.setting.rows(), c->part)) && c->portion > 0) ||
                                   (p.arch.tied && declaration_of(c->part).reads_role(arch::Role::kEmbedding, true));
       if (step.find(Arg::kGrad))
         step.operand(Arg::kGrad).access = first && !earlier_writer ? Access::kWrite : Access::kUpdate;
@@ -63,7 +63,7 @@ void clear_gradients(Program& p, Body& body, const Clearing& clearing) {
     if (u == clearing.but) continue;
     const bool all = clearing.whole || (p.arch.tied && u == embed);  // head and embedding both add
     // A gradient that stays from step to step keeps the zeros with which the arena began.
-    const bool padding = p.setting.gradients_leave() && has_padding(p, p.units[static_cast<std::size_t>(u)]);
+    const bool padding = p.setting.reduces_each_micro_batch() && has_padding(p, p.units[static_cast<std::size_t>(u)]);
     if (all || padding) fills.push_back(make_step(p, ZeroFill{!all}, u, Phase::kBackward, Stream::kCompute));
   }
   body.steps.insert(body.steps.begin(), fills.begin(), fills.end());
@@ -155,9 +155,9 @@ class Recomputer {
       const Operand o = changed.as_found();
       const auto part = dropped(o);
       if (!reads(o.access) || !part) continue;
-      const std::int64_t tile = by_tiles(p_.setting.rows(), *part) ? o.chunk : -1;
+      const std::int64_t tile = by_tiles(p_.setting.rows(), *part) ? o.portion : -1;
       if (!again_.emplace(*part, o.layer, tile).second) continue;
-      Step step = detail::compute_step(p_, *part, ComputePass::kRecompute, o.layer, tile);
+      Step step = detail::compute_step(p_, *part, Pass::kRecompute, o.layer, tile);
       make_again(step.op);
       rename(step, "re");
       steps_.push_back(std::move(step));
@@ -194,7 +194,7 @@ Program micro_batch_loop(Program p) {
   detail::clear_gradients(p, first);
   // When gradients leave, each is reduced and freed after its micro-batch. The sum is then in the shard, or on the
   // host.
-  const bool fresh = p.setting.gradients_leave();
+  const bool fresh = p.setting.reduces_each_micro_batch();
   detail::set_gradient_access(p, later, fresh);
   if (fresh) detail::clear_gradients(p, later);
 

@@ -20,7 +20,7 @@ class ContextExchanger {
     known_ = nullptr;
     for (Step& step : body.steps) {
       const auto* c = std::get_if<Compute>(&step.op);
-      const bool counts = c && c->part == arch::Part::kRoute && c->pass == ComputePass::kForward;
+      const bool counts = c && c->part == arch::Part::kRoute && c->pass == Pass::kForward;
       if (counts && p_.setting.purpose == Purpose::kTrain)
         routed(*c, step);
       else if (!c || !declaration_of(c->part).mixes_positions())
@@ -47,7 +47,7 @@ class ContextExchanger {
   // Finds the buffers that `whole` uses in place of those that are made for its operands.
   void find_buffers(const Compute& c, const Step& whole) {
     Compute plain = c;
-    plain.chunk = -1;
+    plain.portion = -1;
     actual_.clear();
     for (const Operand& o : signature(p_, plain, -1).operands)
       actual_[detail::ensure_buffer(p_, o)] = whole.operand(o.arg).buffer;
@@ -55,9 +55,9 @@ class ContextExchanger {
 
   void gathered(const Compute& c, const Step& whole) {
     if (std::exchange(held_, c.layer) != c.layer)
-      add(AllGather{Axis::kCp, Moves::kKeys, c.layer}, c, whole, stream_of(Axis::kCp));
+      add(AllGather{Axis::kCp, Payload::kKeys, c.layer}, c, whole, stream_of(Axis::kCp));
     steps_.push_back(whole);
-    if (is_backward(c.pass)) add(ReduceScatter{Axis::kCp, Moves::kDKeys, c.layer}, c, whole, stream_of(Axis::kCp));
+    if (is_backward(c.pass)) add(ReduceScatter{Axis::kCp, Payload::kDKeys, c.layer}, c, whole, stream_of(Axis::kCp));
   }
 
   // An expert takes the first tokens of a sequence, which the ranks find from their numbers of choices. The balance
@@ -66,10 +66,10 @@ class ContextExchanger {
   void routed(const Compute& c, const Step& whole) {
     steps_.push_back(whole);
     if (p_.arch.drops_tokens()) {
-      add(AllGather{Axis::kCp, Moves::kCounts, c.layer}, c, whole, stream_of(Axis::kCp));
-      add(Compute{arch::Part::kLimit, ComputePass::kForward, c.layer}, c, whole, Stream::kCompute);
+      add(AllGather{Axis::kCp, Payload::kCounts, c.layer}, c, whole, stream_of(Axis::kCp));
+      add(Compute{arch::Part::kLimit, Pass::kForward, c.layer}, c, whole, Stream::kCompute);
     }
-    add(AllReduce{Axis::kCp, Moves::kLoad, c.layer}, c, whole, stream_of(Axis::kCp));
+    add(AllReduce{Axis::kCp, Payload::kLoad, c.layer}, c, whole, stream_of(Axis::kCp));
   }
 
   // Sends keys on while the attention over the present keys runs, and sends their gradients on while the attention over
@@ -79,11 +79,13 @@ class ContextExchanger {
     // With at most 3 ranks, the two key slots still hold the keys of all other ranks.
     const bool there = std::exchange(held_, c.layer) == c.layer && ranks <= 3;
     for (int i = 0; i < ranks; ++i) {
-      if (i + 1 < ranks && !there) add(Shift{Axis::kCp, Moves::kKeys, c.layer, i + 1}, c, whole, stream_of(Axis::kCp));
+      if (i + 1 < ranks && !there)
+        add(RingExchange{Axis::kCp, Payload::kKeys, c.layer, i + 1}, c, whole, stream_of(Axis::kCp));
       Compute step = c;
-      step.chunk = i;
+      step.portion = i;
       add(step, c, whole, Stream::kCompute);
-      if (is_backward(c.pass)) add(Shift{Axis::kCp, Moves::kDKeys, c.layer, i + 1}, c, whole, stream_of(Axis::kCp));
+      if (is_backward(c.pass))
+        add(RingExchange{Axis::kCp, Payload::kDKeys, c.layer, i + 1}, c, whole, stream_of(Axis::kCp));
     }
   }
 

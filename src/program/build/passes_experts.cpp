@@ -53,21 +53,21 @@ class ExpertExchange {
     const auto* compute = std::get_if<Compute>(&op);
     if (!compute) return;
     const Compute& c = *compute;
-    if (c.part == arch::Part::kDispatch && c.pass == ComputePass::kForward) {
-      add(AllGather{Axis::kEp, Moves::kOffsets, c.layer}, phase);
-      for (const std::int64_t tile : tiles_) add(AllToAll{Axis::kEp, Moves::kExpertRows, c.layer, tile}, phase);
+    if (c.part == arch::Part::kDispatch && c.pass == Pass::kForward) {
+      add(AllGather{Axis::kEp, Payload::kOffsets, c.layer}, phase);
+      for (const std::int64_t tile : tiles_) add(AllToAll{Axis::kEp, Payload::kExpertRows, c.layer, tile}, phase);
     } else if (c.part == arch::Part::kCombine && is_backward(c.pass)) {
-      for (const std::int64_t tile : tiles_) add(AllToAll{Axis::kEp, Moves::kDExpertOut, c.layer, tile}, phase);
+      for (const std::int64_t tile : tiles_) add(AllToAll{Axis::kEp, Payload::kDExpertOut, c.layer, tile}, phase);
     }
   }
 
   void add_tile(const Compute& c, std::int64_t tile) {
     steps_.push_back(detail::compute_step(p_, c.part, c.pass, c.layer, tile, suffix_));
     const Phase phase = steps_.back().phase;
-    if (c.part == arch::Part::kExpertDown && c.pass == ComputePass::kForward)
-      add(AllToAll{Axis::kEp, Moves::kExpertOut, c.layer, tile}, phase);
+    if (c.part == arch::Part::kExpertDown && c.pass == Pass::kForward)
+      add(AllToAll{Axis::kEp, Payload::kExpertOut, c.layer, tile}, phase);
     else if (c.part == arch::Part::kExpertUp && is_backward(c.pass))
-      add(AllToAll{Axis::kEp, Moves::kDExpertRows, c.layer, tile}, phase);
+      add(AllToAll{Axis::kEp, Payload::kDExpertRows, c.layer, tile}, phase);
   }
 
   void add(Op op, Phase phase) {

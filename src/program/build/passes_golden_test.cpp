@@ -18,10 +18,10 @@
 namespace molen::program {
 namespace {
 
-using Pass = std::function<Program(Program)>;
+using BuilderPass = std::function<Program(Program)>;
 struct NamedPass {
   const char* name;
-  Pass pass;
+  BuilderPass pass;
 };
 
 Program by_its_schedule(Program p) {

@@ -14,13 +14,13 @@ namespace {
 
 // A kept value and its layer.
 struct Kept {
-  Moves moves{};
+  Payload payload{};
   std::int64_t layer = -1;
 };
 
 bool is_forward_of_layer(const Step& step) {
   const auto* c = std::get_if<Compute>(&step.op);
-  return c && c->layer >= 0 && c->pass == ComputePass::kForward;
+  return c && c->layer >= 0 && c->pass == Pass::kForward;
 }
 
 // Returns the position where backward begins in a body: at the first value that is gathered or computed again for it.
@@ -68,8 +68,8 @@ class ActivationOffload {
       for (const Use& use : step.operands)
         if (use.writes()) made_by_layers_.insert(use.buffer);
       for (const Operand& o : signature(p_, step.op, -1).operands)
-        for (const Moves moves : kKeptForBackward)
-          if (o.value == kept_value(moves)) made[step.operand(o.arg).buffer] = {moves, o.layer};
+        for (const Payload payload : kKeptForBackward)
+          if (o.value == kept_value(payload)) made[step.operand(o.arg).buffer] = {payload, o.layer};
     }
   }
 
@@ -125,7 +125,7 @@ class ActivationOffload {
   Step copy_of(int buffer, Phase phase) {
     const Kept kept = leaving_.at(buffer);
     Copy op;
-    op.moves = kept.moves;
+    op.payload = kept.payload;
     op.layer = kept.layer;
     const Stream stream = stream_of(p_, op);
     Step step = detail::make_step(p_, op, -1, phase, stream);

@@ -24,8 +24,8 @@ struct Event {
   auto key() const { return std::tie(time, action, backward, global_stage, micro_batch); }
 };
 
-bool is_forward(ActionKind kind) {
-  return kind == ActionKind::kForward;
+bool is_forward(Pass kind) {
+  return kind == Pass::kForward;
 }
 
 class Stage {
@@ -62,7 +62,7 @@ class Stage {
   Program evaluate() {
     for (int g = 0; g < global(); ++g) {
       const int stage = stage_of(at_.placement, stages_, g);
-      add(stage, {ActionKind::kForward, chunk_of(g), 0}, {2.0 * g, 2.0 * g + 1.0, 0.0});
+      add(stage, {Pass::kForward, chunk_of(g), 0}, {2.0 * g, 2.0 * g + 1.0, 0.0});
     }
     return finish();
   }
@@ -88,7 +88,7 @@ class Stage {
     for (const Action& a : schedule.order[static_cast<std::size_t>(at_.stage)]) {
       const Chunk& chunk = p_.chunks[static_cast<std::size_t>(a.chunk)];
       const bool loads = first_loads ? a.chunk == 0 && is_forward(a.kind)
-                                     : chunk.head && !is_forward(a.kind) && a.kind != ActionKind::kBackwardWeight;
+                                     : chunk.head && !is_forward(a.kind) && a.kind != Pass::kBackwardWeights;
       if (loads && a.micro_batch != next++)
         throw UsageError(
             "parallel.schedule: stage {} begins micro-batch {} where {} is next; samples are read in their order",
@@ -100,7 +100,7 @@ class Stage {
   void count_left(const Schedule& schedule) {
     left_.assign(p_.chunks.size(), {});
     for (const Action& a : schedule.order[static_cast<std::size_t>(at_.stage)]) {
-      if (a.kind != ActionKind::kForward && a.kind != ActionKind::kBackward && !at_.halves)
+      if (a.kind != Pass::kForward && a.kind != Pass::kBackward && !at_.halves)
         throw UsageError("parallel.schedule: has backwards in halves (I and W), which this run does not");
       ++left_[static_cast<std::size_t>(a.chunk)][static_cast<std::size_t>(a.kind)];
     }
@@ -124,11 +124,11 @@ class Stage {
     return append(std::move(body));
   }
 
-  void prepare_gradients(Body& body, const Chunk& chunk, ActionKind kind, bool first) {
-    const bool fresh = p_.setting.gradients_leave();  // each micro-batch has a gradient of its own
+  void prepare_gradients(Body& body, const Chunk& chunk, Pass kind, bool first) {
+    const bool fresh = p_.setting.reduces_each_micro_batch();  // each micro-batch has a gradient of its own
     // A half writes only some of a unit's parameters, and halves and whole backwards may come in any order. The
     // gradient is therefore cleared once, and all of these bodies add to it.
-    const bool adds = at_.halves && (!fresh || kind != ActionKind::kBackward);
+    const bool adds = at_.halves && (!fresh || kind != Pass::kBackward);
     detail::set_gradient_access(p_, body, !adds && (first || fresh));
     if (!first && !fresh) return;
     // On a stage with both ends of the model, a tied table is already cleared where the head's backward begins.
@@ -153,7 +153,7 @@ class Stage {
     const int backward = is_forward(a.kind) ? 0 : 1;
     const auto c = static_cast<std::size_t>(a.chunk);
     if (stage == at_.stage) events_.push_back({time.start_s, 1, backward, g, a.micro_batch, body_of(a)});
-    if (a.kind == ActionKind::kBackwardWeight) return;
+    if (a.kind == Pass::kBackwardWeights) return;
     const int to = backward ? g - 1 : g + 1;
     if (to < 0 || to >= global()) return;
     const int peer = stage_of(at_.placement, stages_, to);
@@ -167,14 +167,14 @@ class Stage {
   template <class M>
   int message(int backward, std::size_t c, int peer) {
     constexpr bool kSends = std::is_same_v<M, Send>;
-    const Moves moves = backward ? Moves::kDResidual : Moves::kResidual;
+    const Payload payload = backward ? Payload::kDResidual : Payload::kResidual;
     const bool front = kSends == (backward == 1);  // at the chunk's end nearer to the model's first layer
     const std::int64_t layer = front ? p_.chunks[c].first : p_.chunks[c].end;
-    const std::string name = fmt::format("{}.{}.{}", kSends ? "send" : "receive", name_of(moves), layer);
+    const std::string name = fmt::format("{}.{}.{}", kSends ? "send" : "receive", name_of(payload), layer);
     if (const int found = find_body(name); found >= 0) return found;
     Body body{name, {}};
-    body.steps.push_back(detail::make_step(p_, M{moves, layer, peer}, -1, backward ? Phase::kBackward : Phase::kForward,
-                                           stream_of(Axis::kPp)));
+    body.steps.push_back(detail::make_step(p_, M{payload, layer, peer}, -1,
+                                           backward ? Phase::kBackward : Phase::kForward, stream_of(Axis::kPp)));
     if (backward) use_gradient(body, gradient_[c]);
     return append(std::move(body));
   }
@@ -193,8 +193,8 @@ class Stage {
   Program p_;
   const Pipeline at_;
   const int stages_;
-  std::vector<std::vector<Body>> actions_;  // by chunk and ActionKind
-  std::vector<std::array<int, 4>> left_;    // number of actions still to run, by chunk and ActionKind
+  std::vector<std::vector<Body>> actions_;  // by chunk and Pass
+  std::vector<std::array<int, 4>> left_;    // number of actions still to run, by chunk and Pass
   std::vector<bool> begun_;                 // by chunk: whether it has run a backward, or half of one
   std::vector<int> gradient_;               // by chunk: the copy of d_x that it uses
   std::vector<Event> events_;

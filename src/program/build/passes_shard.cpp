@@ -82,7 +82,7 @@ struct Cluster {
 // Whether a unit stays on the rank while ops use `other`. A unit of several layers is used before and after the experts
 // of each of its layers but the last, which are units of their own, and would otherwise be gathered for every layer.
 bool stays_beside(const Unit& unit, const Unit& other) {
-  return other.experts && !unit.experts && unit.has(other.first, Blocks::kMlp);
+  return other.experts && !unit.experts && unit.has(other.first, Sublayer::kMlp);
 }
 
 // Returns the clusters of a body in the order in which they come into use.
@@ -191,7 +191,7 @@ void add_reduction(const Setting& s, O op, std::vector<Reduction>& ops, bool add
 // that both ends of a pipeline hold, this reduction runs after the sum over the ends.
 void add_sums_over_data(const Setting& s, const Unit& unit, std::vector<Reduction>& ops) {
   const Axis axis = axis_for(unit, s.sharded_gradients() ? Axis::kReplicate : Axis::kDp);
-  if ((s.sharded_gradients() ? s.replicas() : s.holders()) == 1) return;
+  if ((s.sharded_gradients() ? s.replicas() : s.replica_group_size()) == 1) return;
   if (s.sharded_gradients() ? s.own_over_dp : s.owns_part())
     add_reduction(s, ReduceScatter{axis}, ops);
   else
@@ -203,7 +203,7 @@ std::vector<Reduction> reductions(const Program& p, int u, bool first, bool last
   const Setting& s = p.setting;
   // When gradients stay, the whole gradient first sums all micro-batches, so there is nothing to reduce before the
   // last.
-  if (!s.gradients_leave() && !last) return {};
+  if (!s.reduces_each_micro_batch() && !last) return {};
   const Unit& unit = p.units[static_cast<std::size_t>(u)];
   std::vector<Reduction> ops;
   // Each tensor rank has only its share of the gradient of the elements that all of them hold.
@@ -251,7 +251,7 @@ void reduce_in(Program& p, int b, const Writers& writers) {
 }  // namespace
 
 Program shard_parameters(Program p) {
-  if (!p.setting.parameters_come()) return p;
+  if (!p.setting.materializes_parameters()) return p;
   for (Body& body : p.bodies) gather_in(p, body);
   return p;
 }
@@ -274,7 +274,7 @@ Program update(Program p) {
   // This sum comes after all messages, because one end of a pipeline finishes long before the other.
   for (int u = 0; u < units; ++u) {
     if (!p.shared_by_ends(u)) continue;
-    std::vector<Reduction> ops{{AllReduce{Axis::kEnds}}};
+    std::vector<Reduction> ops{{AllReduce{Axis::kEmbedding}}};
     add_sums_over_data(s, p.units[static_cast<std::size_t>(u)], ops);
     for (const Reduction& reduction : ops) add(reduction.op, u, Phase::kGradientReduce);
   }
@@ -283,7 +283,7 @@ Program update(Program p) {
     if (s.offload.optimizer && !s.offload.gradients) add(CopyToHost{}, u, Phase::kGradientReduce);
     if (p.counts(u)) add(SumSquares{}, u, Phase::kClip);
   }
-  if (s.holders() > 1) {
+  if (s.replica_group_size() > 1) {
     // When every rank holds the same whole gradient or shard, every rank already has the same sum of squares.
     const bool squares = s.owns_part(), apart = s.sharded_gradients() && s.replicas() > 1 && !s.own_over_dp;
     add(ReduceScalars{Axis::kDp, kLossSum, squares && !apart ? 3 : 2}, -1, Phase::kClip);
@@ -295,11 +295,11 @@ Program update(Program p) {
   if (s.pipelined()) add(ReduceScalars{Axis::kPp, kLossSum, 3}, -1, Phase::kClip);
   if (p.arch.sparse()) {
     const std::int64_t of_routers = num_scalars(p.arch) - kBalanceLoss;
-    if (s.holders() > 1) add(ReduceScalars{Axis::kDp, kBalanceLoss, of_routers}, -1, Phase::kClip);
+    if (s.replica_group_size() > 1) add(ReduceScalars{Axis::kDp, kBalanceLoss, of_routers}, -1, Phase::kClip);
     if (s.pipelined()) add(ReduceScalars{Axis::kPp, kBalanceLoss, of_routers}, -1, Phase::kClip);
   }
   add(ClipScale{}, -1, Phase::kClip);
-  add(Agree{Flag::kNonFinite}, -1, Phase::kClip);
+  add(SetFlag{Flag::kNonFinite}, -1, Phase::kClip);
   for (int u = 0; u < units; ++u) {
     if (shares_whole_matrices(p, u)) {
       add(OptimizerStep{s.optimizer, UpdateStage::kDirection}, u, Phase::kOptimizer).unless = Flag::kNonFinite;

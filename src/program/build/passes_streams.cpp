@@ -21,11 +21,11 @@ bool uses_transients(const Program& p, const Step& step) {
   return false;
 }
 
-// Instances use the transient space in turn. Turns finds the ops that each op must wait for, so that no stream uses
-// this space for one instance while another stream still uses it for the previous instance.
-class Turns {
+// Instances use the transient space in turn. BufferHandOff finds the ops that each op must wait for, so that no stream
+// uses this space for one instance while another stream still uses it for the previous instance.
+class BufferHandOff {
  public:
-  explicit Turns(const Program& p) : p_(p) {
+  explicit BufferHandOff(const Program& p) : p_(p) {
     for (const Body& body : p.bodies)
       for (const Step& step : body.steps)
         shared_ = shared_ || (step.stream != Stream::kCompute && uses_transients(p, step));
@@ -106,7 +106,7 @@ void set_edges(Program& p, Edges edges) {
 std::vector<OpPerStream> needed_ops(const Program& p, const std::vector<Expanded>& all) {
   const Places places(p);
   LatestOps latest_ops(p, places);
-  Turns turns(p);
+  BufferHandOff hand_off(p);
   OpPerStream agreed = kNoOps;                            // the latest decision on a flag, for which guarded ops wait
   std::array<OpPerStream, kAllAxes.size()> communicated;  // the latest op over each axis
   communicated.fill(kNoOps);
@@ -116,7 +116,7 @@ std::vector<OpPerStream> needed_ops(const Program& p, const std::vector<Expanded
     const Step& step = *all[i].step;
     const auto own = static_cast<std::size_t>(step.stream);
     const auto index = static_cast<int>(i);
-    OpPerStream need = turns.before(all[i], index);
+    OpPerStream need = hand_off.before(all[i], index);
     if (step.unless) keep_latest(need, agreed);
     if (const auto axis = axis_of(step.op)) {
       OpPerStream& of_axis = communicated[static_cast<std::size_t>(*axis)];
@@ -125,7 +125,7 @@ std::vector<OpPerStream> needed_ops(const Program& p, const std::vector<Expanded
     }
     latest_ops.keep_needed(all[i], need);
     latest_ops.add(all[i], index);
-    if (std::holds_alternative<Agree>(step.op)) agreed[own] = index;
+    if (std::holds_alternative<SetFlag>(step.op)) agreed[own] = index;
     needed.push_back(need);
   }
   return needed;

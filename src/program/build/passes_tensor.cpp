@@ -12,7 +12,7 @@ namespace molen::program::pass {
 namespace {
 
 struct Exchanging {
-  Moves moves{};
+  Payload payload{};
   std::int64_t layer = -1;
 };
 
@@ -29,13 +29,13 @@ Exchanges exchanges_of(const Program& p, const Compute& c) {
     const std::int64_t layer = layer_of(p, c, o);
     switch (o.exchange) {
       case Exchange::kGathers:
-        e.in.push_back({exchanged(o.value).moves, layer});
+        e.in.push_back({exchanged(o.value).payload, layer});
         break;
       case Exchange::kSums:
-        e.out = Exchanging{exchanged(o.value).moves, layer};
+        e.out = Exchanging{exchanged(o.value).payload, layer};
         break;
       case Exchange::kSideBySide:
-        e.out = Exchanging{Moves::kHead, layer};
+        e.out = Exchanging{Payload::kHead, layer};
         break;
       case Exchange::kNone:
       case Exchange::kGathered:
@@ -65,7 +65,7 @@ class Exchanger {
       for (Step& product : products) {
         steps_.push_back(product);
         // Gradients of weights stay on their rank.
-        if (e.out && c->pass != ComputePass::kWeights) sum(*e.out, product);
+        if (e.out && c->pass != Pass::kBackwardWeights) sum(*e.out, product);
       }
     }
     body.steps = std::move(steps_);
@@ -75,16 +75,16 @@ class Exchanger {
   // Returns the part once for each piece of its rows.
   std::vector<Step> pieces_of(const Step& step) {
     const auto& whole = std::get<Compute>(step.op);
-    if (!by_chunks(p_.setting.rows(), whole.part)) return {step};
+    if (!by_pieces(p_.setting.rows(), whole.part)) return {step};
     std::vector<Step> pieces;
-    for (const std::int64_t chunk : row_chunks(p_.setting.rows())) {
+    for (const std::int64_t chunk : pieces_of_rows(p_.setting.rows())) {
       Compute piece = whole;
-      piece.chunk = chunk;
+      piece.portion = chunk;
       Step made = detail::make_step(p_, piece, -1, step.phase, step.stream, suffix_of(p_, step));
       // Operands without a buffer for each piece keep the buffers of `step`, because recomputation may have moved them.
       const Signature of_piece = signature(p_, piece, -1);
       for (const Operand& o : of_piece.operands)
-        if (!chunk_apart(p_, o)) made.operand(o.arg) = step.operand(o.arg);
+        if (!piece_apart(p_, o)) made.operand(o.arg) = step.operand(o.arg);
       pieces.push_back(std::move(made));
     }
     return pieces;
@@ -93,7 +93,7 @@ class Exchanger {
   // Returns the pieces of rows that a step reads or writes: its own piece, or all pieces.
   std::vector<std::int64_t> chunks_of(const Step& step) const {
     const auto& c = std::get<Compute>(step.op);
-    return by_chunks(p_.setting.rows(), c.part) ? std::vector{c.chunk} : row_chunks(p_.setting.rows());
+    return by_pieces(p_.setting.rows(), c.part) ? std::vector{c.portion} : pieces_of_rows(p_.setting.rows());
   }
 
   static std::string suffix_of(const Program& p, const Step& step) {
@@ -109,7 +109,7 @@ class Exchanger {
   void gather(const Exchanging& e, Step& step) {
     std::map<int, int> own;  // one copy for all pieces that share a buffer
     for (const std::int64_t chunk : chunks_of(step)) {
-      Step gather = detail::make_step(p_, AllGather{Axis::kTp, e.moves, e.layer, chunk}, -1, step.phase,
+      Step gather = detail::make_step(p_, AllGather{Axis::kTp, e.payload, e.layer, chunk}, -1, step.phase,
                                       stream_of(Axis::kTp), suffix_of(p_, step));
       const int rows = gather.operand(Arg::kTo).buffer;
       if (!own.count(rows)) own[rows] = detail::copy_of(p_, rows, copies_[rows]++);
@@ -127,9 +127,9 @@ class Exchanger {
     if (chunk >= 0)
       for (auto step = steps_.end(); step != steps_.begin();) {
         const auto* sum = std::get_if<ReduceScatter>(&(--step)->op);
-        if (sum && sum->moves == e.moves && sum->layer == e.layer && sum->chunk == chunk) return step + 1;
+        if (sum && sum->payload == e.payload && sum->layer == e.layer && sum->portion == chunk) return step + 1;
         const auto* product = std::get_if<Compute>(&step->op);
-        if (product && !by_chunks(p_.setting.rows(), product->part)) break;
+        if (product && !by_pieces(p_.setting.rows(), product->part)) break;
       }
     return steps_.end();
   }
@@ -138,9 +138,9 @@ class Exchanger {
     const auto add = [&](Op op) {
       steps_.push_back(detail::make_step(p_, std::move(op), -1, step.phase, stream_of(Axis::kTp), suffix_of(p_, step)));
     };
-    if (e.moves == Moves::kHead) return add(AllGather{Axis::kTp, e.moves, e.layer});
-    if (!p_.setting.sharded_rows()) return add(AllReduce{Axis::kTp, e.moves, e.layer});
-    for (const std::int64_t chunk : chunks_of(step)) add(ReduceScatter{Axis::kTp, e.moves, e.layer, chunk});
+    if (e.payload == Payload::kHead) return add(AllGather{Axis::kTp, e.payload, e.layer});
+    if (!p_.setting.sharded_rows()) return add(AllReduce{Axis::kTp, e.payload, e.layer});
+    for (const std::int64_t chunk : chunks_of(step)) add(ReduceScatter{Axis::kTp, e.payload, e.layer, chunk});
   }
 
   Program& p_;
@@ -153,7 +153,7 @@ class Exchanger {
 Program exchange_tensors(Program p) {
   if (!p.setting.tensor()) return p;
   for (Body& body : p.bodies) Exchanger(p).run(body);
-  if (p.setting.chunked_rows()) detail::drop_unused_buffers(p);  // buffers of all rows, which are now in pieces
+  if (p.setting.rows_in_pieces()) detail::drop_unused_buffers(p);  // buffers of all rows, which are now in pieces
   return p;
 }
 

@@ -118,7 +118,7 @@ TEST(Recompute, RunsOnceAndAsLateAsBackwardAllows) {
     std::set<std::pair<Part, std::int64_t>> again;
     for (std::size_t k = 0; k < steps.size(); ++k) {
       const auto* c = std::get_if<Compute>(&steps[k].op);
-      if (!c || c->pass != ComputePass::kRecompute) continue;
+      if (!c || c->pass != Pass::kRecompute) continue;
       EXPECT_TRUE(again.emplace(c->part, c->layer).second) << "runs twice";
       std::size_t reader = k + 1;
       const auto reads = [&](const Step& step) {
@@ -128,7 +128,7 @@ TEST(Recompute, RunsOnceAndAsLateAsBackwardAllows) {
         return false;
       };
       while (!reads(steps[reader])) {
-        EXPECT_EQ(std::get<Compute>(steps[reader].op).pass, ComputePass::kRecompute) << "earlier than needed";
+        EXPECT_EQ(std::get<Compute>(steps[reader].op).pass, Pass::kRecompute) << "earlier than needed";
         ++reader;
       }
       EXPECT_EQ(std::get<Compute>(steps[reader].op).layer, c->layer);
@@ -154,7 +154,7 @@ TEST(Recompute, ReadingTooEarlyIsRefused) {
     const auto& steps = p.bodies.front().steps;
     for (std::size_t k = 0; k < steps.size(); ++k) {
       const auto* c = std::get_if<Compute>(&steps[k].op);
-      if (!c || c->pass != ComputePass::kRecompute) continue;
+      if (!c || c->pass != Pass::kRecompute) continue;
       std::size_t reader = k + 1;
       const auto reads = [&](const Step& step) {
         return std::any_of(step.operands.begin(), step.operands.end(), [&](const Use& r) {

@@ -57,7 +57,7 @@ TEST(Stages, EvaluateInTurn) {
         EXPECT_EQ(parse(print(p), "text"), p);
         for (const Expanded& e : expand(p))
           if (const auto* c = std::get_if<Compute>(&e.step->op)) {
-            EXPECT_EQ(c->pass, ComputePass::kForward);
+            EXPECT_EQ(c->pass, Pass::kForward);
             if (c->part == arch::Part::kAttention) layers.push_back(c->layer);
             heads += c->part == arch::Part::kHead;
           }
@@ -132,7 +132,7 @@ Program edited(const Program& p, const std::string& line, const std::string& fro
 TEST(Stages, OnlyTheTableIsOfBothEnds) {
   const Program p = build_stages(seven_layers(true), staged(2))[0];
   ASSERT_TRUE(verify(p).empty());
-  EXPECT_TRUE(finds(edited(p, "all_reduce axis=pp_ends", "updates=to:grad.embed", "updates=to:grad.layer.1"),
+  EXPECT_TRUE(finds(edited(p, "all_reduce axis=embedding", "updates=to:grad.embed", "updates=to:grad.layer.1"),
                     "the other end of the pipeline has no such gradient"));
 }
 

@@ -27,7 +27,7 @@ bool continues(const arch::Parameter& placed, const arch::Parameter& next) {
          (before == Role::kExpertDown && role == Role::kExpertDown);
 }
 
-Blocks block_of(arch::Role role) {
+Sublayer block_of(arch::Role role) {
   using arch::Role;
   switch (role) {
     case Role::kMlpNorm:
@@ -45,25 +45,25 @@ Blocks block_of(arch::Role role) {
     case Role::kSharedGate:
     case Role::kSharedUp:
     case Role::kSharedDown:
-      return Blocks::kMlp;
+      return Sublayer::kMlp;
     default:
-      return Blocks::kAttention;
+      return Sublayer::kAttention;
   }
 }
 
 // Appends the units of a chunk's layers. With `apart`, the experts of each layer are a unit of their own.
 void add_layers(const Chunk& chunk, std::int64_t unit_layers, bool apart, std::vector<Unit>& units) {
-  const auto add = [&](std::string name, std::int64_t first, std::int64_t end, Blocks blocks) {
+  const auto add = [&](std::string name, std::int64_t first, std::int64_t end, Sublayer sublayer) {
     Unit unit;
     unit.name = std::move(name);
     unit.first = first;
     unit.end = end;
-    unit.blocks = blocks;
+    unit.sublayer = sublayer;
     units.push_back(std::move(unit));
   };
   const auto add_experts = [&](std::int64_t first, std::int64_t end) {
     for (std::int64_t l = first; l < end && apart; ++l) {
-      add(fmt::format("layer.{}.experts", l), l, l + 1, Blocks::kMlp);
+      add(fmt::format("layer.{}.experts", l), l, l + 1, Sublayer::kMlp);
       units.back().experts = true;
     }
   };
@@ -71,10 +71,10 @@ void add_layers(const Chunk& chunk, std::int64_t unit_layers, bool apart, std::v
     const std::int64_t end = std::min(l + std::max<std::int64_t>(1, unit_layers), chunk.end);
     const std::string layer = "layer." + std::to_string(l);
     if (unit_layers == kHalfLayer) {
-      add(layer + ".attention", l, end, Blocks::kAttention);
-      add(layer + ".mlp", l, end, Blocks::kMlp);
+      add(layer + ".attention", l, end, Sublayer::kAttention);
+      add(layer + ".mlp", l, end, Sublayer::kMlp);
     } else {
-      add(end == l + 1 ? layer : fmt::format("layers.{}-{}", l, end - 1), l, end, Blocks::kBoth);
+      add(end == l + 1 ? layer : fmt::format("layers.{}-{}", l, end - 1), l, end, Sublayer::kBoth);
     }
     add_experts(l, end);
   }
@@ -252,7 +252,7 @@ mesh::Axes axes_of(Axis axis) {
     case Axis::kWorld:
       return mesh::Axes{}.complement();
     case Axis::kPp:
-    case Axis::kEnds:
+    case Axis::kEmbedding:
       return mesh::Axis::kPp;
     case Axis::kCp:
       return mesh::Axis::kCp;
@@ -268,25 +268,25 @@ mesh::Axes axes_of(Axis axis) {
 
 int group_size(const Grid& grid, Axis axis) {
   const int ranks = grid.along(axes_of(axis));
-  return axis == Axis::kEnds ? std::min(2, ranks) : ranks;
+  return axis == Axis::kEmbedding ? std::min(2, ranks) : ranks;
 }
 
 int data_rank(const Grid& grid, const mesh::PerAxis& at) {
   return position(grid, at, mesh::kDataParallel);
 }
 
-Bounds chunk_rows(const Rows& rows, std::int64_t chunk) {
+Bounds rows_of_piece(const Rows& rows, std::int64_t chunk) {
   if (chunk < 0) return {0, rows.count()};
   return arch::even_range(rows.count(), static_cast<int>(chunk), static_cast<int>(rows.pieces));
 }
 
 Bounds row_range(const Rows& rows, const Grid& grid, const mesh::PerAxis& at, std::int64_t chunk) {
   MOLEN_CHECK(chunk >= 0 || !rows.in_pieces(), "rows in {} pieces lie in no range of all", rows.pieces);
-  const auto [first, last] = chunk_rows(rows, chunk);
+  const auto [first, last] = rows_of_piece(rows, chunk);
   return arch::even_range(last - first, at[mesh::Axis::kTp], grid.sizes[mesh::Axis::kTp]);
 }
 
-std::vector<std::int64_t> row_chunks(const Rows& rows) {
+std::vector<std::int64_t> pieces_of_rows(const Rows& rows) {
   if (!rows.in_pieces()) return {-1};
   std::vector<std::int64_t> chunks(static_cast<std::size_t>(rows.pieces));
   std::iota(chunks.begin(), chunks.end(), 0);
@@ -304,7 +304,7 @@ std::int64_t first_kept_row(const Rows& rows, const Grid& grid, const mesh::PerA
 
 std::int64_t kept_rows(const Rows& rows, const Grid& grid, const mesh::PerAxis& at) {
   if (!rows.sharded) return rows.count();
-  const std::int64_t final_chunk = row_chunks(rows).back();
+  const std::int64_t final_chunk = pieces_of_rows(rows).back();
   const auto [first, last] = row_range(rows, grid, at, final_chunk);
   return first_kept_row(rows, grid, at, final_chunk) + last - first;
 }

@@ -46,13 +46,13 @@ struct UnitEntry {
 };
 
 // A layer consists of two residual blocks: norm_qkv, attention and out_projection; norm_up, activation and down.
-enum class Blocks { kBoth, kAttention, kMlp };
+enum class Sublayer { kBoth, kAttention, kMlp };
 
 struct Unit {
   std::string name;                   // "embed", "layer.3", "layers.4-6", "layer.3.attention", "layer.3.mlp",
                                       // "layer.3.experts", "final"
   std::int64_t first = -1, end = -1;  // a unit of layers has the layers [first, end)
-  Blocks blocks = Blocks::kBoth;
+  Sublayer sublayer = Sublayer::kBoth;
   // Whether the unit has the matrices of a layer's experts, and no other parameters. With several expert ranks, the
   // experts are a unit of their own, because each of these ranks has different experts.
   bool experts = false;
@@ -62,9 +62,9 @@ struct Unit {
   bool operator==(const Unit&) const = default;
   bool of_layers() const { return first >= 0; }
   bool has_whole() const;  // whether the unit has an entry that must not be divided
-  // Whether the unit has the parameters of one block of a layer; `block` is kAttention or kMlp.
-  bool has(std::int64_t layer, Blocks block) const {
-    return first <= layer && layer < end && (blocks == Blocks::kBoth || blocks == block);
+  // Whether the unit has the parameters of one sublayer of a layer; `sublayer` is kAttention or kMlp.
+  bool has(std::int64_t layer, Sublayer sublayer) const {
+    return first <= layer && layer < end && (this->sublayer == Sublayer::kBoth || this->sublayer == sublayer);
   }
 };
 
@@ -124,7 +124,7 @@ int data_rank(const Grid& grid, const mesh::PerAxis& coordinates);
 
 // Returns the tokens [first, second) of piece `chunk` of a micro-batch's rows (Rows::pieces), or all tokens when
 // `chunk` is -1. Piece 0 is the largest.
-std::pair<std::int64_t, std::int64_t> chunk_rows(const Rows& rows, std::int64_t chunk);
+std::pair<std::int64_t, std::int64_t> rows_of_piece(const Rows& rows, std::int64_t chunk);
 
 // Returns the rows [first, second) of a piece that the rank keeps of the residual stream under sequence parallelism,
 // counted from the first row of the piece. When tensor ranks sum, the rank adds to these rows the values that must be
@@ -133,7 +133,7 @@ std::pair<std::int64_t, std::int64_t> chunk_rows(const Rows& rows, std::int64_t 
 std::pair<std::int64_t, std::int64_t> row_range(const Rows& rows, const Grid& grid, const mesh::PerAxis& coordinates,
                                                 std::int64_t chunk = -1);
 // Returns the pieces of the rows: 0 to Rows::pieces - 1, or only -1 when rows are not cut.
-std::vector<std::int64_t> row_chunks(const Rows& rows);
+std::vector<std::int64_t> pieces_of_rows(const Rows& rows);
 // first_kept_row returns the position at which the rows of a piece begin among the rows that the rank keeps. kept_rows
 // returns the number of rows that the rank keeps in all.
 std::int64_t first_kept_row(const Rows& rows, const Grid& grid, const mesh::PerAxis& coordinates, std::int64_t chunk);

@@ -76,8 +76,8 @@ std::string_view name_of(Axis axis) {
       return "world";
     case Axis::kPp:
       return "pp";
-    case Axis::kEnds:
-      return "pp_ends";
+    case Axis::kEmbedding:
+      return "embedding";
     case Axis::kCp:
       return "cp";
     case Axis::kEp:
@@ -97,11 +97,11 @@ std::string_view name_of(Range range) {
   static constexpr std::array<std::string_view, 4> kNames{"all", "shard", "own", "replicated"};
   return kNames.at(static_cast<std::size_t>(range));
 }
-std::string_view name_of(Moves moves) {
-  static constexpr std::array<std::string_view, kAllMoves.size()> kNames{
+std::string_view name_of(Payload payload) {
+  static constexpr std::array<std::string_view, kAllPayloads.size()> kNames{
       "unit", "x",   "mid",  "d_x",    "d_mid",   "head",        "keys",       "d_keys",       "qkv",          "attn",
       "up",   "act", "load", "counts", "offsets", "expert_rows", "expert_out", "d_expert_out", "d_expert_rows"};
-  return kNames.at(static_cast<std::size_t>(moves));
+  return kNames.at(static_cast<std::size_t>(payload));
 }
 std::string_view name_of(UpdateStage stage) {
   switch (stage) {
@@ -135,17 +135,17 @@ std::string_view name_of(Flag) {
   return "non_finite";
 }
 
-std::string_view name_of(ComputePass pass) {
+std::string_view name_of(Pass pass) {
   switch (pass) {
-    case ComputePass::kForward:
+    case Pass::kForward:
       return "forward";
-    case ComputePass::kBackward:
+    case Pass::kBackward:
       return "backward";
-    case ComputePass::kRecompute:
+    case Pass::kRecompute:
       return "recompute";
-    case ComputePass::kInput:
+    case Pass::kBackwardInput:
       return "backward_input";
-    case ComputePass::kWeights:
+    case Pass::kBackwardWeights:
       return "backward_weights";
   }
   throw Error("unknown pass {}", static_cast<int>(pass));
@@ -177,12 +177,12 @@ std::string kind_of(const Op& op) {
                         [](const AllToAll&) { return std::string("all_to_all"); },
                         [](const Send&) { return std::string("send"); },
                         [](const Receive&) { return std::string("receive"); },
-                        [](const Shift&) { return std::string("shift"); },
+                        [](const RingExchange&) { return std::string("ring_exchange"); },
                         [](const CopyToHost&) { return std::string("copy_to_host"); },
                         [](const CopyToDevice&) { return std::string("copy_to_device"); },
                         [](const Cast&) { return std::string("cast"); },
                         [](const ReduceScalars&) { return std::string("reduce_scalars"); },
-                        [](const Agree&) { return std::string("agree"); },
+                        [](const SetFlag&) { return std::string("set_flag"); },
                     },
                     op);
 }
@@ -190,8 +190,8 @@ std::string kind_of(const Op& op) {
 bool is_communication(const Op& op) {
   return std::holds_alternative<AllReduce>(op) || std::holds_alternative<ReduceScatter>(op) ||
          std::holds_alternative<AllGather>(op) || std::holds_alternative<AllToAll>(op) ||
-         std::holds_alternative<Send>(op) || std::holds_alternative<Receive>(op) || std::holds_alternative<Shift>(op) ||
-         std::holds_alternative<ReduceScalars>(op);
+         std::holds_alternative<Send>(op) || std::holds_alternative<Receive>(op) ||
+         std::holds_alternative<RingExchange>(op) || std::holds_alternative<ReduceScalars>(op);
 }
 
 bool is_copy(const Op& op) {

@@ -23,10 +23,11 @@ namespace molen::program {
 // Named groups of ranks along the mesh's axes. kDp joins kReplicate and kShard: it is the group of all ranks that hold
 // the same parameters. Context ranks and expert ranks belong to kDp, and kShard consists of dp_shard, ep and cp.
 // kExpertDp and kExpertShard are the same two groups for the experts of a layer. They leave out ep, because expert
-// ranks hold different experts. kEnds are the first and the last stage of a pipeline, which share a tied embedding.
-enum class Axis { kDp, kShard, kReplicate, kTp, kWorld, kPp, kEnds, kCp, kEp, kExpertDp, kExpertShard };
+// ranks hold different experts. kEmbedding are the first and the last stage of a pipeline, which share a tied
+// embedding.
+enum class Axis { kDp, kShard, kReplicate, kTp, kWorld, kPp, kEmbedding, kCp, kEp, kExpertDp, kExpertShard };
 inline constexpr std::array kAllAxes{Axis::kDp,    Axis::kShard,    Axis::kReplicate,  Axis::kTp,
-                                     Axis::kWorld, Axis::kPp,       Axis::kEnds,       Axis::kCp,
+                                     Axis::kWorld, Axis::kPp,       Axis::kEmbedding,  Axis::kCp,
                                      Axis::kEp,    Axis::kExpertDp, Axis::kExpertShard};
 // Returns the group that includes the expert ranks for a group of the ranks of a layer's experts (kDp for kExpertDp,
 // kShard for kExpertShard), and any other axis unchanged.
@@ -60,7 +61,7 @@ constexpr Stream stream_of(Axis axis) {
     case Axis::kEp:
       return Stream::kEpComm;
     case Axis::kPp:
-    case Axis::kEnds:
+    case Axis::kEmbedding:
       return Stream::kPpComm;
     default:
       return Stream::kDpComm;
@@ -130,31 +131,23 @@ struct Use {
   bool operator==(const Use&) const = default;
 };
 
-// kInput and kWeights are the halves of a backward. kInput makes the gradient that the previous part waits for, and the
-// gradients of norm weights. kWeights makes the gradients of matrices.
-enum class ComputePass { kForward, kBackward, kRecompute, kInput, kWeights };
-inline constexpr std::array kAllComputePasses{ComputePass::kForward, ComputePass::kBackward, ComputePass::kRecompute,
-                                              ComputePass::kInput, ComputePass::kWeights};
-// Whether the pass makes gradients.
-constexpr bool is_backward(ComputePass pass) {
-  return pass == ComputePass::kBackward || pass == ComputePass::kInput || pass == ComputePass::kWeights;
-}
+using arch::Pass;
 
 // One part of the model (arch/parts.h) for one micro-batch.
 struct Compute {
   arch::Part part{};
-  ComputePass pass{};
+  Pass pass{};
   std::int64_t layer = -1;  // -1 for a part outside the layers
-  // The index of the op among several of one part: for the head, the chunk of Setting::head_chunk tokens; for attention
-  // in a ring, the step; for a product beside a tensor-parallel exchange, the piece of Setting::tensor_chunks; for a
-  // part of the experts beside the exchange of expert ranks, the tile of Setting::expert_tiles.
-  std::int64_t chunk = -1;
+  // The number of the op among several that share the work of one part, or -1. A text has a word for each
+  // (portion_word): the chunk of the head (Setting::head_chunk), the step of attention in a ring, the piece of the rows
+  // (Setting::tensor_chunks), or the tile of the experts (Setting::expert_tiles).
+  std::int64_t portion = -1;
   bool operator==(const Compute&) const = default;
 };
-// Loads the next micro-batch of this rank from the data loader. With `uncounted`, this op does not count the valid
-// tokens, because the stage that has the head counts them.
+// Loads the next micro-batch of this rank from the data loader. Without `counts_tokens`, this op does not count the
+// valid tokens, because the stage that has the head counts them.
 struct LoadBatch {
-  bool uncounted = false;
+  bool counts_tokens = true;
   bool operator==(const LoadBatch&) const = default;
 };
 struct ZeroFill {
@@ -188,7 +181,7 @@ struct OptimizerStep {
 // sequence, and the numbers of its choices. Expert ranks exchange the offset at which the rows of each expert begin in
 // expert order, the rows on their way to the experts and back, and the gradients of these rows. Copies move the values
 // that a layer keeps for backward: its input, its middle, and the results of its parts (kQkv to kActivation).
-enum class Moves {
+enum class Payload {
   kUnit,
   kResidual,
   kMid,
@@ -209,39 +202,39 @@ enum class Moves {
   kDExpertOut,
   kDExpertRows
 };
-inline constexpr std::array kAllMoves{Moves::kUnit,      Moves::kResidual,   Moves::kMid,        Moves::kDResidual,
-                                      Moves::kDMid,      Moves::kHead,       Moves::kKeys,       Moves::kDKeys,
-                                      Moves::kQkv,       Moves::kAttention,  Moves::kUp,         Moves::kActivation,
-                                      Moves::kLoad,      Moves::kCounts,     Moves::kOffsets,    Moves::kExpertRows,
-                                      Moves::kExpertOut, Moves::kDExpertOut, Moves::kDExpertRows};
+inline constexpr std::array kAllPayloads{
+    Payload::kUnit,       Payload::kResidual,   Payload::kMid,        Payload::kDResidual,  Payload::kDMid,
+    Payload::kHead,       Payload::kKeys,       Payload::kDKeys,      Payload::kQkv,        Payload::kAttention,
+    Payload::kUp,         Payload::kActivation, Payload::kLoad,       Payload::kCounts,     Payload::kOffsets,
+    Payload::kExpertRows, Payload::kExpertOut,  Payload::kDExpertOut, Payload::kDExpertRows};
 // Values that only models with sparse layers have.
-inline constexpr std::array kMovesOfExperts{Moves::kLoad,       Moves::kCounts,    Moves::kOffsets,
-                                            Moves::kExpertRows, Moves::kExpertOut, Moves::kDExpertOut,
-                                            Moves::kDExpertRows};
+inline constexpr std::array kPayloadsOfExperts{Payload::kLoad,       Payload::kCounts,    Payload::kOffsets,
+                                               Payload::kExpertRows, Payload::kExpertOut, Payload::kDExpertOut,
+                                               Payload::kDExpertRows};
 // Values that a layer keeps for backward and that may be offloaded to the host until then
 // (Setting::offload.activations).
-inline constexpr std::array kKeptForBackward{Moves::kResidual,  Moves::kMid, Moves::kQkv,
-                                             Moves::kAttention, Moves::kUp,  Moves::kActivation};
+inline constexpr std::array kKeptForBackward{Payload::kResidual,  Payload::kMid, Payload::kQkv,
+                                             Payload::kAttention, Payload::kUp,  Payload::kActivation};
 
 struct AllReduce {
   Axis axis{};
-  Moves moves = Moves::kUnit;
+  Payload payload = Payload::kUnit;
   std::int64_t layer = -1;  // layer of the moved value; for kHead, the chunk
   bool operator==(const AllReduce&) const = default;
 };
 // Leaves this rank's part of the sum of `from` in `to`. The contents of `from` are arbitrary afterwards.
 struct ReduceScatter {
   Axis axis{};
-  Moves moves = Moves::kUnit;
+  Payload payload = Payload::kUnit;
   std::int64_t layer = -1;
-  std::int64_t chunk = -1;  // rows between tensor ranks: the piece of Setting::tensor_chunks, or -1 for all rows
+  std::int64_t portion = -1;  // rows between tensor ranks: the piece of Setting::tensor_chunks, or -1 for all rows
   bool operator==(const ReduceScatter&) const = default;
 };
 struct AllGather {
   Axis axis{};
-  Moves moves = Moves::kUnit;
+  Payload payload = Payload::kUnit;
   std::int64_t layer = -1;
-  std::int64_t chunk = -1;  // as in ReduceScatter
+  std::int64_t portion = -1;  // as in ReduceScatter
   bool operator==(const AllGather&) const = default;
 };
 // Sends rows between expert ranks. kExpertRows and kDExpertOut go to the experts: the rows leave this rank in expert
@@ -249,22 +242,22 @@ struct AllGather {
 // kDExpertRows go the same way back. The number of rows is data: the offsets of all ranks determine it.
 struct AllToAll {
   Axis axis{};
-  Moves moves = Moves::kExpertRows;
+  Payload payload = Payload::kExpertRows;
   std::int64_t layer = -1;
-  std::int64_t chunk = -1;  // the tile of Setting::expert_tiles whose rows are sent, or -1 for all rows
-  bool home() const { return moves == Moves::kExpertOut || moves == Moves::kDExpertRows; }
+  std::int64_t portion = -1;  // the tile of Setting::expert_tiles whose rows are sent, or -1 for all rows
+  bool home() const { return payload == Payload::kExpertOut || payload == Payload::kDExpertRows; }
   bool operator==(const AllToAll&) const = default;
 };
 // Send and Receive pass one value to and from the pipeline stage `peer`, at the same place along all other axes. The
 // value is a layer's input (kResidual) for one micro-batch, or its gradient (kDResidual).
 struct Send {
-  Moves moves = Moves::kResidual;
+  Payload payload = Payload::kResidual;
   std::int64_t layer = -1;
   int peer = -1;
   bool operator==(const Send&) const = default;
 };
 struct Receive {
-  Moves moves = Moves::kResidual;
+  Payload payload = Payload::kResidual;
   std::int64_t layer = -1;
   int peer = -1;
   bool operator==(const Receive&) const = default;
@@ -272,23 +265,23 @@ struct Receive {
 // Sends to the next rank along the axis and receives from the previous one. kKeys moves the keys and values of a layer
 // around a ring; kDKeys moves the gradients that travel with them. `step`, from 1 to the number of ranks of the axis,
 // counts the hops so far. After the last step each gradient is on the rank of its keys.
-struct Shift {
+struct RingExchange {
   Axis axis{};
-  Moves moves = Moves::kKeys;
+  Payload payload = Payload::kKeys;
   std::int64_t layer = -1;
   std::int64_t step = 1;
-  bool operator==(const Shift&) const = default;
+  bool operator==(const RingExchange&) const = default;
 };
 // Copies between device and host memory (Setting::offload). A copy to the host moves the part of a unit's gradient
 // (kUnit) that this rank updates, or a value that a layer keeps for backward. A copy to the device moves a unit's
 // parameters, or a kept value.
 struct CopyToHost {
-  Moves moves = Moves::kUnit;
+  Payload payload = Payload::kUnit;
   std::int64_t layer = -1;
   bool operator==(const CopyToHost&) const = default;
 };
 struct CopyToDevice {
-  Moves moves = Moves::kUnit;
+  Payload payload = Payload::kUnit;
   std::int64_t layer = -1;
   bool operator==(const CopyToDevice&) const = default;
 };
@@ -308,14 +301,14 @@ struct ReduceScalars {
 };
 // A flag that every rank computes from reduced scalars, so that all ranks agree on it.
 enum class Flag { kNonFinite };
-struct Agree {
+struct SetFlag {
   Flag flag{};
-  bool operator==(const Agree&) const = default;
+  bool operator==(const SetFlag&) const = default;
 };
 
-using Op =
-    std::variant<Compute, LoadBatch, ZeroFill, SumSquares, ClipScale, OptimizerStep, AllReduce, ReduceScatter,
-                 AllGather, AllToAll, Send, Receive, Shift, CopyToHost, CopyToDevice, Cast, ReduceScalars, Agree>;
+using Op = std::variant<Compute, LoadBatch, ZeroFill, SumSquares, ClipScale, OptimizerStep, AllReduce, ReduceScatter,
+                        AllGather, AllToAll, Send, Receive, RingExchange, CopyToHost, CopyToDevice, Cast, ReduceScalars,
+                        SetFlag>;
 
 // Places in the `scalars` buffer (fp64). The first three are sums over ranks after ReduceScalars has run. The last
 // three are also such sums, over valid tokens and sparse layers; only models with sparse layers have them. kDropped
@@ -430,10 +423,10 @@ struct Step {
 std::string_view name_of(Phase phase);
 std::string_view name_of(Stream stream);
 std::string_view name_of(Axis axis);
-std::string_view name_of(Access access);  // "reads", "consumes", "updates", "writes"
-std::string_view name_of(Range range);    // "all", "shard", "own", "replicated"
-std::string_view name_of(Moves moves);    // "unit"; "head" for kHeadSums; else the value's name: "x", "mid", ...
-std::string_view name_of(ComputePass pass);
+std::string_view name_of(Access access);    // "reads", "consumes", "updates", "writes"
+std::string_view name_of(Range range);      // "all", "shard", "own", "replicated"
+std::string_view name_of(Payload payload);  // "unit"; "head" for kHeadSums; else the value's name: "x", "mid", ...
+std::string_view name_of(Pass pass);
 std::string_view name_of(Flag flag);
 std::string_view name_of(Epilogue epilogue);  // "add", "copy", "pack", "unpack", "assemble"
 std::string_view name_of(UpdateStage stage);  // "whole", "direction", "apply"

@@ -8,6 +8,7 @@
 
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
+#include "program/values/of_op.h"
 #include "program/values/optimizer.h"
 
 namespace molen::program {
@@ -61,7 +62,7 @@ std::string sharding_text(const Setting& s) {
   if (s.context()) text += fmt::format(", {} context ranks{}", s.context_ranks(), s.ring() ? " in a ring" : "");
   if (s.tensor())
     text += fmt::format(", {} tensor ranks{}", s.tensor_ranks(), s.sequence_parallel ? ", sequence parallel" : "");
-  if (s.chunked_rows()) text += fmt::format(" in {} pieces", s.tensor_chunks);
+  if (s.rows_in_pieces()) text += fmt::format(" in {} pieces", s.tensor_chunks);
   if (s.pipelined()) {
     text += fmt::format(", {} stages, {}", s.stages(), name_of(s.pipeline.schedule));
     if (s.pipeline.chunks > 1) text += fmt::format(" of {} chunks each", s.pipeline.chunks);
@@ -88,7 +89,7 @@ void check_pieces(const Setting& s) {
     throw UsageError(
         "parallel.tensor_chunks: rows can travel in pieces only with sequence parallelism; set parallel.sequence = "
         "true");
-  if (s.chunked_rows() && s.tokens() / s.tensor_chunks < s.tensor_ranks())
+  if (s.rows_in_pieces() && s.tokens() / s.tensor_chunks < s.tensor_ranks())
     throw UsageError(
         "parallel.tensor_chunks: {} tokens of a micro-batch in {} pieces have no row for each of {} tensor "
         "ranks",
@@ -212,13 +213,13 @@ std::string text_of(const Program& p, const Expanded& e) {
   text.pop_back();  // the parenthesis, before more of the op
   if (const auto* c = std::get_if<Compute>(&e.step->op); c && c->layer >= 0)
     text += fmt::format(", layer {}", c->layer);
-  const auto piece = std::visit(
+  const auto portion = std::visit(
       [](const auto& op) -> std::int64_t {
-        if constexpr (requires { op.chunk; }) return op.chunk;
+        if constexpr (requires { op.portion; }) return op.portion;
         return -1;
       },
       e.step->op);
-  if (piece >= 0) text += fmt::format(", chunk {}", piece);
+  if (portion >= 0) text += fmt::format(", {} {}", portion_word(e.step->op), portion);
   if (e.micro_batch >= 0) text += fmt::format(", micro-batch {}", e.micro_batch);
   return text + ")";
 }

@@ -51,7 +51,7 @@ struct Buffer {
   int unit = -1;               // index of its unit, for values of units
   std::int64_t layer = -1;     // -1: of no layer, or of several layers in turn
   std::string slot;            // distinguishes buffers that layers share: "fwd", "re"; in a ring, "0" and "1"
-  std::int64_t chunk = -1;     // the piece of rows that it is for (Setting::tensor_chunks)
+  std::int64_t portion = -1;   // the piece of rows that it is for (Setting::tensor_chunks)
   int copy = 0;                // number among the copies that hold the same value at different times
   Range extent = Range::kAll;  // the part of its unit that it holds
   Bytes bytes() const { return Bytes(elements * size_of(dtype)); }
@@ -160,7 +160,7 @@ struct Setting {
   // are smaller by a factor of expert_ranks().
   int shards() const { return mesh[mesh::Axis::kDpShard] * expert_ranks() * context_ranks(); }
   int replicas() const { return mesh[mesh::Axis::kDpReplicate]; }
-  int holders() const { return shards() * replicas(); }
+  int replica_group_size() const { return shards() * replicas(); }
   arch::Kernels kernels_of(arch::Part part) const {
     const auto other = other_kernels.find(part);
     return other == other_kernels.end() ? kernels : other->second;
@@ -176,7 +176,7 @@ struct Setting {
   int tensor_ranks() const { return mesh[mesh::Axis::kTp]; }
   bool tensor() const { return tensor_ranks() > 1; }
   bool sharded_rows() const { return tensor() && sequence_parallel; }  // of the residual stream
-  bool chunked_rows() const { return sharded_rows() && tensor_chunks > 1; }
+  bool rows_in_pieces() const { return sharded_rows() && tensor_chunks > 1; }
   // Whether gradients are computed from a scaled loss, so that small values stay within the range of fp16
   // (optim/loss_scale.h).
   bool scales_loss() const { return compute == DType::kF16 || reduce == DType::kF16; }
@@ -191,14 +191,14 @@ struct Setting {
     for (const int size : mesh.values) product *= size;
     return product;
   }
-  bool owns_part() const { return zero >= 1 && holders() > 1; }  // of the optimizer states
+  bool owns_part() const { return zero >= 1 && replica_group_size() > 1; }  // of the optimizer states
   bool sharded_gradients() const { return zero >= 2 && shards() > 1; }
   bool sharded_parameters() const { return zero >= 3 && shards() > 1; }
   // Whether a micro-batch's complete gradient moves from its whole buffer to the place where all micro-batches are
   // summed.
-  bool gradients_leave() const { return sharded_gradients() || offload.gradients; }
+  bool reduces_each_micro_batch() const { return sharded_gradients() || offload.gradients; }
   // Whether whole parameters are on the device only while ops use them.
-  bool parameters_come() const { return sharded_parameters() || offload.parameters; }
+  bool materializes_parameters() const { return sharded_parameters() || offload.parameters; }
   // Whether the optimizer updates other weights than those that compute uses, because they have another type or are on
   // the host.
   bool has_master() const { return master != compute || (offload.optimizer && !offload.parameters); }

@@ -16,7 +16,7 @@ std::vector<int> stages_of(const Program& p, const Op& op) {
   const int mine = stage_shown(p), last = p.grid.sizes[mesh::Axis::kPp] - 1;
   const auto over = [&](Axis axis) {
     std::vector<int> stages;
-    if (axis == Axis::kEnds) stages = {0, last};
+    if (axis == Axis::kEmbedding) stages = {0, last};
     if (axis == Axis::kPp)
       for (int s = 0; s <= last; ++s) stages.push_back(s);
     return stages;

@@ -72,7 +72,7 @@ std::vector<Gap> without(const std::vector<Gap>& idle, const std::vector<Expande
 // Whether the op communicates between stages of a pipeline.
 bool between_stages(const Setting& s, const Step& step) {
   const auto axis = axis_of(step.op);
-  return s.pipelined() && axis && (*axis == Axis::kPp || *axis == Axis::kEnds || *axis == Axis::kWorld);
+  return s.pipelined() && axis && (*axis == Axis::kPp || *axis == Axis::kEmbedding || *axis == Axis::kWorld);
 }
 
 }  // namespace

@@ -77,7 +77,7 @@ TEST(PhaseSeconds, WithoutAPipelineThereIsNoBubble) {
 TEST(PhaseSeconds, OfAPipelineTheWaitingForOtherStages) {
   const auto between = [](const Step& s) {
     const auto axis = axis_of(s.op);
-    return axis && (*axis == Axis::kPp || *axis == Axis::kWorld || *axis == Axis::kEnds);
+    return axis && (*axis == Axis::kPp || *axis == Axis::kWorld || *axis == Axis::kEmbedding);
   };
   for (const int stage : {0, 1}) {
     auto s = timeline_setting(2, 2);
@@ -205,12 +205,12 @@ TEST(Comparison, AnEpilogueHasARowOfItsOwn) {
 
 TEST(Comparison, TheTable) {
   Comparison c;
-  c.rows = {{"all_reduce", 2, 3.0, 4.0, 0.5, 2048}, {"agree", 1, 0.5, 0.0, 0.0, 0}};
+  c.rows = {{"all_reduce", 2, 3.0, 4.0, 0.5, 2048}, {"set_flag", 1, 0.5, 0.0, 0.0, 0}};
   c.predicted_step_s = 6.0, c.measured_step_s = 4.0;
   EXPECT_EQ(to_table(c),
             "op                            count  predicted   measured    error    waiting      bytes\n"
             "all_reduce                        2     3.00 s     4.00 s   -25.0%   500.0 ms   2.00 KiB\n"
-            "agree                             1   500.0 ms     0.0 us        -          -          -\n"
+            "set_flag                          1   500.0 ms     0.0 us        -          -          -\n"
             "step                              3     6.00 s     4.00 s   +50.0%          -          -\n");
 }
 

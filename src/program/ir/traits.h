@@ -33,7 +33,7 @@ struct Traits {
   // As in Setting.
   int shards() const { return grid.along(mesh::kShards); }
   int replicas() const { return ranks(mesh::Axis::kDpReplicate); }
-  int holders() const { return shards() * replicas(); }
+  int replica_group_size() const { return shards() * replicas(); }
   int context_ranks() const { return ranks(mesh::Axis::kCp); }
   bool context() const { return context_ranks() > 1; }
   bool ring() const { return context() && in_a_ring; }
@@ -50,8 +50,8 @@ struct Traits {
   bool sharded_parameters() const { return sharded_gradients() && parameters_cut; }
   // Whether optimizer states are cut more finely than sharded gradients: over the replicas too.
   bool owns_part_of_shard() const { return sharded_gradients() && !(grid.own == grid.shard); }
-  bool gradients_leave() const { return sharded_gradients() || offload.gradients; }
-  bool parameters_come() const { return sharded_parameters() || offload.parameters; }
+  bool reduces_each_micro_batch() const { return sharded_gradients() || offload.gradients; }
+  bool materializes_parameters() const { return sharded_parameters() || offload.parameters; }
   bool narrow_over(Axis axis) const {
     const Axis of = without_experts(axis);
     return size_of(message) < 4 && (of == Axis::kDp || of == Axis::kShard || of == Axis::kReplicate);

@@ -104,7 +104,7 @@ Operand in_step(const Compute& c, Value value, i64 step) {
 // The last step finishes a sum in place, except for a sum that is wider than the result: it is rounded into another
 // buffer.
 std::vector<Operand> ring_forward(const Traits& t, const Compute& c) {
-  const i64 l = c.layer, i = c.chunk;
+  const i64 l = c.layer, i = c.portion;
   const bool last = i + 1 == t.context_ranks();
   const Operand y = last ? Operand{Value::kAttention, l} : in_step(c, Value::kAttentionPart, i);
   const Operand lse = last ? Operand{Value::kLse, l} : in_step(c, Value::kLsePart, i);
@@ -121,7 +121,7 @@ std::vector<Operand> ring_forward(const Traits& t, const Compute& c) {
 }
 
 std::vector<Operand> ring_backward(const Compute& c) {
-  const i64 l = c.layer, i = c.chunk;
+  const i64 l = c.layer, i = c.portion;
   std::vector<Operand> operands{
       operand::reads(Arg::kDY, {Value::kDAttention, l}), operand::reads(Arg::kQkv, {Value::kQkv, l}),
       operand::reads(Arg::kY, {Value::kAttention, l}), operand::reads(Arg::kLse, {Value::kLse, l})};
@@ -136,7 +136,7 @@ std::vector<Operand> ring_backward(const Compute& c) {
 }
 
 std::vector<Operand> attention_step(const Program& p, const Traits& t, const Compute& c) {
-  std::vector<Operand> operands = program::is_backward(c.pass) ? ring_backward(c) : ring_forward(t, c);
+  std::vector<Operand> operands = arch::is_backward(c.pass) ? ring_backward(c) : ring_forward(t, c);
   if (p.arch.position == arch::Position::kAlibi)
     operands.insert(operands.begin() + 1, operand::reads(Arg::kSlopes, {Value::kSlopes}));
   if (t.documents) operands.insert(operands.begin() + 1, operand::reads(Arg::kDocuments, {Value::kDocuments}));
@@ -147,7 +147,7 @@ std::vector<Operand> attention_step(const Program& p, const Traits& t, const Com
 // of all these ranks. The keys are either gathered (replicated), or each step of a ring has the keys of another rank;
 // the sums are then pending until the last step. An op without keys of other ranks needs whole sequences.
 std::vector<OperandRule> attention_types(const Compute& c, int context_ranks, bool keys) {
-  const bool ring = c.chunk >= 0, whole = !ring || c.chunk + 1 == context_ranks;
+  const bool ring = c.portion >= 0, whole = !ring || c.portion + 1 == context_ranks;
   const auto partial = [](Arg arg, AxisType left) {
     return over_context(retypes(arg, kOfHeads, kOfHeads), kPartial, left);
   };
@@ -156,7 +156,7 @@ std::vector<OperandRule> attention_types(const Compute& c, int context_ranks, bo
   std::vector<OperandRule> rules{
       qkv, takes(Arg::kDocuments, {kInvariant}),
       over_context(takes(Arg::kKeys, {kOfHeads}), ring ? kVarying : kReplicated, ring ? kVarying : kReplicated)};
-  if (program::is_backward(c.pass))
+  if (arch::is_backward(c.pass))
     rules.insert(rules.end(), {takes(Arg::kDY, {kOfHeads}), takes(Arg::kY, {kOfHeads}), takes(Arg::kLse, {kOfHeads}),
                                partial(Arg::kDQkv, kPartial), partial(Arg::kDKeys, kPartial)});
   else

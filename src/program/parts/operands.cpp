@@ -90,10 +90,10 @@ void add_operand(const Program& p, const Traits& t, const Compute& c, int unit, 
 
 }  // namespace
 
-const Exchanged& exchanged(Moves moves) {
+const Exchanged& exchanged(Payload payload) {
   for (const Exchanged& e : kExchanged)
-    if (e.moves == moves) return e;
-  throw Error("tensor ranks exchange no {} so", name_of(moves));
+    if (e.payload == payload) return e;
+  throw Error("tensor ranks exchange no {} so", name_of(payload));
 }
 
 const Exchanged& exchanged(Value kept) {
@@ -102,18 +102,18 @@ const Exchanged& exchanged(Value kept) {
   throw Error("tensor ranks exchange no {}", name_of(kept));
 }
 
-const std::vector<PartOperand>& operands_declared(const PartDeclaration& part, ComputePass pass) {
+const std::vector<PartOperand>& operands_declared(const PartDeclaration& part, Pass pass) {
   switch (pass) {
-    case ComputePass::kForward:
-    case ComputePass::kRecompute:
+    case Pass::kForward:
+    case Pass::kRecompute:
       return part.forward;
-    case ComputePass::kInput:
+    case Pass::kBackwardInput:
       if (part.halves) return part.input;
       break;
-    case ComputePass::kWeights:
+    case Pass::kBackwardWeights:
       if (!part.halves) throw Error("part {} has no weights' half of its backward", arch::name_of(part.part));
       return part.weights;
-    case ComputePass::kBackward:
+    case Pass::kBackward:
       break;
   }
   if (part.backward.empty()) throw Error("part {} has no backward", arch::name_of(part.part));
@@ -128,7 +128,7 @@ std::int64_t layer_of(const Program& p, const Compute& c, const PartOperand& o) 
     case ValueClass::kKeys:
       return (declaration_of(c.part).standing == Standing::kAfter ? p.arch.layers : c.layer) + o.after;
     case ValueClass::kHead:
-      return c.chunk;
+      return c.portion;
     default:
       return -1;
   }
@@ -136,7 +136,7 @@ std::int64_t layer_of(const Program& p, const Compute& c, const PartOperand& o) 
 
 std::vector<Operand> operands_of(const Program& p, const Traits& t, const Compute& c, int unit) {
   const PartDeclaration& part = declaration_of(c.part);
-  if (part.ring_step && c.chunk >= 0) return part.ring_step(p, t, c);
+  if (part.ring_step && c.portion >= 0) return part.ring_step(p, t, c);
   const std::vector<PartOperand>& declared = operands_declared(part, c.pass);
   std::vector<Operand> operands;
   operands.reserve(declared.size() + 1);

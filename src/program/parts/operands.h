@@ -77,20 +77,20 @@ struct PartOperand {
 // The three forms of a value of the residual stream that tensor ranks exchange: the kept value (whole, or the rank's
 // rows), a term of a sum, and the rows of all ranks.
 struct Exchanged {
-  Moves moves{};
+  Payload payload{};
   Value kept{}, sum{}, rows{};
 };
 inline constexpr std::array kExchanged{
-    Exchanged{Moves::kResidual, Value::kResidual, Value::kResidualSum, Value::kResidualRows},
-    Exchanged{Moves::kMid, Value::kMid, Value::kMidSum, Value::kMidRows},
-    Exchanged{Moves::kDResidual, Value::kDResidual, Value::kDResidualSum, Value::kDResidualRows},
-    Exchanged{Moves::kDMid, Value::kDMid, Value::kDMidSum, Value::kDMidRows}};
+    Exchanged{Payload::kResidual, Value::kResidual, Value::kResidualSum, Value::kResidualRows},
+    Exchanged{Payload::kMid, Value::kMid, Value::kMidSum, Value::kMidRows},
+    Exchanged{Payload::kDResidual, Value::kDResidual, Value::kDResidualSum, Value::kDResidualRows},
+    Exchanged{Payload::kDMid, Value::kDMid, Value::kDMidSum, Value::kDMidRows}};
 // Return the forms of such a value. Throw Error for a value that tensor ranks do not exchange in this way.
-const Exchanged& exchanged(Moves moves);
+const Exchanged& exchanged(Payload payload);
 const Exchanged& exchanged(Value kept);
 
 // Returns the declared operands of a pass. Throws Error when the part has no such pass.
-const std::vector<PartOperand>& operands_declared(const PartDeclaration& part, ComputePass pass);
+const std::vector<PartOperand>& operands_declared(const PartDeclaration& part, Pass pass);
 // Returns the layer that an operand of a part's step belongs to, as in Operand. The operand must not be a value of a
 // unit.
 std::int64_t layer_of(const Program& program, const Compute& step, const PartOperand& operand);

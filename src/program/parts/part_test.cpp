@@ -37,13 +37,13 @@ TEST(Parts, EachOperandHasATypeRule) {
   for (const Part part : arch::kAllParts) {
     const PartDeclaration& d = declaration_of(part);
     SCOPED_TRACE(arch::name_of(part));
-    const auto rules = [&](ComputePass pass) {
+    const auto rules = [&](Pass pass) {
       if (d.context_types) return d.context_types(Compute{part, pass, 0, -1}, 1, false);
       return is_backward(pass) ? d.backward_types : d.forward_types;
     };
-    for (const ComputePass pass : kAllComputePasses) {
+    for (const Pass pass : arch::kAllPasses) {
       if (is_backward(pass) && !d.has_backward()) continue;
-      if (pass == ComputePass::kWeights && !d.halves) continue;
+      if (pass == Pass::kBackwardWeights && !d.halves) continue;
       for (const PartOperand& o : operands_declared(d, pass)) {
         if (!of_activations(o)) continue;
         EXPECT_TRUE(has_rule(rules(pass), o.arg)) << name_of(pass) << " " << name_of(o.arg);
@@ -89,7 +89,7 @@ void expect_forward_reads_what_is_made(const arch::Architecture& a) {
     p.arch = a;
     const auto run = [&](arch::Parts parts, std::int64_t layer) {
       for (const Part part : parts) {
-        const Compute c{part, ComputePass::kForward, layer, 0};
+        const Compute c{part, Pass::kForward, layer, 0};
         for (const PartOperand& o : declaration_of(part).forward) {
           if (of_unit(o.value) || !holds(p, o.when)) continue;
           const std::int64_t of = layer_of(p, c, o);
@@ -184,10 +184,10 @@ TEST(Parts, ValuesHaveTheirMakers) {
 }
 
 TEST(Parts, PassesThatAPartLacksAreErrors) {
-  EXPECT_THROW(operands_declared(declaration_of(Part::kHeadLogits), ComputePass::kBackward), Error);
-  EXPECT_THROW(operands_declared(declaration_of(Part::kActivation), ComputePass::kWeights), Error);
+  EXPECT_THROW(operands_declared(declaration_of(Part::kHeadLogits), Pass::kBackward), Error);
+  EXPECT_THROW(operands_declared(declaration_of(Part::kActivation), Pass::kBackwardWeights), Error);
   EXPECT_THROW(exchanged(Value::kUp), Error);
-  EXPECT_THROW(exchanged(Moves::kHead), Error);
+  EXPECT_THROW(exchanged(Payload::kHead), Error);
 }
 
 }  // namespace

@@ -52,9 +52,7 @@ double product(i64 m, i64 n, i64 k);
 inline double products_of(Pass pass) {
   return pass == Pass::kBackward ? 2.0 : 1.0;
 }
-inline bool is_backward(Pass pass) {
-  return pass != Pass::kForward;
-}
+using arch::is_backward;
 
 // Returns the bytes that a matrix product in -> out over N tokens moves. Forward reads input and weight and writes the
 // output. Backward reads d_out, input and weight, writes d_in, and reads and writes the weight gradient. Each of the

@@ -95,7 +95,7 @@ class Differences {
     const bool some = std::ranges::any_of(p_.chunks, [](const Chunk& c) { return c.end - c.first > (c.head ? 1 : 0); });
     choice("activations on the host", has_.offload.activations, asked_.offload.activations && some);
     const auto narrow = [](const Traits& t) { return t.narrow_over(Axis::kDp); };
-    if (asked_.holders() > 1 && (narrow(has_) || narrow(asked_)))
+    if (asked_.replica_group_size() > 1 && (narrow(has_) || narrow(asked_)))
       type("the type of gradients in messages", has_.message, asked_.message);
   }
 

@@ -41,7 +41,7 @@ TEST(Alone, TheTraitsOfAProgramAreThoseOfItsSetting) {
     const Setting& s = c.setting;
     const Traits asked = traits_of(s), has = inferred_traits(build(c.arch, s));
     EXPECT_EQ(asked.shards(), s.shards());
-    EXPECT_EQ(asked.holders(), s.holders());
+    EXPECT_EQ(asked.replica_group_size(), s.replica_group_size());
     EXPECT_EQ(asked.owns_part(), s.owns_part());
     EXPECT_EQ(asked.owns_part_of_shard(), s.own_over_dp && s.sharded_gradients());
     EXPECT_EQ(asked.sharded_gradients(), s.sharded_gradients());
@@ -57,12 +57,12 @@ TEST(Alone, TheTraitsOfAProgramAreThoseOfItsSetting) {
     EXPECT_EQ(has.compute, asked.compute);
     EXPECT_EQ(has.documents, asked.documents);
     EXPECT_EQ(has.ring(), asked.ring());
-    EXPECT_EQ(has.parameters_come(), asked.parameters_come());
+    EXPECT_EQ(has.materializes_parameters(), asked.materializes_parameters());
     if (has.trains()) {
       EXPECT_EQ(has.micro_batches, asked.micro_batches);
       EXPECT_EQ(has.positions, asked.positions);
       EXPECT_EQ(has.halves, asked.halves);
-      EXPECT_EQ(has.gradients_leave(), asked.gradients_leave());
+      EXPECT_EQ(has.reduces_each_micro_batch(), asked.reduces_each_micro_batch());
       EXPECT_EQ(has.master, asked.master);
     }
   }

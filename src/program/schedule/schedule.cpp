@@ -10,10 +10,10 @@ namespace molen::program {
 namespace {
 
 bool is_forward_action(const Action& a) {
-  return a.kind == ActionKind::kForward;
+  return a.kind == Pass::kForward;
 }
 bool gives_input_gradient(const Action& a) {
-  return a.kind == ActionKind::kBackward || a.kind == ActionKind::kBackwardInput;
+  return a.kind == Pass::kBackward || a.kind == Pass::kBackwardInput;
 }
 
 // Returns the global stage whose action of the same direction must end before `a` starts, or -1. An action of the same
@@ -93,17 +93,17 @@ enum class Progress : std::uint8_t { kNone, kForward, kInput, kDone };
 const char* advance(Progress& state, const Action& a) {
   const Progress before = state;
   switch (a.kind) {
-    case ActionKind::kForward:
+    case Pass::kForward:
       if (before != Progress::kNone) return "this forward has run before";
       state = Progress::kForward;
       return nullptr;
-    case ActionKind::kBackward:
-    case ActionKind::kBackwardInput:
+    case Pass::kBackward:
+    case Pass::kBackwardInput:
       if (before == Progress::kNone) return "its forward must run before it";
       if (before != Progress::kForward) return "its backward has run before";
-      state = a.kind == ActionKind::kBackward ? Progress::kDone : Progress::kInput;
+      state = a.kind == Pass::kBackward ? Progress::kDone : Progress::kInput;
       return nullptr;
-    case ActionKind::kBackwardWeight:
+    case Pass::kBackwardWeights:
       if (before == Progress::kDone) return "its weight gradient has been computed before";
       if (before != Progress::kInput) return "its backward of the input (I) must run before it";
       state = Progress::kDone;
@@ -173,15 +173,15 @@ void check_costs(const Schedule& s, const ScheduleCosts& costs) {
   if (bad(costs.transfer_s)) throw UsageError("a pipeline transfer cannot take {} s", costs.transfer_s);
 }
 
-const std::vector<double>& seconds_of(const ScheduleCosts& costs, ActionKind kind) {
+const std::vector<double>& seconds_of(const ScheduleCosts& costs, Pass kind) {
   switch (kind) {
-    case ActionKind::kForward:
+    case Pass::kForward:
       return costs.forward_s;
-    case ActionKind::kBackward:
+    case Pass::kBackward:
       return costs.backward_s;
-    case ActionKind::kBackwardInput:
+    case Pass::kBackwardInput:
       return costs.backward_input_s;
-    case ActionKind::kBackwardWeight:
+    case Pass::kBackwardWeights:
       break;
   }
   return costs.backward_weight_s;
@@ -227,7 +227,7 @@ ScheduleTimes simulate(const Schedule& schedule, const ScheduleCosts& costs) {
       start = std::max(start, ends[cell(need, a.micro_batch)] + transfer);
     }
     const double end = start + seconds_of(costs, a.kind)[static_cast<std::size_t>(g)];
-    if (a.kind != ActionKind::kBackwardWeight) ends[cell(g, a.micro_batch)] = end;
+    if (a.kind != Pass::kBackwardWeights) ends[cell(g, a.micro_batch)] = end;
     free_at[s] = end;
     times.actions[s][position] = {start, end};
     times.total_s = std::max(times.total_s, end);

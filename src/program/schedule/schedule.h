@@ -21,15 +21,9 @@
 
 namespace molen::program {
 
-enum class ActionKind {
-  kForward,
-  kBackward,        // gradients of input and weights together
-  kBackwardInput,   // gradients of the input, for which the previous stage waits
-  kBackwardWeight,  // gradients of the weights, for which no stage waits before the step's end
-};
-
+// An action is a pass of a chunk of layers; a recomputation belongs to the backward that needs it.
 struct Action {
-  ActionKind kind{};
+  Pass kind{};
   int chunk = 0, micro_batch = 0;
   bool operator==(const Action&) const = default;
 };

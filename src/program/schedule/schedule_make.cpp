@@ -14,9 +14,9 @@ namespace {
 void fill_gpipe(Schedule& s) {
   for (auto& order : s.order) {
     for (int c = 0; c < s.chunks; ++c)
-      for (int i = 0; i < s.micro_batches; ++i) order.push_back({ActionKind::kForward, c, i});
+      for (int i = 0; i < s.micro_batches; ++i) order.push_back({Pass::kForward, c, i});
     for (int c = s.chunks - 1; c >= 0; --c)
-      for (int i = 0; i < s.micro_batches; ++i) order.push_back({ActionKind::kBackward, c, i});
+      for (int i = 0; i < s.micro_batches; ++i) order.push_back({Pass::kBackward, c, i});
   }
 }
 
@@ -34,8 +34,8 @@ void fill_one_forward_one_backward(std::vector<Action>& order, const std::vector
 void fill_1f1b(Schedule& s) {
   std::vector<Action> forward, backward;
   for (int i = 0; i < s.micro_batches; ++i) {
-    forward.push_back({ActionKind::kForward, 0, i});
-    backward.push_back({ActionKind::kBackward, 0, i});
+    forward.push_back({Pass::kForward, 0, i});
+    backward.push_back({Pass::kBackward, 0, i});
   }
   for (int stage = 0; stage < s.stages; ++stage)
     fill_one_forward_one_backward(s.order[static_cast<std::size_t>(stage)], forward, backward,
@@ -51,8 +51,8 @@ void fill_interleaved(Schedule& s) {
     const int size = s.micro_batches / groups + (group < s.micro_batches % groups ? 1 : 0);
     for (int c = 0; c < s.chunks; ++c) {
       for (int i = first; i < first + size; ++i) {
-        forward.push_back({ActionKind::kForward, c, i});
-        backward.push_back({ActionKind::kBackward, s.chunks - 1 - c, i});
+        forward.push_back({Pass::kForward, c, i});
+        backward.push_back({Pass::kBackward, s.chunks - 1 - c, i});
       }
     }
     first += size;
@@ -133,7 +133,7 @@ Pipeline pipeline_of(ScheduleKind kind, int chunks) {
 bool has_halves(const Schedule& schedule) {
   for (const auto& order : schedule.order)
     for (const Action& a : order)
-      if (a.kind == ActionKind::kBackwardInput || a.kind == ActionKind::kBackwardWeight) return true;
+      if (a.kind == Pass::kBackwardInput || a.kind == Pass::kBackwardWeights) return true;
   return false;
 }
 

@@ -16,7 +16,7 @@ namespace molen::program {
 namespace {
 
 using enum ScheduleKind;
-using enum ActionKind;
+using enum Pass;
 
 std::vector<int> chunk_counts(ScheduleKind kind) {
   if (kind == k1f1b || kind == kZbH1) return {1};
@@ -72,7 +72,7 @@ bool runs_through(const Schedule& s) {
       char key = 'f';
       if (a.kind == kForward) {
         ready = g == 0 || has('f', g - 1);
-      } else if (a.kind == kBackwardWeight) {
+      } else if (a.kind == kBackwardWeights) {
         key = 'w', ready = has('i', g) && !has('w', g);
       } else {
         key = 'i', ready = has('f', g) && (g == last || has('i', g + 1));
@@ -103,7 +103,7 @@ TEST(Schedule, EveryMadeScheduleIsAccepted) {
 TEST(Schedule, BackwardsOfAChunkAscend) {
   for_all_schedules([&](ScheduleKind kind, const Schedule& s) {
     for (const auto& order : s.order) {
-      std::map<std::pair<ActionKind, int>, int> next;
+      std::map<std::pair<Pass, int>, int> next;
       for (const Action& a : order) ASSERT_EQ(a.micro_batch, (next[{a.kind, a.chunk}]++)) << describe(kind, s);
     }
   });
@@ -219,7 +219,7 @@ int most_in_flight(const Schedule& s, int stage) {
   int live = 0, most = 0;
   for (const Action& a : s.order[static_cast<std::size_t>(stage)]) {
     if (a.kind == kForward) most = std::max(most, ++live);
-    if (a.kind == kBackward || a.kind == kBackwardWeight) --live;
+    if (a.kind == kBackward || a.kind == kBackwardWeights) --live;
   }
   return most;
 }
@@ -283,7 +283,7 @@ RC_GTEST_PROP(Schedule, DroppedDoubledAndForeignActionsAreRefused, ()) {
       a.chunk = *rc::gen::element(-1, s.chunks, 1 << 30);
       break;
     default:  // another kind: the old action is missing, or the new one is repeated
-      a.kind = a.kind == kBackward ? kBackwardInput : a.kind == kForward ? kBackwardWeight : kForward;
+      a.kind = a.kind == kBackward ? kBackwardInput : a.kind == kForward ? kBackwardWeights : kForward;
       break;
   }
   RC_ASSERT(schedule_refusal(s) != "");

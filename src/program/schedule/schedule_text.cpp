@@ -13,22 +13,22 @@ namespace {
 constexpr std::size_t kMaxDigits = 9;  // so that every number fits an int
 constexpr std::size_t kMaxRows = std::size_t{1} << 16;
 
-char letter(ActionKind kind) {
+char letter(Pass kind) {
   switch (kind) {
-    case ActionKind::kForward:
+    case Pass::kForward:
       return 'F';
-    case ActionKind::kBackward:
+    case Pass::kBackward:
       return 'B';
-    case ActionKind::kBackwardInput:
+    case Pass::kBackwardInput:
       return 'I';
-    case ActionKind::kBackwardWeight:
+    case Pass::kBackwardWeights:
       break;
   }
   return 'W';
 }
 
 struct Cell {
-  ActionKind kind{};
+  Pass kind{};
   int global_stage = 0, micro_batch = 0;
 };
 
@@ -111,8 +111,7 @@ class ScheduleParser {
     if (found == std::string_view::npos || kind_at == 0 || batch_at == cell.size())
       fail(rows_.size(),
            fmt::format("'{}' is no action: expected global stage, F, B, I or W, micro-batch, as 2F0", shown(cell)));
-    constexpr std::array kKinds{ActionKind::kForward, ActionKind::kBackward, ActionKind::kBackwardInput,
-                                ActionKind::kBackwardWeight};
+    constexpr std::array kKinds{Pass::kForward, Pass::kBackward, Pass::kBackwardInput, Pass::kBackwardWeights};
     return {kKinds[found], number(cell, cell.substr(0, kind_at)), number(cell, cell.substr(batch_at))};
   }
 

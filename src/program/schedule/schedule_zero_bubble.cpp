@@ -16,9 +16,9 @@ class Writer {
  public:
   Writer(const Schedule& schedule, std::vector<Action>& order)
       : micro_batches_(schedule.micro_batches), order_(&order) {}
-  void forward(int chunk) { write(ActionKind::kForward, chunk, forwards[at(chunk)]++); }
-  void input(int chunk) { write(ActionKind::kBackwardInput, chunk, inputs[at(chunk)]++); }
-  void weight(int chunk) { write(ActionKind::kBackwardWeight, chunk, weights[at(chunk)]++); }
+  void forward(int chunk) { write(Pass::kForward, chunk, forwards[at(chunk)]++); }
+  void input(int chunk) { write(Pass::kBackwardInput, chunk, inputs[at(chunk)]++); }
+  void weight(int chunk) { write(Pass::kBackwardWeights, chunk, weights[at(chunk)]++); }
   void both(int chunk) {
     input(chunk);
     weight(chunk);
@@ -28,7 +28,7 @@ class Writer {
 
  private:
   static std::size_t at(int chunk) { return static_cast<std::size_t>(chunk); }
-  void write(ActionKind kind, int chunk, int micro_batch) {
+  void write(Pass kind, int chunk, int micro_batch) {
     if (micro_batch < micro_batches_) order_->push_back({kind, chunk, micro_batch});
   }
   int micro_batches_;
@@ -137,7 +137,7 @@ class GreedyV {
       if (!can_input(stage, chunk)) continue;
       const int i = at.inputs[chunk]++;
       input_end_[place(chunk, i)] = now_ + 1;
-      order.push_back({ActionKind::kBackwardInput, static_cast<int>(chunk), i});
+      order.push_back({Pass::kBackwardInput, static_cast<int>(chunk), i});
       return true;
     }
     for (const std::size_t chunk : {1U, 0U}) {
@@ -145,13 +145,13 @@ class GreedyV {
       const int i = at.forwards[chunk]++;
       ++at.held;
       forward_end_[place(chunk, i)] = now_ + 1;
-      order.push_back({ActionKind::kForward, static_cast<int>(chunk), i});
+      order.push_back({Pass::kForward, static_cast<int>(chunk), i});
       return true;
     }
     for (const std::size_t chunk : {1U, 0U}) {
       if (at.weights[chunk] == at.inputs[chunk]) continue;
       --at.held;
-      order.push_back({ActionKind::kBackwardWeight, static_cast<int>(chunk), at.weights[chunk]++});
+      order.push_back({Pass::kBackwardWeights, static_cast<int>(chunk), at.weights[chunk]++});
       return true;
     }
     return false;

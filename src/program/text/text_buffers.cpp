@@ -57,7 +57,7 @@ std::string fields_text(const Program& program, const Buffer& b) {
   if (b.unit >= 0) text += " unit=" + program.units.at(static_cast<std::size_t>(b.unit)).name;
   if (b.layer >= 0) text += fmt::format(" layer={}", b.layer);
   if (!b.slot.empty()) text += " slot=" + b.slot;
-  if (b.chunk >= 0) text += fmt::format(" piece={}", b.chunk);
+  if (b.portion >= 0) text += fmt::format(" piece={}", b.portion);
   if (b.copy > 0) text += fmt::format(" copy={}", b.copy);
   if (b.extent != Range::kAll) text += fmt::format(" holds={}", name_of(b.extent));
   return text;
@@ -75,7 +75,7 @@ void set_fields(const Program& program, std::map<std::string, std::string> field
     else if (key == "slot")
       buffer.slot = text;
     else if (key == "piece")
-      buffer.chunk = number_of(key, text, kMaxTensorChunks);
+      buffer.portion = number_of(key, text, kMaxTensorChunks);
     else if (key == "copy")
       buffer.copy = static_cast<int>(number_of(key, text, kMost));
     else if (key == "holds")

@@ -72,10 +72,10 @@ class Parser {
       if (w.empty()) continue;
       if (w.size() > kMaxWords) fail(fmt::format("more than {} words on a line", kMaxWords));
       if (!versioned) {
-        if (w.size() != 2 || w[0] != "molen-program") fail("expected 'molen-program 15'");
-        if (w[1] != "15")
+        if (w.size() != 2 || w[0] != "molen-program") fail("expected 'molen-program 16'");
+        if (w[1] != "16")
           fail(fmt::format(
-              "is of version {}, and this molen reads version 15: `molen program CONFIG` prints the program "
+              "is of version {}, and this molen reads version 16: `molen program CONFIG` prints the program "
               "of a configuration anew",
               w[1]));
         versioned = true;
@@ -244,42 +244,42 @@ class Parser {
   Axis axis(std::map<std::string, std::string>& v) const { return choice<Axis>(take(v, "axis", ""), kAllAxes, "axis"); }
 
   // Whether the value belongs to a layer alone, and is not what one layer hands to the next.
-  static bool in_a_layer(Moves m) {
-    return !one_of(m, {Moves::kUnit, Moves::kResidual, Moves::kDResidual, Moves::kHead});
+  static bool in_a_layer(Payload m) {
+    return !one_of(m, {Payload::kUnit, Payload::kResidual, Payload::kDResidual, Payload::kHead});
   }
 
   template <class O>
   void moved(std::map<std::string, std::string>& v, O& o) const {
-    o.moves = choice<Moves>(take(v, "moves", "unit"), kAllMoves, "value to move");
-    if (std::ranges::count(kMovesOfExperts, o.moves) > 0 && !program_.arch.sparse())
-      fail(fmt::format("the model has no experts, and so no {}", name_of(o.moves)));
-    if (o.moves != Moves::kUnit)
-      o.layer = number<std::int64_t>(
-          take(v, "layer", ""), 0,
-          o.moves == Moves::kHead ? program_.setting.head_chunks() - 1 : program_.arch.layers - in_a_layer(o.moves));
+    o.payload = choice<Payload>(take(v, "payload", "unit"), kAllPayloads, "value to move");
+    if (std::ranges::count(kPayloadsOfExperts, o.payload) > 0 && !program_.arch.sparse())
+      fail(fmt::format("the model has no experts, and so no {}", name_of(o.payload)));
+    if (o.payload != Payload::kUnit)
+      o.layer = number<std::int64_t>(take(v, "layer", ""), 0,
+                                     o.payload == Payload::kHead ? program_.setting.head_chunks() - 1
+                                                                 : program_.arch.layers - in_a_layer(o.payload));
     if constexpr (std::is_same_v<O, AllToAll>) {
-      if (v.count("chunk")) o.chunk = tile(v);
-    } else if constexpr (requires { o.chunk; }) {
-      if (v.count("chunk")) o.chunk = piece(v);
+      if (v.count("expert_tile")) o.portion = tile(v);
+    } else if constexpr (requires { o.portion; }) {
+      if (v.count("piece")) o.portion = piece(v);
     }
   }
 
   std::int64_t piece(std::map<std::string, std::string>& v) const {
-    return number<std::int64_t>(take(v, "chunk", ""), 0, program_.setting.tensor_chunks - 1);
+    return number<std::int64_t>(take(v, "piece", ""), 0, program_.setting.tensor_chunks - 1);
   }
   std::int64_t tile(std::map<std::string, std::string>& v) const {
-    return number<std::int64_t>(take(v, "chunk", ""), 0, program_.setting.expert_tiles - 1);
+    return number<std::int64_t>(take(v, "expert_tile", ""), 0, program_.setting.expert_tiles - 1);
   }
 
-  static bool one_of(Moves moves, std::initializer_list<Moves> known) {
-    return std::find(known.begin(), known.end(), moves) != known.end();
+  static bool one_of(Payload payload, std::initializer_list<Payload> known) {
+    return std::find(known.begin(), known.end(), payload) != known.end();
   }
 
   template <class O>
   Op copied(std::map<std::string, std::string>& v, O o) const {
     moved(v, o);
-    const bool kept = std::find(kKeptForBackward.begin(), kKeptForBackward.end(), o.moves) != kKeptForBackward.end();
-    if (o.moves != Moves::kUnit && !kept) fail(fmt::format("no layer keeps {} for backward", name_of(o.moves)));
+    const bool kept = std::find(kKeptForBackward.begin(), kKeptForBackward.end(), o.payload) != kKeptForBackward.end();
+    if (o.payload != Payload::kUnit && !kept) fail(fmt::format("no layer keeps {} for backward", name_of(o.payload)));
     return o;
   }
 
@@ -287,12 +287,12 @@ class Parser {
   Op message(std::map<std::string, std::string>& v) const {
     M m;
     moved(v, m);
-    if (m.moves != Moves::kResidual && m.moves != Moves::kDResidual) fail("stages send each other x and d_x");
+    if (m.payload != Payload::kResidual && m.payload != Payload::kDResidual) fail("stages send each other x and d_x");
     m.peer = number<int>(take(v, "peer", ""), 0, program_.setting.stages() - 1);
     return m;
   }
 
-  Op compute(ComputePass pass, std::map<std::string, std::string>& v) const {
+  Op compute(Pass pass, std::map<std::string, std::string>& v) const {
     Compute c;
     c.pass = pass;
     const std::string part = take(v, "part", "");
@@ -309,16 +309,15 @@ class Parser {
       fail("the model's experts have no capacity, and so no part " + part);
     const PartDeclaration& d = declaration_of(c.part);
     if (d.in_layer()) c.layer = number<std::int64_t>(take(v, "layer", ""), 0, program_.arch.layers - 1);
-    if ((pass == ComputePass::kBackward || pass == ComputePass::kInput) && !d.has_backward())
-      fail(part + " has no backward");
-    if (pass == ComputePass::kInput && !d.in_layer()) fail(part + " has no half of its backward");
-    if (pass == ComputePass::kWeights && !d.halves) fail(part + " has no half of its backward");
+    if ((pass == Pass::kBackward || pass == Pass::kBackwardInput) && !d.has_backward()) fail(part + " has no backward");
+    if (pass == Pass::kBackwardInput && !d.in_layer()) fail(part + " has no half of its backward");
+    if (pass == Pass::kBackwardWeights && !d.halves) fail(part + " has no half of its backward");
     if (d.standing == Standing::kHead)
-      c.chunk = number<std::int64_t>(take(v, "chunk", ""), 0, program_.setting.head_chunks() - 1);
-    if (d.ring_step && v.count("chunk"))
-      c.chunk = number<std::int64_t>(take(v, "chunk", ""), 0, program_.setting.context_ranks() - 1);
-    if (d.halves && v.count("chunk")) c.chunk = piece(v);
-    if (d.computes_experts() && v.count("chunk")) c.chunk = tile(v);
+      c.portion = number<std::int64_t>(take(v, "chunk", ""), 0, program_.setting.head_chunks() - 1);
+    if (d.ring_step && v.count("step"))
+      c.portion = number<std::int64_t>(take(v, "step", ""), 0, program_.setting.context_ranks() - 1);
+    if (d.halves && v.count("piece")) c.portion = piece(v);
+    if (d.computes_experts() && v.count("expert_tile")) c.portion = tile(v);
     return c;
   }
 
@@ -341,15 +340,15 @@ class Parser {
   Op all_to_all(std::map<std::string, std::string>& v) const {
     AllToAll o{axis(v)};
     moved(v, o);
-    if (!one_of(o.moves, {Moves::kExpertRows, Moves::kExpertOut, Moves::kDExpertOut, Moves::kDExpertRows}))
-      fail(fmt::format("expert ranks send each other no {}", name_of(o.moves)));
+    if (!one_of(o.payload, {Payload::kExpertRows, Payload::kExpertOut, Payload::kDExpertOut, Payload::kDExpertRows}))
+      fail(fmt::format("expert ranks send each other no {}", name_of(o.payload)));
     return o;
   }
 
   Op op(const std::string& name, std::map<std::string, std::string>& v) const {
-    for (const ComputePass pass : kAllComputePasses)
+    for (const Pass pass : arch::kAllPasses)
       if (name_of(pass) == name) return compute(pass, v);
-    if (name == "load_batch") return LoadBatch{flag(v, "uncounted")};
+    if (name == "load_batch") return LoadBatch{number<int>(take(v, "counts_tokens", "1"), 0, 1) == 1};
     if (name == "zero_fill") return ZeroFill{flag(v, "padding")};
     if (name == "sum_squares") return SumSquares{};
     if (name == "clip_scale") return ClipScale{};
@@ -357,35 +356,35 @@ class Parser {
     if (name == "all_reduce") {
       AllReduce o{axis(v)};
       moved(v, o);
-      if (!one_of(o.moves,
-                  {Moves::kUnit, Moves::kResidual, Moves::kMid, Moves::kDResidual, Moves::kDMid, Moves::kLoad}))
-        fail(fmt::format("{} are not summed so", name_of(o.moves)));
+      if (!one_of(o.payload, {Payload::kUnit, Payload::kResidual, Payload::kMid, Payload::kDResidual, Payload::kDMid,
+                              Payload::kLoad}))
+        fail(fmt::format("{} are not summed so", name_of(o.payload)));
       return o;
     }
     if (name == "reduce_scatter") {
       ReduceScatter o{axis(v)};
       moved(v, o);
-      if (!one_of(o.moves,
-                  {Moves::kUnit, Moves::kResidual, Moves::kMid, Moves::kDResidual, Moves::kDMid, Moves::kDKeys}))
-        fail(fmt::format("{} are not summed so", name_of(o.moves)));
+      if (!one_of(o.payload, {Payload::kUnit, Payload::kResidual, Payload::kMid, Payload::kDResidual, Payload::kDMid,
+                              Payload::kDKeys}))
+        fail(fmt::format("{} are not summed so", name_of(o.payload)));
       return o;
     }
     if (name == "all_gather") {
       AllGather o{axis(v)};
       moved(v, o);
-      if (!one_of(o.moves, {Moves::kUnit, Moves::kResidual, Moves::kMid, Moves::kDResidual, Moves::kDMid, Moves::kHead,
-                            Moves::kKeys, Moves::kCounts, Moves::kOffsets}))
-        fail(fmt::format("{} are not gathered", name_of(o.moves)));
+      if (!one_of(o.payload, {Payload::kUnit, Payload::kResidual, Payload::kMid, Payload::kDResidual, Payload::kDMid,
+                              Payload::kHead, Payload::kKeys, Payload::kCounts, Payload::kOffsets}))
+        fail(fmt::format("{} are not gathered", name_of(o.payload)));
       return o;
     }
     if (name == "all_to_all") return all_to_all(v);
     if (name == "send") return message<Send>(v);
     if (name == "receive") return message<Receive>(v);
-    if (name == "shift") {
-      Shift o{axis(v)};
+    if (name == "ring_exchange") {
+      RingExchange o{axis(v)};
       moved(v, o);
-      if (o.moves != Moves::kKeys && o.moves != Moves::kDKeys) fail("a ring passes keys and d_keys on");
-      const int last = program_.setting.context_ranks() - (o.moves == Moves::kKeys ? 1 : 0);
+      if (o.payload != Payload::kKeys && o.payload != Payload::kDKeys) fail("a ring passes keys and d_keys on");
+      const int last = program_.setting.context_ranks() - (o.payload == Payload::kKeys ? 1 : 0);
       o.step = number<std::int64_t>(take(v, "step", ""), 1, last);
       return o;
     }
@@ -401,7 +400,7 @@ class Parser {
       const auto first = number<std::int64_t>(take(v, "first", ""), 0, kNumScalars - 1);
       return ReduceScalars{a, first, number<std::int64_t>(take(v, "count", ""), 1, kNumScalars - first)};
     }
-    if (name == "agree") return Agree{choice<Flag>(take(v, "flag", ""), std::array{Flag::kNonFinite}, "flag")};
+    if (name == "set_flag") return SetFlag{choice<Flag>(take(v, "flag", ""), std::array{Flag::kNonFinite}, "flag")};
     fail("unknown op '" + name + "'");
   }
 

@@ -11,6 +11,7 @@
 #include "program/text/text_buffers.h"
 #include "program/text/text_detail.h"
 #include "program/values/attributes.h"
+#include "program/values/of_op.h"
 
 namespace molen::program {
 namespace {
@@ -30,9 +31,10 @@ std::string uses_text(const Program& p, const std::vector<Use>& uses, Access acc
 // Prints the value that a collective moves, unless the value belongs to a unit.
 template <class O>
 std::string moves_text(const O& o) {
-  std::string text = o.moves == Moves::kUnit ? "" : fmt::format(" moves={} layer={}", name_of(o.moves), o.layer);
-  if constexpr (requires { o.chunk; })
-    if (o.chunk >= 0) text += fmt::format(" chunk={}", o.chunk);
+  std::string text =
+      o.payload == Payload::kUnit ? "" : fmt::format(" payload={} layer={}", name_of(o.payload), o.layer);
+  if constexpr (requires { o.portion; })
+    if (o.portion >= 0) text += fmt::format(" {}={}", portion_word(o), o.portion);
   return text;
 }
 
@@ -70,7 +72,7 @@ std::string memory_text(const Program& p, const MemoryPlan& plan) {
 
 std::string print_all(const Program& p, const MemoryPlan* plan) {
   MOLEN_CHECK(p.states_types, "a program that states no types has no text");
-  std::string text = "molen-program 15\n";
+  std::string text = "molen-program 16\n";
   if (plan) text += memory_text(p, *plan);
   text += "arch " + arch::to_json(p.arch).dump() + "\n";
   text += "setting " + detail::setting_to_text(p.setting) + "\n";
@@ -111,10 +113,10 @@ std::string print_op(const Op& op) {
           [](const Compute& c) {
             std::string text = fmt::format("{} part={}", name_of(c.pass), arch::name_of(c.part));
             if (c.layer >= 0) text += fmt::format(" layer={}", c.layer);
-            if (c.chunk >= 0) text += fmt::format(" chunk={}", c.chunk);
+            if (c.portion >= 0) text += fmt::format(" {}={}", portion_word(c), c.portion);
             return text;
           },
-          [](const LoadBatch& o) { return std::string(o.uncounted ? "load_batch uncounted=1" : "load_batch"); },
+          [](const LoadBatch& o) { return std::string(o.counts_tokens ? "load_batch" : "load_batch counts_tokens=0"); },
           [](const ZeroFill& z) { return std::string(z.padding ? "zero_fill padding=1" : "zero_fill"); },
           [](const SumSquares&) { return std::string("sum_squares"); },
           [](const ClipScale&) { return std::string("clip_scale"); },
@@ -134,12 +136,14 @@ std::string print_op(const Op& op) {
           [](const Receive& o) { return fmt::format("receive peer={}{}", o.peer, moves_text(o)); },
           [](const CopyToHost& o) { return fmt::format("copy_to_host{}", moves_text(o)); },
           [](const CopyToDevice& o) { return fmt::format("copy_to_device{}", moves_text(o)); },
-          [](const Shift& o) { return fmt::format("shift axis={}{} step={}", name_of(o.axis), moves_text(o), o.step); },
+          [](const RingExchange& o) {
+            return fmt::format("ring_exchange axis={}{} step={}", name_of(o.axis), moves_text(o), o.step);
+          },
           [](const Cast& o) { return fmt::format("cast over={}{}", name_of(o.over), o.back ? " back=1" : ""); },
           [](const ReduceScalars& o) {
             return fmt::format("reduce_scalars axis={} first={} count={}", name_of(o.axis), o.first, o.count);
           },
-          [](const Agree& o) { return fmt::format("agree flag={}", name_of(o.flag)); },
+          [](const SetFlag& o) { return fmt::format("set_flag flag={}", name_of(o.flag)); },
       },
       op);
 }

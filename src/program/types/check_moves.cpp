@@ -13,14 +13,14 @@ constexpr AxisType kPartOfUnit = sharded(Dimension::kUnit), kOwnRows = sharded(D
                    kOwnTokens = sharded(Dimension::kTokens), kOwnSamples = sharded(Dimension::kBatch),
                    kOwnExperts = sharded(Dimension::kExperts);
 
-bool is_gradient(Moves moves) {
-  return moves == Moves::kDResidual || moves == Moves::kDMid || moves == Moves::kDKeys;
+bool is_gradient(Payload payload) {
+  return payload == Payload::kDResidual || payload == Payload::kDMid || payload == Payload::kDKeys;
 }
 
 // Returns the type of a value that is the same on all ranks: a gradient without a pending sum, or an activation whose
 // gradient will consist of terms of a sum.
-AxisType whole_of(Moves moves) {
-  return is_gradient(moves) ? kInvariant : kReplicated;
+AxisType whole_of(Payload payload) {
+  return is_gradient(payload) ? kInvariant : kReplicated;
 }
 
 }  // namespace
@@ -58,7 +58,7 @@ void TypeChecker::rule(const AllReduce& o) {
     MeshType type = found(*sum, segment);
     for (const mesh::Axis axis : axes(o.axis)) {
       expect(*sum, segment, type, axis, {kPartial});
-      type[axis] = o.moves == Moves::kUnit ? kInvariant : whole_of(o.moves);
+      type[axis] = o.payload == Payload::kUnit ? kInvariant : whole_of(o.payload);
     }
     leave(*sum, segment, type);
   }
@@ -68,9 +68,9 @@ void TypeChecker::rule(const AllReduce& o) {
 void TypeChecker::rule(const ReduceScatter& o) {
   const Use *from = find(Arg::kFrom), *to = find(Arg::kTo);
   if (!from || !to) return;
-  if (o.moves == Moves::kUnit)
+  if (o.payload == Payload::kUnit)
     move(*from, *to, o.axis, kPartial, kPartOfUnit);
-  else if (o.moves == Moves::kDKeys)
+  else if (o.payload == Payload::kDKeys)
     scatter_keys(o, *from, *to);
   else
     scatter_rows(o, *from, *to);
@@ -102,14 +102,14 @@ void TypeChecker::scatter_keys(const ReduceScatter& o, const Use& from, const Us
 void TypeChecker::rule(const AllGather& o) {
   const Use *from = find(Arg::kFrom), *to = find(Arg::kTo);
   if (!from || !to) return;
-  if (o.moves == Moves::kUnit && of_directions(buffer_of(*from))) return gather_directions(o, *from, *to);
-  const AxisType part = o.moves == Moves::kUnit      ? kPartOfUnit
-                        : o.moves == Moves::kHead    ? kVarying
-                        : o.moves == Moves::kKeys    ? kOwnTokens
-                        : o.moves == Moves::kCounts  ? kOwnTokens
-                        : o.moves == Moves::kOffsets ? kOwnSamples
-                                                     : kOwnRows;
-  move(*from, *to, o.axis, part, whole_of(o.moves));
+  if (o.payload == Payload::kUnit && of_directions(buffer_of(*from))) return gather_directions(o, *from, *to);
+  const AxisType part = o.payload == Payload::kUnit      ? kPartOfUnit
+                        : o.payload == Payload::kHead    ? kVarying
+                        : o.payload == Payload::kKeys    ? kOwnTokens
+                        : o.payload == Payload::kCounts  ? kOwnTokens
+                        : o.payload == Payload::kOffsets ? kOwnSamples
+                                                         : kOwnRows;
+  move(*from, *to, o.axis, part, whole_of(o.payload));
 }
 
 // S -> I: afterwards every tensor rank has the directions of all parts of a matrix, one after another. A matrix that
@@ -139,27 +139,27 @@ void TypeChecker::rule(const AllToAll& o) {
 
 // Returns the type of a layer's input or its gradient, as stages send it to each other: all rows of the rank's tokens,
 // or under sequence parallelism the rows that the rank keeps.
-MeshType TypeChecker::message_type(Moves moves) const {
-  return own_rows(step_->attributes.rows.sharded ? kOwnRows : whole_of(moves));
+MeshType TypeChecker::message_type(Payload payload) const {
+  return own_rows(step_->attributes.rows.sharded ? kOwnRows : whole_of(payload));
 }
 
 void TypeChecker::rule(const Send& o) {
   const Use* from = find(Arg::kFrom);
   if (!from) return;
-  const MeshType type = found(*from), wanted = message_type(o.moves);
+  const MeshType type = found(*from), wanted = message_type(o.payload);
   for (const mesh::Axis axis : kMeshAxes) expect(*from, first_of(*from), type, axis, {wanted[axis]});
 }
 
 void TypeChecker::rule(const Receive& o) {
-  if (const Use* to = find(Arg::kTo)) leave(*to, message_type(o.moves));
+  if (const Use* to = find(Arg::kTo)) leave(*to, message_type(o.payload));
 }
 
 // Keys of another rank are varying over the ring. Their gradients are terms of a sum until they are back on the rank of
 // the keys, and so is the gradient of q|k|v.
-void TypeChecker::rule(const Shift& o) {
+void TypeChecker::rule(const RingExchange& o) {
   const Use *from = find(Arg::kFrom), *to = find(Arg::kTo);
   if (!from || !to) return;
-  if (o.moves == Moves::kDKeys) {
+  if (o.payload == Payload::kDKeys) {
     pass_gradients_on(o, *from, *to);
     return;
   }
@@ -167,7 +167,7 @@ void TypeChecker::rule(const Shift& o) {
   move(*from, *to, o.axis, o.step == 1 ? kOwnTokens : kVarying, kVarying);
 }
 
-void TypeChecker::pass_gradients_on(const Shift& o, const Use& from, const Use& to) {
+void TypeChecker::pass_gradients_on(const RingExchange& o, const Use& from, const Use& to) {
   move(from, to, o.axis, kPartial, kPartial);
   const Use *queries = find(Arg::kDQkvSoFar), *whole = find(Arg::kDQkv);
   if (!whole) return;

@@ -79,7 +79,7 @@ void TypeChecker::add_gradients(const std::vector<OperandRule>& rules, const Use
 void TypeChecker::rule(const LoadBatch& o) {
   for (const Use& use : step_->operands)
     if (use.arg != Arg::kScalars) leave(use, own_rows(kInvariant));
-  if (const Use* scalars = sums(); scalars && !o.uncounted) add(*scalars, kValidTokens, sum_over_rows());
+  if (const Use* scalars = sums(); scalars && o.counts_tokens) add(*scalars, kValidTokens, sum_over_rows());
 }
 
 // Zeros are terms of any sum, so a cleared operand has the type of the terms that ops will add. The squares take the
@@ -156,7 +156,7 @@ void TypeChecker::rule(const ClipScale&) {
   leave(*scalars, kGradScale, same);
 }
 
-void TypeChecker::rule(const Agree&) {
+void TypeChecker::rule(const SetFlag&) {
   const Use* scalars = sums();
   if (!scalars) return;
   const MeshType type = found(*scalars, kGradNorm);

@@ -159,7 +159,7 @@ std::vector<Broken> catalogue() {
        changed<ReduceScalars>({"reduce_scalars axis=dp"}, [](ReduceScalars& o) { o.count = 1; }), "clip_scale",
        "scalars", "dp_shard", "valid_tokens) is partial"},
       {"Megatron-LM 7452, case 06: a projection is reduced over the wrong group", tiny(), of_mesh(both),
-       changed<AllReduce>({"all_reduce axis=tp moves=mid"}, [](AllReduce& o) { o.axis = Axis::kDp; }), "all_reduce",
+       changed<AllReduce>({"all_reduce axis=tp payload=mid"}, [](AllReduce& o) { o.axis = Axis::kDp; }), "all_reduce",
        "to", "dp_shard", "is sharded along batch"},
       {"Megatron-LM 7452, case 10: a second all-reduce in place doubles a gradient", tiny(), of_mesh(tp, 0, true),
        repeated({"all_reduce axis=tp", "[replicated]"}), "all_reduce", "to", "tp", "is invariant"},
@@ -191,7 +191,7 @@ std::vector<Broken> catalogue() {
        restated({"backward part=route"}, Arg::kGrad, mesh::Axis::kTp, kInvariant), "backward route", "grad", "tp",
        "where the program states invariant"},
       {"Megatron-LM 7452, case 10: a second all-reduce in place doubles the tokens of each expert", sparse(),
-       of_mesh(cp), repeated({"all_reduce axis=cp moves=load"}), "all_reduce", "to", "cp", "is replicated"},
+       of_mesh(cp), repeated({"all_reduce axis=cp payload=load"}), "all_reduce", "to", "cp", "is replicated"},
       {"torchtitan 2387, 2416: a partial gradient is marked as whole", tiny(), of_mesh(both),
        restated({"backward part=norm_up"}, Arg::kGrad, mesh::Axis::kTp, kInvariant), "backward norm_up", "grad", "tp",
        "where the program states invariant"},
@@ -199,7 +199,7 @@ std::vector<Broken> catalogue() {
        restated({"backward part=head_loss"}, Arg::kDX, mesh::Axis::kTp, kReplicated), "backward head_loss", "d_x", "tp",
        "is partial (a sum is pending) over tp where the program states replicated"},
       {"torchtitan 3412: the sum over tensor ranks behind the head is left out", tiny(), of_mesh(tp),
-       dropped({"all_reduce axis=tp moves=d_x layer=3"}), "backward down", "d_y", "tp", "is partial"},
+       dropped({"all_reduce axis=tp payload=d_x layer=3"}), "backward down", "d_y", "tp", "is partial"},
       {"torchtitan 1750: the loss is summed over tensor ranks, too", tiny(), of_mesh(tp),
        changed<ReduceScalars>({"reduce_scalars axis=tp"},
                               [](ReduceScalars& o) {
@@ -213,7 +213,7 @@ std::vector<Broken> catalogue() {
       {"Pai-Megatron-Patch 254: keys and values that tensor ranks share", shared_keys(), of_mesh(tp3),
        dropped({"all_reduce axis=tp", "grad.layer.1[replicated]"}), "sum_squares", "grad", "tp", "is partial"},
       // These typed moves are not in the catalogue; the edits leave them out or do them twice.
-      {"a norm of a partial value", tiny(), of_mesh(tp), dropped({"all_reduce axis=tp moves=x layer=1"}),
+      {"a norm of a partial value", tiny(), of_mesh(tp), dropped({"all_reduce axis=tp payload=x layer=1"}),
        "forward norm_qkv", "x", "tp", "is partial"},
       {"a norm of some rows", tiny(), of_mesh(tp, 0, true),
        [](Program& p) {
@@ -264,16 +264,16 @@ std::vector<Broken> of_stages_and_rings() {
   Setting first = of_mesh(ranks_along(2, 1, 1, 1, 2)), ring = of_mesh(ranks_along(1, 1, 1, 2, 1));
   ring.context_form = ContextForm::kRing;
   return {
-      {"a message of what is still partial", tiny(), first, dropped({"all_reduce axis=tp moves=x layer=2"}), "send",
+      {"a message of what is still partial", tiny(), first, dropped({"all_reduce axis=tp payload=x layer=2"}), "send",
        "from", "tp", "is partial"},
       {"a table that one end alone updates", tiny(true), of_mesh(ranks_along(2, 1, 1, 1, 1)),
-       dropped({"all_reduce axis=pp_ends"}), "sum_squares", "grad", "pp", "is partial"},
+       dropped({"all_reduce axis=embedding"}), "sum_squares", "grad", "pp", "is partial"},
       {"a table that both ends of two stages count twice", tiny(true), of_mesh(ranks_along(2, 1, 1, 1, 1)),
-       repeated({"all_reduce axis=pp_ends"}), "all_reduce", "to", "pp", "is invariant"},
-      {"a ring without its last step", tiny(), ring, dropped({"forward part=attention", "chunk=1"}),
+       repeated({"all_reduce axis=embedding"}), "all_reduce", "to", "pp", "is invariant"},
+      {"a ring without its last step", tiny(), ring, dropped({"forward part=attention", "step=1"}),
        "forward out_projection", "x", "cp", "is partial"},
       {"gradients of keys that a ring does not bring home", tiny(), ring,
-       dropped({"shift axis=cp moves=d_keys", "step=2"}), "backward rotate", "d_qkv", "cp", "is partial"},
+       dropped({"ring_exchange axis=cp payload=d_keys", "step=2"}), "backward rotate", "d_qkv", "cp", "is partial"},
   };
 }
 

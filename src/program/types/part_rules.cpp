@@ -23,13 +23,13 @@ bool has_parameter(const Program& p, const Compute& c, const arch::Parameter& pa
 
 bool in_tile(const Program& p, const Rows& rows, const Compute& c, const arch::Parameter& parameter) {
   if (!by_tiles(rows, c.part)) return true;
-  const auto [first, end] = experts_of_tile(p, rows, c.chunk);
+  const auto [first, end] = experts_of_tile(p, rows, c.portion);
   return first <= parameter.expert && parameter.expert < end;
 }
 
 bool makes_gradient(const Compute& c, arch::Role role) {
-  if (!declaration_of(c.part).halves_share() || c.pass == ComputePass::kBackward) return true;
-  return arch::of_norm(role) == (c.pass == ComputePass::kInput);
+  if (!declaration_of(c.part).halves_share() || c.pass == Pass::kBackward) return true;
+  return arch::of_norm(role) == (c.pass == Pass::kBackwardInput);
 }
 
 MeshType parameter_type(const Program& p, int unit, const arch::Parameter& parameter) {

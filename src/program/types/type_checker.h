@@ -90,7 +90,7 @@ class TypeChecker {
   void rule(const SumSquares& o);
   void rule(const ClipScale& o);
   void rule(const OptimizerStep& o);
-  void rule(const Agree& o);
+  void rule(const SetFlag& o);
   void check_parameters(const Compute& c, const Use& use);
   void check_constant(const Use& use);
   void add_gradients(const std::vector<OperandRule>& rules, const Use& use);
@@ -106,7 +106,7 @@ class TypeChecker {
   void rule(const AllToAll& o);
   void rule(const Send& o);
   void rule(const Receive& o);
-  void rule(const Shift& o);
+  void rule(const RingExchange& o);
   void rule(const CopyToHost& o);
   void rule(const CopyToDevice& o);
   void rule(const Cast& o);
@@ -114,8 +114,8 @@ class TypeChecker {
   void scatter_rows(const ReduceScatter& o, const Use& from, const Use& to);
   void gather_directions(const AllGather& o, const Use& from, const Use& to);
   void scatter_keys(const ReduceScatter& o, const Use& from, const Use& to);
-  void pass_gradients_on(const Shift& o, const Use& from, const Use& to);
-  MeshType message_type(Moves moves) const;
+  void pass_gradients_on(const RingExchange& o, const Use& from, const Use& to);
+  MeshType message_type(Payload payload) const;
   void copy();
   // Returns whether both operands hold the same parameters of a unit. Reports an error when only one does.
   bool both_of_parameters(const Use& from, const Use& to);

@@ -17,9 +17,9 @@ bool of_directions(const Buffer& buffer) {
 }
 
 std::int64_t piece_of_rows(const Op& op) {
-  if (const auto* c = std::get_if<Compute>(&op)) return has_halves(c->part) ? c->chunk : -1;
-  if (const auto* o = std::get_if<ReduceScatter>(&op)) return o->chunk;
-  if (const auto* o = std::get_if<AllGather>(&op)) return o->chunk;
+  if (const auto* c = std::get_if<Compute>(&op)) return has_halves(c->part) ? c->portion : -1;
+  if (const auto* o = std::get_if<ReduceScatter>(&op)) return o->portion;
+  if (const auto* o = std::get_if<AllGather>(&op)) return o->portion;
   return -1;
 }
 
@@ -34,7 +34,7 @@ TypeStates::TypeStates(const Program& p) : slots_(p), first_(slots_.places()) {
   std::size_t states = 0;
   for (std::size_t b = 0; b < p.buffers.size(); ++b) {
     const Buffer& buffer = p.buffers[b];
-    std::size_t segments = buffer.chunk >= 0 ? 1 : static_cast<std::size_t>(pieces);
+    std::size_t segments = buffer.portion >= 0 ? 1 : static_cast<std::size_t>(pieces);
     if (of_parameters(buffer)) segments = p.units.at(static_cast<std::size_t>(buffer.unit)).entries.size();
     if (buffer.role == Value::kScalars) segments = kNumScalars;
     segments_.push_back(segments);

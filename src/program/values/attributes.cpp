@@ -22,9 +22,9 @@ Attributes of_part(const Traits& t, const Compute& c, const KernelChoice& choice
 
 // Returns the attributes of an exchange between tensor ranks, pipeline stages or context ranks. Units are flat and have
 // no rows.
-Attributes of_move(const Traits& t, Moves moves) {
+Attributes of_move(const Traits& t, Payload payload) {
   Attributes a;
-  if (moves != Moves::kUnit && moves != Moves::kHead) a.rows = t.rows;
+  if (payload != Payload::kUnit && payload != Payload::kHead) a.rows = t.rows;
   return a;
 }
 
@@ -52,17 +52,17 @@ Attributes attributes_of(const Traits& t, const Op& op, const KernelChoice& choi
                           none.positions = t.positions;
                           return none;
                         },
-                        [&](const Agree&) {
+                        [&](const SetFlag&) {
                           none.scaled = t.scaled;
                           return none;
                         },
                         [&](const AllReduce&) { return none; },
-                        [&](const ReduceScatter& o) { return of_move(t, o.moves); },
-                        [&](const AllGather& o) { return of_move(t, o.moves); },
-                        [&](const AllToAll& o) { return of_move(t, o.moves); },
-                        [&](const Send& o) { return of_move(t, o.moves); },
-                        [&](const Receive& o) { return of_move(t, o.moves); },
-                        [&](const Shift& o) { return of_move(t, o.moves); },
+                        [&](const ReduceScatter& o) { return of_move(t, o.payload); },
+                        [&](const AllGather& o) { return of_move(t, o.payload); },
+                        [&](const AllToAll& o) { return of_move(t, o.payload); },
+                        [&](const Send& o) { return of_move(t, o.payload); },
+                        [&](const Receive& o) { return of_move(t, o.payload); },
+                        [&](const RingExchange& o) { return of_move(t, o.payload); },
                         [&](const ZeroFill&) { return none; },
                         [&](const Cast&) { return none; },
                         [&](const ReduceScalars&) { return none; },

@@ -10,15 +10,15 @@ namespace molen::program {
 std::vector<int> halves_of(const Program& p, const Compute& c) {
   const bool own = declaration_of(c.part).halves_share() && p.arch.norm != arch::Norm::kLayerPlain;
   switch (c.pass) {
-    case ComputePass::kBackward:
+    case Pass::kBackward:
       return {0, 1};
-    case ComputePass::kInput:
+    case Pass::kBackwardInput:
       if (!declaration_of(c.part).halves) return {0, 1};  // the backward is not split
       return own ? std::vector{0} : std::vector<int>{};
-    case ComputePass::kWeights:
+    case Pass::kBackwardWeights:
       return own ? std::vector{1} : std::vector{0, 1};
-    case ComputePass::kForward:
-    case ComputePass::kRecompute:
+    case Pass::kForward:
+    case Pass::kRecompute:
       break;
   }
   return {};
@@ -46,15 +46,15 @@ std::size_t expected_contributions(const Program& p, const Traits& t, int unit) 
       add(part, -1, static_cast<std::size_t>(t.head_chunks()));
   }
   const Unit& u = p.units[static_cast<std::size_t>(unit)];
-  const std::size_t pieces = row_chunks(t.rows).size();
+  const std::size_t pieces = pieces_of_rows(t.rows).size();
   for (std::int64_t l = u.first; l < u.end; ++l)
     for (const arch::Part part : arch::parts_of_layer(p.arch, l)) {
       const PartDeclaration& d = declaration_of(part);
-      const Blocks block = d.standing == Standing::kAttentionBlock ? Blocks::kAttention : Blocks::kMlp;
+      const Sublayer sublayer = d.standing == Standing::kAttentionBlock ? Sublayer::kAttention : Sublayer::kMlp;
       const bool experts = t.shares_experts() && std::ranges::any_of(d.roles, arch::of_expert);
-      if (u.has(l, block) && u.experts == experts && d.has_parameters(p.arch))
+      if (u.has(l, sublayer) && u.experts == experts && d.has_parameters(p.arch))
         parts += by_tiles(t.rows, part)    ? static_cast<std::size_t>(t.rows.expert_tiles)
-                 : by_chunks(t.rows, part) ? pieces
+                 : by_pieces(t.rows, part) ? pieces
                                            : 1;
     }
   return 2 * parts * static_cast<std::size_t>(t.micro_batches);

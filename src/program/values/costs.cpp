@@ -29,7 +29,7 @@ void cost_part(const Program& p, const Compute& c, Step& step) {
     if (moved.value > 0) step.epilogues.push_back({Epilogue::kAssemble, moved});
   }
   // Recomputation is work of the hardware, not of the model.
-  step.model_flops = c.pass == ComputePass::kRecompute ? Flops(0) : cost.flops;
+  step.model_flops = c.pass == Pass::kRecompute ? Flops(0) : cost.flops;
 }
 
 // The bytes of a step's operands. The step's sums, which are a few numbers, are not counted beside other operands.
@@ -78,13 +78,13 @@ void cost_optimizer(const Program& p, const OptimizerStep& o, Step& step) {
 
 // The scratch holds the rows of the tile in the order in which ranks send them: the rows of one rank are side by side.
 void cost_exchange(const Program& p, const AllToAll& o, Step& step) {
-  step.moved = payload_of(p, step, {});
+  step.moved = payload_bytes(p, step, {});
   const Use* there = step.find(o.home() ? Arg::kFrom : Arg::kTo);
   if (!there || !p.arch.sparse()) return;
   const arch::Experts& experts = p.arch.sparse_experts();
   const Rows& rows = step.attributes.rows;
   const int ranks = p.grid.sizes[mesh::Axis::kEp];
-  const auto [first, end] = experts_of_tile(p, rows, o.chunk);
+  const auto [first, end] = experts_of_tile(p, rows, o.portion);
   const std::int64_t most =
       most_rows_of_experts(experts, {rows.sequences, rows.length, p.grid.sizes[mesh::Axis::kCp]}, ranks, end - first);
   step.scratch =
@@ -99,7 +99,7 @@ void set_costs(const Program& p, Step& step) {
   step.model_flops = step.hardware_flops = Flops();
   step.epilogues = epilogues_of(p, step);
   const auto touched = [&] { step.moved = Bytes(bytes.touched > 0 ? bytes.touched : bytes.sums); };
-  const auto communicated = [&](const auto&) { step.moved = payload_of(p, step, {}); };
+  const auto communicated = [&](const auto&) { step.moved = payload_bytes(p, step, {}); };
   std::visit(Match{
                  [&](const Compute& c) { cost_part(p, c, step); },
                  [&](const LoadBatch&) { touched(); },
@@ -113,12 +113,12 @@ void set_costs(const Program& p, Step& step) {
                  [&](const AllToAll& o) { cost_exchange(p, o, step); },
                  [&](const Send& o) { communicated(o); },
                  [&](const Receive& o) { communicated(o); },
-                 [&](const Shift& o) { communicated(o); },
+                 [&](const RingExchange& o) { communicated(o); },
                  [&](const ReduceScalars& o) { communicated(o); },
                  [&](const CopyToHost&) { step.moved = Bytes(bytes.read); },
                  [&](const CopyToDevice&) { step.moved = Bytes(bytes.written); },
                  [&](const Cast&) { cost_cast(p, step); },
-                 [&](const Agree&) { touched(); },
+                 [&](const SetFlag&) { touched(); },
              },
              step.op);
 }

@@ -26,7 +26,7 @@ class EpiloguesOf {
     // rounds the sum at the end.
     const Use* result = step_.find(Arg::kY);
     if (c.part != arch::Part::kAttention || context_ranks() == 1 || !result || width_of(*result) >= 4) return {};
-    if (c.chunk >= 0 && !step_.find(Arg::kYSoFar)) return {};  // any step of a ring but the last
+    if (c.portion >= 0 && !step_.find(Arg::kYSoFar)) return {};  // any step of a ring but the last
     return {{Epilogue::kCopy, Bytes(used_elements(p_, *result, {}) * (size_of(DType::kF32) + width_of(*result)))}};
   }
   // A context rank loads whole sequences and keeps its own positions of these.
@@ -35,23 +35,23 @@ class EpiloguesOf {
     return {copies(Epilogue::kUnpack, bytes_of(Arg::kIds) + bytes_of(Arg::kLabels) + bytes_of(Arg::kDocuments))};
   }
   std::vector<EpilogueCost> operator()(const ReduceScatter& o) const {
-    if (o.moves == Moves::kDKeys) return {unpacks_keys(Arg::kFrom, context_ranks(), Arg::kTo)};
-    const std::int64_t own = o.moves == Moves::kUnit ? bytes_of(Arg::kTo) : bytes_of_own_rows(o.chunk);
+    if (o.payload == Payload::kDKeys) return {unpacks_keys(Arg::kFrom, context_ranks(), Arg::kTo)};
+    const std::int64_t own = o.payload == Payload::kUnit ? bytes_of(Arg::kTo) : bytes_of_own_rows(o.portion);
     if (step_.find(Arg::kSoFar)) return {adds(own), copies(Epilogue::kCopy, own)};
     if (step_.updates(Arg::kTo)) return {adds(own)};
     return {};
   }
   std::vector<EpilogueCost> operator()(const AllGather& o) const {
-    if (o.moves != Moves::kKeys) return {};
+    if (o.payload != Payload::kKeys) return {};
     return {copies(Epilogue::kPack, bytes_of(Arg::kTo) / context_ranks())};
   }
   // Keys leave q|k|v at the first step of a ring. Gradients of keys are summed on the way around the ring and end
   // beside the gradients of the queries. If the gradients of the queries were summed in a wider type, they are copied
   // from the buffer of these sums.
-  std::vector<EpilogueCost> operator()(const Shift& o) const {
+  std::vector<EpilogueCost> operator()(const RingExchange& o) const {
     const std::int64_t keys = bytes_of(Arg::kTo);
     std::vector<EpilogueCost> all;
-    if (o.moves == Moves::kKeys) {
+    if (o.payload == Payload::kKeys) {
       if (o.step == 1) all.push_back(copies(Epilogue::kPack, keys));
       return all;
     }
@@ -67,7 +67,7 @@ class EpiloguesOf {
   // For the exchange, the rows for one rank are side by side; for the products, the rows for one expert are side by
   // side.
   std::vector<EpilogueCost> operator()(const AllToAll& o) const {
-    return {copies(o.home() ? Epilogue::kPack : Epilogue::kUnpack, payload_of(p_, step_, {}).value)};
+    return {copies(o.home() ? Epilogue::kPack : Epilogue::kUnpack, payload_bytes(p_, step_, {}).value)};
   }
   template <class Other>
   std::vector<EpilogueCost> operator()(const Other&) const {

@@ -64,11 +64,12 @@ TEST(Epilogues, ARingPacksAddsAndUnpacks) {
   s.mesh[mesh::Axis::kCp] = 3;
   s.context_form = ContextForm::kRing;
   s.sequence = 24;
-  EXPECT_EQ(epilogues_of(build(tiny(), s), "shift"), (Texts{"pack:1024", "none", "add:1536", "add:1536,unpack:1024"}));
+  EXPECT_EQ(epilogues_of(build(tiny(), s), "ring_exchange"),
+            (Texts{"pack:1024", "none", "add:1536", "add:1536,unpack:1024"}));
   s.compute = DType::kBF16;
   // The gradients of the queries are summed in fp32 and rounded at the end.
-  EXPECT_TRUE(epilogues_of(build(tiny(), s), "shift").count("add:1536,copy:1152,unpack:768"))
-      << ::testing::PrintToString(epilogues_of(build(tiny(), s), "shift"));
+  EXPECT_TRUE(epilogues_of(build(tiny(), s), "ring_exchange").count("add:1536,copy:1152,unpack:768"))
+      << ::testing::PrintToString(epilogues_of(build(tiny(), s), "ring_exchange"));
 }
 
 // Three ranks share six query heads with two key and value heads. Each rank has copies of the key and value heads that

@@ -11,10 +11,10 @@ namespace molen::program {
 namespace {
 
 // `experts`: return the unit of the layer's experts if they have a unit of their own.
-int unit_with(const Program& program, std::int64_t layer, Blocks block, bool experts = false) {
+int unit_with(const Program& program, std::int64_t layer, Sublayer sublayer, bool experts = false) {
   experts = experts && program.grid.sizes[mesh::Axis::kEp] > 1;
   for (std::size_t u = 0; u < program.units.size(); ++u)
-    if (program.units[u].has(layer, block) && program.units[u].experts == experts) return static_cast<int>(u);
+    if (program.units[u].has(layer, sublayer) && program.units[u].experts == experts) return static_cast<int>(u);
   return -1;
 }
 
@@ -27,9 +27,9 @@ int unit_of_part(const Program& program, arch::Part part, std::int64_t layer) {
     case Standing::kBefore:
       return program.find_unit("embed");
     case Standing::kAttentionBlock:
-      return unit_with(program, layer, Blocks::kAttention);
+      return unit_with(program, layer, Sublayer::kAttention);
     case Standing::kMlpBlock:
-      return unit_with(program, layer, Blocks::kMlp, std::ranges::any_of(d.roles, arch::of_expert));
+      return unit_with(program, layer, Sublayer::kMlp, std::ranges::any_of(d.roles, arch::of_expert));
     case Standing::kAfter:
       return program.find_unit("final");
     case Standing::kHead:
@@ -38,18 +38,18 @@ int unit_of_part(const Program& program, arch::Part part, std::int64_t layer) {
   throw Error("no such place in a model");
 }
 
-RowsOfExperts rows_of_experts(Moves moves) {
-  switch (moves) {
-    case Moves::kExpertRows:
+RowsOfExperts rows_of_experts(Payload payload) {
+  switch (payload) {
+    case Payload::kExpertRows:
       return {Value::kExpertRows, Value::kRankRows};
-    case Moves::kExpertOut:
+    case Payload::kExpertOut:
       return {Value::kExpertOut, Value::kRankOut};
-    case Moves::kDExpertOut:
+    case Payload::kDExpertOut:
       return {Value::kDExpertOut, Value::kDRankOut};
-    case Moves::kDExpertRows:
+    case Payload::kDExpertRows:
       return {Value::kDExpertRows, Value::kDRankRows};
     default:
-      throw Error("expert ranks send each other no {}", name_of(moves));
+      throw Error("expert ranks send each other no {}", name_of(payload));
   }
 }
 
@@ -60,7 +60,7 @@ bool shares_whole_matrices(const Program& program, int unit) {
          });
 }
 
-bool by_chunks(const Rows& rows, arch::Part part) {
+bool by_pieces(const Rows& rows, arch::Part part) {
   return rows.in_pieces() && has_halves(part);
 }
 
@@ -68,14 +68,24 @@ bool by_tiles(const Rows& rows, arch::Part part) {
   return rows.expert_tiles > 1 && declaration_of(part).computes_experts();
 }
 
-Value kept_value(Moves moves) {
+std::string_view portion_word(const Op& op) {
+  if (std::holds_alternative<AllToAll>(op)) return "expert_tile";
+  const auto* c = std::get_if<Compute>(&op);
+  if (!c) return "piece";
+  const PartDeclaration& part = declaration_of(c->part);
+  if (of_head(c->part)) return "chunk";
+  if (part.computes_experts()) return "expert_tile";
+  return part.ring_step ? "step" : "piece";
+}
+
+Value kept_value(Payload payload) {
   static const auto values = [] {
-    std::array<std::optional<Value>, kAllMoves.size()> all;
-    for (const Moves kept : kKeptForBackward) all.at(static_cast<std::size_t>(kept)) = value_named(name_of(kept));
+    std::array<std::optional<Value>, kAllPayloads.size()> all;
+    for (const Payload kept : kKeptForBackward) all.at(static_cast<std::size_t>(kept)) = value_named(name_of(kept));
     return all;
   }();
-  const auto value = values.at(static_cast<std::size_t>(moves));
-  if (!value) throw Error("no layer keeps {} for backward", name_of(moves));
+  const auto value = values.at(static_cast<std::size_t>(payload));
+  if (!value) throw Error("no layer keeps {} for backward", name_of(payload));
   return *value;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "program/ir/program.h"
 
@@ -12,7 +13,7 @@ int unit_of_part(const Program& program, arch::Part part, std::int64_t layer);
 
 // Returns whether an op of this part runs once for each piece of its rows: true for the products before and after which
 // tensor ranks exchange rows.
-bool by_chunks(const Rows& rows, arch::Part part);
+bool by_pieces(const Rows& rows, arch::Part part);
 // Returns whether an op of this part runs once for each tile of a rank's experts.
 bool by_tiles(const Rows& rows, arch::Part part);
 // Returns whether tensor ranks share matrices of a unit that the optimizer updates whole (UpdateStage).
@@ -26,10 +27,14 @@ Stream stream_of(const Offload& offload, const Op& op);
 struct RowsOfExperts {
   Value here{}, there{};
 };
-RowsOfExperts rows_of_experts(Moves moves);
+RowsOfExperts rows_of_experts(Payload payload);
+
+// Returns the word for an op's portion in texts and messages: "chunk" of the head, "step" of a ring, "expert_tile", or
+// "piece" of the rows.
+std::string_view portion_word(const Op& op);
 
 // Returns the kept value (kKeptForBackward) that a copy moves.
-Value kept_value(Moves moves);
+Value kept_value(Payload payload);
 
 // Returns the unit of a step's operands, from the first of its buffers that belongs to a unit; -1 if none does.
 int unit_of_step(const Program& program, const Step& step);

@@ -21,7 +21,7 @@ struct Operand {
   bool host = false;      // the copy of a kept value that is offloaded to the host
   // The piece of the value's rows that an op uses (Rows::pieces), or the tile of rows in the order of experts
   // (Rows::expert_tiles); -1: all rows.
-  std::int64_t chunk = -1;
+  std::int64_t portion = -1;
   Arg arg{};
   Access access{};
   // Whether a step may add to the operand (kUpdate) although the rule says that it overwrites the operand (kWrite).

@@ -9,19 +9,9 @@
 namespace molen::program {
 namespace {
 
-arch::Pass pass_of(ComputePass pass) {
-  switch (pass) {
-    case ComputePass::kBackward:
-      return arch::Pass::kBackward;
-    case ComputePass::kInput:
-      return arch::Pass::kBackwardInput;
-    case ComputePass::kWeights:
-      return arch::Pass::kBackwardWeights;
-    case ComputePass::kForward:
-    case ComputePass::kRecompute:
-      break;
-  }
-  return arch::Pass::kForward;
+// A recomputation runs the kernel of the forward.
+Pass kernel_pass(Pass pass) {
+  return pass == Pass::kRecompute ? Pass::kForward : pass;
 }
 
 }  // namespace
@@ -54,21 +44,21 @@ arch::PartShape shape_of(const Attributes& a, const Grid& grid) {
 
 PartOfRank part_of(const Program& p, const Compute& c, const Step& step) {
   const Attributes& a = step.attributes;
-  PartOfRank of{c.part, pass_of(c.pass), shape_of(a, p.grid)};
-  if (of_head(c.part)) of.shape.chunk = std::min(a.tile, a.rows.count() - c.chunk * a.tile);
+  PartOfRank of{c.part, kernel_pass(c.pass), shape_of(a, p.grid)};
+  if (of_head(c.part)) of.shape.chunk = std::min(a.tile, a.rows.count() - c.portion * a.tile);
   if (a.rows.in_pieces() && has_halves(c.part)) {
-    const auto [first, last] = chunk_rows(a.rows, c.chunk);
+    const auto [first, last] = rows_of_piece(a.rows, c.portion);
     of.shape.batch = 1;
     of.shape.sequence = last - first;
   }
   if (by_tiles(a.rows, c.part)) {
-    of.shape.expert_tile = c.chunk;
+    of.shape.expert_tile = c.portion;
     of.shape.expert_tiles = a.rows.expert_tiles;
   }
   of.shape.kv_copied = of.shape.tensor_ranks > 1 && arch::kv_replicated(p.arch, of.shape.tensor_ranks);
   of.shape.documents = step.find(Arg::kDocuments) != nullptr;
-  of.ring = c.chunk >= 0;
-  of.step = c.chunk;
+  of.ring = c.portion >= 0;
+  of.step = c.portion;
   return of;
 }
 

@@ -16,7 +16,7 @@ std::int64_t width_of(const Program& p, const Use& use) {
 std::int64_t exchanged_bytes(const Program& p, const Rows& rows, std::int64_t chunk, const Use& whole,
                              const mesh::PerAxis& at) {
   if (chunk < 0) return used_bytes(p, whole, at);
-  const auto [first, last] = chunk_rows(rows, chunk);
+  const auto [first, last] = rows_of_piece(rows, chunk);
   return (last - first) * p.arch.hidden * width_of(p, whole);
 }
 
@@ -61,7 +61,7 @@ std::int64_t used_bytes(const Program& p, const Use& use, const mesh::PerAxis& a
   return used_elements(p, use, at) * width_of(p, use);
 }
 
-Bytes payload_of(const Program& p, const Step& step, const mesh::PerAxis& at) {
+Bytes payload_bytes(const Program& p, const Step& step, const mesh::PerAxis& at) {
   return Bytes(std::visit(
       [&](const auto& o) -> std::int64_t {
         using O = std::decay_t<decltype(o)>;
@@ -69,17 +69,17 @@ Bytes payload_of(const Program& p, const Step& step, const mesh::PerAxis& at) {
         // later.
         constexpr bool sends = std::is_same_v<O, ReduceScatter> || std::is_same_v<O, Send>;
         // Routers decide how many rows a rank sends and receives. Over all ranks, one row is sent for each slot.
-        if constexpr (std::is_same_v<O, AllToAll>) return bytes_of_rows(p, step, o.chunk);
+        if constexpr (std::is_same_v<O, AllToAll>) return bytes_of_rows(p, step, o.portion);
         const Use* use = step.find(sends ? Arg::kFrom : Arg::kTo);
         if constexpr (!std::is_same_v<O, ReduceScalars>)
           if (!use) return 0;
         if constexpr (std::is_same_v<O, AllReduce>)
           return used_bytes(p, *use, at);
         else if constexpr (std::is_same_v<O, ReduceScatter> || std::is_same_v<O, AllGather>)
-          return exchanged_bytes(p, step.attributes.rows, o.chunk, *use, at);
+          return exchanged_bytes(p, step.attributes.rows, o.portion, *use, at);
         else if constexpr (std::is_same_v<O, Send> || std::is_same_v<O, Receive>)
           return message_bytes(p, step.attributes.rows, *use, at);
-        else if constexpr (std::is_same_v<O, Shift>)  // sent and received
+        else if constexpr (std::is_same_v<O, RingExchange>)  // sent and received
           return 2 * used_bytes(p, *use, at);
         else if constexpr (std::is_same_v<O, ReduceScalars>)
           return o.count * size_of(DType::kF64);
@@ -89,18 +89,18 @@ Bytes payload_of(const Program& p, const Step& step, const mesh::PerAxis& at) {
       step.op));
 }
 
-Payloads payloads_of(const Program& p, const std::vector<Expanded>& ops, const mesh::PerAxis& at) {
-  Payloads all;
+CallsByAxis calls_of(const Program& p, const std::vector<Expanded>& ops, const mesh::PerAxis& at) {
+  CallsByAxis all;
   for (const Expanded& e : ops) {
     const auto axis = axis_of(e.step->op);
     if (!axis || !is_communication(e.step->op)) continue;
-    const std::int64_t bytes = payload_of(p, *e.step, at).value;
+    const std::int64_t bytes = payload_bytes(p, *e.step, at).value;
     const auto add = [&](const std::string& call, std::int64_t payload) {
-      Payload& of = all[{*axis, call}];
+      CallBytes& of = all[{*axis, call}];
       ++of.calls;
       of.bytes += payload;
     };
-    if (std::holds_alternative<Shift>(e.step->op)) {
+    if (std::holds_alternative<RingExchange>(e.step->op)) {
       add("send", bytes / 2);
       add("recv", bytes / 2);
     } else if (std::holds_alternative<Receive>(e.step->op)) {

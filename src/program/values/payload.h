@@ -19,14 +19,14 @@ std::int64_t used_bytes(const Program& program, const Use& use, const mesh::PerA
 // Returns the bytes that the rank at `at` gives to the communicator calls of an op: all elements that are reduced or
 // gathered, sent or received. Step::moved is for the rank whose coordinates are all 0; other ranks give fewer bytes
 // when shards or rows are uneven.
-Bytes payload_of(const Program& program, const Step& step, const mesh::PerAxis& at);
+Bytes payload_bytes(const Program& program, const Step& step, const mesh::PerAxis& at);
 
-struct Payload {
+struct CallBytes {
   std::int64_t calls = 0, bytes = 0;
-  bool operator==(const Payload&) const = default;
+  bool operator==(const CallBytes&) const = default;
 };
-// Payloads of a step's ops, by axis and by the communicator call that the op makes ("all_reduce", "send", ...).
-using Payloads = std::map<std::pair<Axis, std::string>, Payload>;
-Payloads payloads_of(const Program& program, const std::vector<Expanded>& ops, const mesh::PerAxis& at);
+// Calls of a step's ops, by axis and by the communicator call that the op makes ("all_reduce", "send", ...).
+using CallsByAxis = std::map<std::pair<Axis, std::string>, CallBytes>;
+CallsByAxis calls_of(const Program& program, const std::vector<Expanded>& ops, const mesh::PerAxis& at);
 
 }  // namespace molen::program

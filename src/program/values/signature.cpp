@@ -24,10 +24,10 @@ using namespace operand;
 // consumes this rank's own gradients, adds them to the received ones for the same keys, and sends the sum. The last
 // step returns the sum to the rank of the keys, where it is stored in the gradient of q|k|v beside the gradients of the
 // queries.
-Signature shift(const Traits& t, const Shift& o) {
+Signature shift(const Traits& t, const RingExchange& o) {
   const std::int64_t l = o.layer, i = o.step;
   const auto part = [l](Value v, std::int64_t step) { return Operand{v, l, Range::kAll, step}; };
-  if (o.moves == Moves::kKeys) {
+  if (o.payload == Payload::kKeys) {
     if (i == 1)
       return {
           {reads(kFrom, {Value::kQkv, l}), writes(kOwn, part(Value::kKeys, 0)), writes(kTo, part(Value::kKeys, 1))}};
@@ -62,7 +62,7 @@ Operand message(const Traits& t, Axis over, bool summed, int unit) {
   Range range = replicas ? Range::kShard : Range::kAll;
   if (summed && of == Axis::kShard) range = Range::kShard;
   if (summed && (replicas ? t.owns_part_of_shard() : of == Axis::kDp && t.owns_part())) range = Range::kOwn;
-  return {Value::kGradMessage, unit, range, (replicas ? 2 : 0) + (summed ? 1 : 0)};
+  return {Value::kGradCommunication, unit, range, (replicas ? 2 : 0) + (summed ? 1 : 0)};
 }
 
 Signature moved(const Operand& from, const Operand& to) {
@@ -101,7 +101,7 @@ Signature cast(const Traits& t, const Cast& o, int unit) {
 // Returns the signature on one piece of the rows; parameters, gradients and scalars have no pieces.
 Signature piece_of(Signature s, std::int64_t chunk) {
   for (Operand& o : s.operands)
-    if (!of_unit(o.value) && o.value != Value::kScalars) o.chunk = chunk;
+    if (!of_unit(o.value) && o.value != Value::kScalars) o.portion = chunk;
   return s;
 }
 
@@ -109,27 +109,27 @@ Signature piece_of(Signature s, std::int64_t chunk) {
 // next layer's input, and the input's to that of the middle. The first gradient, after the final norm's backward, is
 // added to none.
 Signature scatter_rows(const Program& p, const Traits& t, const ReduceScatter& o) {
-  const Exchanged e = exchanged(o.moves);
+  const Exchanged e = exchanged(o.payload);
   Signature s{{consumes(kFrom, {e.sum, o.layer})}};
   const Operand kept{e.kept, o.layer};
-  const bool joins = o.moves == Moves::kDMid || (o.moves == Moves::kDResidual && o.layer < p.arch.layers);
+  const bool joins = o.payload == Payload::kDMid || (o.payload == Payload::kDResidual && o.layer < p.arch.layers);
   const Operand so_far =
-      o.moves == Moves::kDMid ? Operand{Value::kDResidual, o.layer + 1} : Operand{Value::kDMid, o.layer};
+      o.payload == Payload::kDMid ? Operand{Value::kDResidual, o.layer + 1} : Operand{Value::kDMid, o.layer};
   if (!joins)
     s.operands.push_back(writes(kTo, kept));
   else if (t.halves)
     s.operands.insert(s.operands.end(), {reads(kSoFar, so_far), writes(kTo, kept)});
   else
     s.operands.push_back(turns(kTo, so_far, kept));
-  return piece_of(std::move(s), o.chunk);
+  return piece_of(std::move(s), o.portion);
 }
 
 // A reduce-scatter makes its sums in the operand that it consumes.
 Signature reduce_scatter(const Program& p, const Traits& t, const ReduceScatter& o, int unit) {
-  if (o.moves == Moves::kDKeys)
+  if (o.payload == Payload::kDKeys)
     return {
         {consumes(kFrom, {Value::kDKeysAll, o.layer}), turns(kTo, {Value::kDQuery, o.layer}, {Value::kDQkv, o.layer})}};
-  if (o.moves != Moves::kUnit) return scatter_rows(p, t, o);
+  if (o.payload != Payload::kUnit) return scatter_rows(p, t, o);
   if (t.narrow_over(o.axis)) return scattered(message(t, o.axis, false, unit), message(t, o.axis, true, unit));
   if (!t.sharded_gradients()) return scattered({Value::kGrad, unit}, {Value::kGrad, unit, Range::kOwn});
   if (o.axis == Axis::kReplicate) return scattered({Value::kGradShard, unit}, {Value::kGradShard, unit, Range::kOwn});
@@ -137,9 +137,9 @@ Signature reduce_scatter(const Program& p, const Traits& t, const ReduceScatter&
 }
 
 Signature all_reduce(const Traits& t, const AllReduce& o, int unit) {
-  if (o.moves == Moves::kLoad) return {{updates(kTo, {Value::kLoad, o.layer})}};
-  if (o.moves != Moves::kUnit) {
-    const Exchanged e = exchanged(o.moves);
+  if (o.payload == Payload::kLoad) return {{updates(kTo, {Value::kLoad, o.layer})}};
+  if (o.payload != Payload::kUnit) {
+    const Exchanged e = exchanged(o.payload);
     return {{turns(kTo, {e.sum, o.layer}, {e.kept, o.layer})}};
   }
   if (o.axis == Axis::kTp) return {{updates(kTo, {Value::kGrad, unit, Range::kReplicated})}};
@@ -149,13 +149,13 @@ Signature all_reduce(const Traits& t, const AllReduce& o, int unit) {
 
 // Gathers parameters: from the updated part to the shard, and from shards to the whole.
 Signature all_gather(const Traits& t, const AllGather& o, int unit) {
-  if (o.moves == Moves::kHead) return moved({Value::kHeadSums, o.layer}, {Value::kHeadSumsAll, o.layer});
-  if (o.moves == Moves::kKeys) return moved({Value::kQkv, o.layer}, {Value::kKeysAll, o.layer});
-  if (o.moves == Moves::kCounts) return moved({Value::kCounts, o.layer}, {Value::kCountsAll, o.layer});
-  if (o.moves == Moves::kOffsets) return moved({Value::kOffsets, o.layer}, {Value::kOffsetsAll, o.layer});
-  if (o.moves != Moves::kUnit) {
-    const Exchanged e = exchanged(o.moves);
-    return piece_of(moved({e.kept, o.layer}, {e.rows, o.layer}), o.chunk);
+  if (o.payload == Payload::kHead) return moved({Value::kHeadSums, o.layer}, {Value::kHeadSumsAll, o.layer});
+  if (o.payload == Payload::kKeys) return moved({Value::kQkv, o.layer}, {Value::kKeysAll, o.layer});
+  if (o.payload == Payload::kCounts) return moved({Value::kCounts, o.layer}, {Value::kCountsAll, o.layer});
+  if (o.payload == Payload::kOffsets) return moved({Value::kOffsets, o.layer}, {Value::kOffsetsAll, o.layer});
+  if (o.payload != Payload::kUnit) {
+    const Exchanged e = exchanged(o.payload);
+    return piece_of(moved({e.kept, o.layer}, {e.rows, o.layer}), o.portion);
   }
   if (o.axis == Axis::kTp) return moved({Value::kDirection, unit}, {Value::kDirectionAll, unit});
   if (t.sharded_parameters()) {
@@ -171,20 +171,20 @@ Signature all_gather(const Traits& t, const AllGather& o, int unit) {
 // Returns the signature on one tile of the experts; values that are not in the order of experts have no tiles.
 Signature of_tile(Signature s, std::int64_t tile) {
   for (Operand& o : s.operands)
-    if (!of_unit(o.value) && in_expert_order(o.value)) o.chunk = tile;
+    if (!of_unit(o.value) && in_expert_order(o.value)) o.portion = tile;
   return s;
 }
 
 // The rows that a rank has for its experts are in the order of these experts. The first exchange also writes the row at
 // which each expert begins.
 Signature all_to_all(const AllToAll& o) {
-  const auto [here, there] = rows_of_experts(o.moves);
+  const auto [here, there] = rows_of_experts(o.payload);
   const Operand offsets{Value::kOffsetsAll, o.layer};
   Signature s{{reads(kFrom, {o.home() ? there : here, o.layer}), reads(kOffsets, offsets),
                writes(kTo, {o.home() ? here : there, o.layer})}};
-  if (o.moves == Moves::kExpertRows && o.chunk <= 0)
+  if (o.payload == Payload::kExpertRows && o.portion <= 0)
     s.operands.push_back(writes(kExpertOffsets, {Value::kExpertOffsets, o.layer}));
-  return of_tile(std::move(s), o.chunk);
+  return of_tile(std::move(s), o.portion);
 }
 
 // Returns the parameters in the compute type that an update writes.
@@ -218,8 +218,8 @@ Signature optimizer(const Traits& t, const OptimizerStep& o, int unit) {
 }
 
 Signature copy_to_host(const Traits& t, const CopyToHost& o, int unit) {
-  if (o.moves != Moves::kUnit)
-    return moved({kept_value(o.moves), o.layer}, {kept_value(o.moves), o.layer, Range::kAll, 0, true});
+  if (o.payload != Payload::kUnit)
+    return moved({kept_value(o.payload), o.layer}, {kept_value(o.payload), o.layer, Range::kAll, 0, true});
   const Operand grad = owned(t, true, unit);
   const bool leaves = t.offload.gradients && grad.value == Value::kGrad;  // from where backward made it
   return {{leaves ? consumes(kFrom, grad) : reads(kFrom, grad), adds(kTo, {Value::kGradHost, unit})}};
@@ -227,8 +227,8 @@ Signature copy_to_host(const Traits& t, const CopyToHost& o, int unit) {
 
 // Copies a kept value, parameters that ops are about to use, or updated parameters.
 Signature copy_to_device(const Traits& t, const CopyToDevice& o, int unit) {
-  if (o.moves != Moves::kUnit)
-    return moved({kept_value(o.moves), o.layer, Range::kAll, 0, true}, {kept_value(o.moves), o.layer});
+  if (o.payload != Payload::kUnit)
+    return moved({kept_value(o.payload), o.layer, Range::kAll, 0, true}, {kept_value(o.payload), o.layer});
   if (!t.offload.parameters) return moved(updated(t, unit), owned(t, false, unit));
   return moved({Value::kParamHost, unit}, {t.sharded_parameters() ? Value::kParamShard : Value::kParam, unit});
 }
@@ -247,8 +247,8 @@ Signature signature(const Program& program, const Traits& traits, const Op& op, 
       Match{
           [&](const Compute& c) {
             Signature s{operands_of(program, traits, c, unit_of_part(program, c.part, c.layer))};
-            if (by_tiles(traits.rows, c.part)) return of_tile(std::move(s), c.chunk);
-            return by_chunks(traits.rows, c.part) ? piece_of(std::move(s), c.chunk) : s;
+            if (by_tiles(traits.rows, c.part)) return of_tile(std::move(s), c.portion);
+            return by_pieces(traits.rows, c.part) ? piece_of(std::move(s), c.portion) : s;
           },
           [&](const LoadBatch&) {
             Signature s{{writes(kIds, {Value::kIds}), writes(kLabels, {Value::kLabels}), updates(kScalars, scalars)}};
@@ -270,17 +270,17 @@ Signature signature(const Program& program, const Traits& traits, const Op& op, 
           [&](const AllGather& o) { return all_gather(traits, o, unit); },
           [&](const AllToAll& o) { return all_to_all(o); },
           [&](const Send& o) {
-            return Signature{{reads(kFrom, {exchanged(o.moves).kept, o.layer})}};
+            return Signature{{reads(kFrom, {exchanged(o.payload).kept, o.layer})}};
           },
           [&](const Receive& o) {
-            return Signature{{writes(kTo, {exchanged(o.moves).kept, o.layer})}};
+            return Signature{{writes(kTo, {exchanged(o.payload).kept, o.layer})}};
           },
-          [&](const Shift& o) { return shift(traits, o); },
+          [&](const RingExchange& o) { return shift(traits, o); },
           [&](const CopyToHost& o) { return copy_to_host(traits, o, unit); },
           [&](const CopyToDevice& o) { return copy_to_device(traits, o, unit); },
           [&](const Cast& o) { return cast(traits, o, unit); },
           [&](const ReduceScalars&) { return Signature{{updates(kScalars, scalars)}}; },
-          [&](const Agree&) { return Signature{{reads(kScalars, scalars)}}; },
+          [&](const SetFlag&) { return Signature{{reads(kScalars, scalars)}}; },
       },
       op);
 }

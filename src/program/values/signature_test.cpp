@@ -35,30 +35,30 @@ std::string text_of(const Signature& s) {
 
 TEST(Signature, TheStepsOfARing) {
   const Program p = ring_of_3();
-  const auto attention = [&](ComputePass pass, std::int64_t step) {
+  const auto attention = [&](Pass pass, std::int64_t step) {
     return text_of(signature(p, Compute{arch::Part::kAttention, pass, 1, step}, -1));
   };
-  const auto shift = [&](Moves moves, std::int64_t step) {
-    return text_of(signature(p, Shift{Axis::kCp, moves, 1, step}, -1));
+  const auto shift = [&](Payload payload, std::int64_t step) {
+    return text_of(signature(p, RingExchange{Axis::kCp, payload, 1, step}, -1));
   };
-  const auto forward = ComputePass::kForward, backward = ComputePass::kBackward;
+  const auto forward = Pass::kForward, backward = Pass::kBackward;
   // Forward: each step reads the received keys, and adds to the output over the earlier keys.
   EXPECT_EQ(attention(forward, 0), "reads qkv.1/0, writes attn_part.1/0, writes lse_part.1/0");
   EXPECT_EQ(attention(forward, 1),
             "reads qkv.1/0, reads keys.1/1, updates attn_part.1/0>attn_part.1/1, updates lse_part.1/0>lse_part.1/1");
   EXPECT_EQ(attention(forward, 2),
             "reads qkv.1/0, reads keys.1/2, updates attn_part.1/1>attn.1/0, updates lse_part.1/1>lse.1/0");
-  EXPECT_EQ(shift(Moves::kKeys, 1), "reads qkv.1/0, writes keys.1/0, writes keys.1/1");
-  EXPECT_EQ(shift(Moves::kKeys, 2), "reads keys.1/1, writes keys.1/2");
+  EXPECT_EQ(shift(Payload::kKeys, 1), "reads qkv.1/0, writes keys.1/0, writes keys.1/1");
+  EXPECT_EQ(shift(Payload::kKeys, 2), "reads keys.1/1, writes keys.1/2");
   // Backward: gradients of keys are passed around until they are on the rank of the keys, which holds the gradients of
   // its queries until then.
   const std::string kept = "reads d_attn.1/0, reads qkv.1/0, reads attn.1/0, reads lse.1/0, ";
   EXPECT_EQ(attention(backward, 0), kept + "writes d_query.1/0, writes d_keys.1/0");
   EXPECT_EQ(attention(backward, 1), kept + "reads keys.1/1, updates d_query.1/0>d_query.1/1, writes d_keys.1/1");
   EXPECT_EQ(attention(backward, 2), kept + "reads keys.1/2, updates d_query.1/1>d_query.1/2, writes d_keys.1/2");
-  EXPECT_EQ(shift(Moves::kDKeys, 1), "consumes d_keys.1/0, writes d_keys_in.1/1");
-  EXPECT_EQ(shift(Moves::kDKeys, 2), "consumes d_keys.1/1, updates d_keys_in.1/1>d_keys_in.1/2");
-  EXPECT_EQ(shift(Moves::kDKeys, 3),
+  EXPECT_EQ(shift(Payload::kDKeys, 1), "consumes d_keys.1/0, writes d_keys_in.1/1");
+  EXPECT_EQ(shift(Payload::kDKeys, 2), "consumes d_keys.1/1, updates d_keys_in.1/1>d_keys_in.1/2");
+  EXPECT_EQ(shift(Payload::kDKeys, 3),
             "consumes d_keys.1/2, updates d_keys_in.1/2>d_keys_in.1/3, updates d_query.1/2>d_qkv.1/0");
 }
 
@@ -67,9 +67,9 @@ TEST(Signature, TheLastStepOfANarrowRingRounds) {
   Setting s = ring_of_3().setting;
   s.compute = DType::kBF16;
   const Program p = build(tiny(), s);
-  EXPECT_EQ(text_of(signature(p, Compute{arch::Part::kAttention, ComputePass::kForward, 1, 2}, -1)),
+  EXPECT_EQ(text_of(signature(p, Compute{arch::Part::kAttention, Pass::kForward, 1, 2}, -1)),
             "reads qkv.1/0, reads keys.1/2, consumes attn_part.1/1, writes attn.1/0, updates lse_part.1/1>lse.1/0");
-  EXPECT_EQ(text_of(signature(p, Shift{Axis::kCp, Moves::kDKeys, 1, 3}, -1)),
+  EXPECT_EQ(text_of(signature(p, RingExchange{Axis::kCp, Payload::kDKeys, 1, 3}, -1)),
             "consumes d_keys.1/2, updates d_keys_in.1/2>d_keys_in.1/3, reads d_query.1/2, writes d_qkv.1/0");
 }
 
@@ -87,10 +87,9 @@ TEST(Signature, SumsAreUpdatedOrConsumed) {
   EXPECT_EQ(text_of(signature(p, OptimizerStep{}, 1)),
             "reads grad.1/0, reads scalars.-1/0, updates param.1/0, updates m.1/0, updates v.1/0");
   EXPECT_EQ(
-      text_of(signature(p, Compute{arch::Part::kNormUp, ComputePass::kBackward, 1, -1}, -1)),
+      text_of(signature(p, Compute{arch::Part::kNormUp, Pass::kBackward, 1, -1}, -1)),
       "reads d_up.1/0, reads mid.1/0, reads stats2.1/0, reads param.2/0, updates d_x.2/0>d_mid.1/0, writes grad.2/0");
-  EXPECT_TRUE(
-      signature(p, Compute{arch::Part::kNormUp, ComputePass::kBackward, 1, -1}, -1).operand(Arg::kGrad).may_add);
+  EXPECT_TRUE(signature(p, Compute{arch::Part::kNormUp, Pass::kBackward, 1, -1}, -1).operand(Arg::kGrad).may_add);
 }
 
 }  // namespace

@@ -104,12 +104,12 @@ enum class Value {
   kGrad,        // whole
   kParamShard,  // the rank's part of sharded parameters; kGradShard is the same for the gradient
   kGradShard,
-  kGradHost,      // on the host: the part of the gradient that this rank updates
-  kParamHost,     // offloaded parameters; or, in the compute type, updated on the host and then copied to the device
-  kGradMessage,   // a gradient in a narrower message between data-parallel ranks; `step`: see
-                  // `message` in signature.cpp
-  kDirection,     // what tensor ranks exchange for parameters that are updated whole: this rank's parts
-  kDirectionAll,  // the directions of all tensor ranks, one after another
+  kGradHost,   // on the host: the part of the gradient that this rank updates
+  kParamHost,  // offloaded parameters; or, in the compute type, updated on the host and then copied to the device
+  kGradCommunication,  // a gradient in a narrower message between data-parallel ranks; `step`: see
+                       // `grad_comm` in signature.cpp
+  kDirection,          // what tensor ranks exchange for parameters that are updated whole: this rank's parts
+  kDirectionAll,       // the directions of all tensor ranks, one after another
   kMoment1,
   kMoment2,
   kRowMoment2,  // means of the second moment over each row of a matrix; kColumnMoment2: over each column
@@ -136,12 +136,12 @@ enum class ValueClass {
 
 // The type of a value's elements.
 enum class ValueType {
-  kCompute,   // the type of activations and weights
-  kAccurate,  // fp32; fp64 if compute is fp64
-  kInteger,   // i32
-  kMessage,   // the type of gradients in messages
-  kMaster,    // the type of master weights
-  kDouble,    // fp64
+  kCompute,        // the type of activations and weights
+  kAccurate,       // fp32; fp64 if compute is fp64
+  kInteger,        // i32
+  kCommunication,  // the type of gradients in messages
+  kMaster,         // the type of master weights
+  kDouble,         // fp64
 };
 
 // Which buffers hold a value of the layers.
@@ -255,7 +255,7 @@ inline constexpr std::array kValues{
     ValueInfo{Value::kGradShard, "grad_shard", ValueClass::kUnit, "", ValueType::kAccurate},
     ValueInfo{Value::kGradHost, "grad_host", ValueClass::kUnit, "", ValueType::kAccurate},
     ValueInfo{Value::kParamHost, "param_host", ValueClass::kUnit, ""},
-    ValueInfo{Value::kGradMessage, "message", ValueClass::kUnit, "", ValueType::kMessage},
+    ValueInfo{Value::kGradCommunication, "grad_comm", ValueClass::kUnit, "", ValueType::kCommunication},
     ValueInfo{Value::kDirection, "direction", ValueClass::kUnit, "", ValueType::kAccurate},
     ValueInfo{Value::kDirectionAll, "direction_all", ValueClass::kUnit, "", ValueType::kAccurate},
     ValueInfo{Value::kMoment1, "m", ValueClass::kState, "", ValueType::kAccurate},

@@ -8,9 +8,9 @@
 
 namespace molen::program {
 
-bool chunk_apart(const Program& program, const Operand& o) {
+bool piece_apart(const Program& program, const Operand& o) {
   const ValueClass of = class_of(o.value);
-  if (o.chunk < 0 || (of != ValueClass::kSum && of != ValueClass::kRows)) return false;
+  if (o.portion < 0 || (of != ValueClass::kSum && of != ValueClass::kRows)) return false;
   const bool of_table = (o.value == Value::kResidualSum || o.value == Value::kDResidualRows) && o.layer == 0;
   const bool of_norm =
       (o.value == Value::kResidualRows || o.value == Value::kDResidualSum) && o.layer == program.arch.layers;
@@ -160,7 +160,7 @@ std::int64_t elements_of(const Program& program, const Traits& traits, const Ope
   // The gradient of the queries becomes that of q|k|v in place, so its buffer has room for both. If it is in a wider
   // type, it has a buffer for the queries alone.
   if (operand.value == Value::kDQuery && wide_partial(traits, operand.value)) shape = "Nq";
-  const auto [first_row, end_row] = chunk_rows(traits.rows, chunk_apart(program, operand) ? operand.chunk : -1);
+  const auto [first_row, end_row] = rows_of_piece(traits.rows, piece_apart(program, operand) ? operand.portion : -1);
   std::int64_t elements = 1;
   for (const char letter : shape) elements *= size_of_letter(program, traits, letter, end_row - first_row);
   return elements;
@@ -176,7 +176,7 @@ DType dtype_of(const Traits& traits, Value value) {
       return accurate;
     case ValueType::kInteger:
       return DType::kI32;
-    case ValueType::kMessage:
+    case ValueType::kCommunication:
       return traits.message;
     case ValueType::kMaster:
       return traits.master;
@@ -187,11 +187,11 @@ DType dtype_of(const Traits& traits, Value value) {
 }
 
 Lifetime lifetime_of(const Traits& traits, Value value) {
-  if (value == Value::kParam && traits.parameters_come()) return Lifetime::kTransient;
+  if (value == Value::kParam && traits.materializes_parameters()) return Lifetime::kTransient;
   if (value == Value::kParamShard && traits.offload.parameters) return Lifetime::kTransient;
-  if (value == Value::kGrad && traits.gradients_leave()) return Lifetime::kTransient;
+  if (value == Value::kGrad && traits.reduces_each_micro_batch()) return Lifetime::kTransient;
   if (value == Value::kGradShard && traits.offload.gradients) return Lifetime::kTransient;
-  if (value == Value::kGradMessage || value == Value::kDirection || value == Value::kDirectionAll)
+  if (value == Value::kGradCommunication || value == Value::kDirection || value == Value::kDirectionAll)
     return Lifetime::kTransient;
   const bool parameters = value == Value::kParam || value == Value::kParamShard || value == Value::kParamHost;
   const bool constant = class_of(value) == ValueClass::kConstant;

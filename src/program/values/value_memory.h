@@ -11,7 +11,7 @@ namespace molen::program {
 // Returns whether an operand that is one piece of a value's rows has a buffer of its own instead of a part of a buffer
 // of all rows. This is true for values that tensor ranks exchange at once (sums before their reduction, gathered rows),
 // except next to the embedding table and the final norm, which handle all rows in one op.
-bool chunk_apart(const Program& program, const Operand& operand);
+bool piece_apart(const Program& program, const Operand& operand);
 
 // Returns the range of its unit that a buffer with this role holds.
 Range extent_of(const Traits& traits, Value value);

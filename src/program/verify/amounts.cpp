@@ -25,24 +25,24 @@ Amounts::Amounts(const Program& p, const Traits& t, const Step& step, const std:
     const PartDeclaration& part = declaration_of(c->part);
     if (part.standing == Standing::kHead) {
       of_head_ = true;
-      rows_ = t.head_chunk_tokens(c->chunk);
+      rows_ = t.head_chunk_tokens(c->portion);
     } else if (part.computes_experts()) {
-      take_experts(c->chunk);
+      take_experts(c->portion);
     } else if (part.halves) {
-      take_piece(c->chunk);
+      take_piece(c->portion);
     }
   } else if (const auto* exchange = std::get_if<AllToAll>(&step.op)) {
-    take_experts(exchange->chunk);
+    take_experts(exchange->portion);
   } else if (const auto* sum = std::get_if<ReduceScatter>(&step.op)) {
-    take_piece(sum->chunk);
+    take_piece(sum->portion);
   } else if (const auto* gather = std::get_if<AllGather>(&step.op)) {
-    take_piece(gather->chunk);
+    take_piece(gather->portion);
   }
 }
 
 void Amounts::take_piece(std::int64_t piece) {
   if (piece < 0) return;
-  const auto [first, end] = chunk_rows(t_.rows, piece);
+  const auto [first, end] = rows_of_piece(t_.rows, piece);
   const auto [first_own, end_own] = row_range(t_.rows, t_.grid, {}, piece);
   rows_ = end - first;
   own_ = end_own - first_own;
@@ -95,7 +95,7 @@ std::int64_t Amounts::elements(const Need& need) const {
     case 'N':
       return elements_of_rows(need.elements, rows_, t_.tokens());
     case 'P':
-      return chunk_apart(p_, o) ? need.elements : elements_of_rows(need.elements, rows_, t_.tokens());
+      return piece_apart(p_, o) ? need.elements : elements_of_rows(need.elements, rows_, t_.tokens());
     case 'C':
     case 'T':
       return of_head_ ? elements_of_rows(need.elements, rows_, t_.head_chunk_tokens(0)) : need.elements;

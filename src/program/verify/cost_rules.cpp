@@ -46,13 +46,13 @@ class CostsOfStep {
   CostsAsked operator()(const Compute& c) const {
     const double flops = parts_.flops(c, a_);
     // To compute a result again is work of the hardware, but not of the model.
-    return {c.pass == ComputePass::kRecompute ? 0 : flops, flops, parts_.moved(c, a_), kernel_scratch(p_, step_).value};
+    return {c.pass == Pass::kRecompute ? 0 : flops, flops, parts_.moved(c, a_), kernel_scratch(p_, step_).value};
   }
   CostsAsked operator()(const LoadBatch&) const { return moves(crossings() - crossings(Arg::kScalars)); }
   CostsAsked operator()(const ZeroFill&) const { return moves(crossings()); }
   CostsAsked operator()(const SumSquares&) const { return moves(a_.bytes(Arg::kGrad)); }
   CostsAsked operator()(const ClipScale&) const { return moves(crossings()); }
-  CostsAsked operator()(const Agree&) const { return moves(crossings()); }
+  CostsAsked operator()(const SetFlag&) const { return moves(crossings()); }
   CostsAsked operator()(const OptimizerStep& o) const { return update(o); }
 
   // The payload of a collective is what all ranks of its group give or get together; that of a message is what is sent
@@ -62,7 +62,7 @@ class CostsOfStep {
   CostsAsked operator()(const AllGather&) const { return moves(a_.bytes(Arg::kTo)); }
   CostsAsked operator()(const Send&) const { return moves(a_.bytes(Arg::kFrom)); }
   CostsAsked operator()(const Receive&) const { return moves(a_.bytes(Arg::kTo)); }
-  CostsAsked operator()(const Shift&) const { return moves(2 * a_.bytes(Arg::kTo)); }
+  CostsAsked operator()(const RingExchange&) const { return moves(2 * a_.bytes(Arg::kTo)); }
   CostsAsked operator()(const ReduceScalars& o) const { return moves(o.count * size_of(DType::kF64)); }
   // The rows of all ranks for the experts of a tile may all arrive at one rank, which puts them in order in its
   // scratch.

@@ -186,7 +186,7 @@ TEST(CostRules, OnlyTheHardwareComputesAgain) {
   for (Body& body : p.bodies)
     for (Step& step : body.steps)
       if (const auto* c = std::get_if<Compute>(&step.op);
-          c && c->pass == ComputePass::kRecompute && step.hardware_flops.value > 0)
+          c && c->pass == Pass::kRecompute && step.hardware_flops.value > 0)
         step.model_flops = step.hardware_flops, ++again;
   ASSERT_GT(again, 0u);
   EXPECT_NE(wrong_costs_of(p).find("its model FLOPs are"), std::string::npos);

@@ -77,7 +77,7 @@ TEST_P(Edited, EveryDeletionIsRefused) {
 
 bool adds_to_sums(const Op& op) {
   const auto* c = std::get_if<Compute>(&op);
-  return c && c->pass == ComputePass::kForward && !declaration_of(c->part).sums.empty();
+  return c && c->pass == Pass::kForward && !declaration_of(c->part).sums.empty();
 }
 
 TEST_P(Edited, EveryDuplicateOfAnUpdateOrCollectiveIsRefused) {
@@ -100,7 +100,7 @@ TEST_P(Edited, EveryDuplicateOfAnUpdateOrCollectiveIsRefused) {
 bool keeps_the_meaning(const Program& p, std::size_t body, std::size_t op, bool write, int from, int to) {
   const Buffer &was = p.buffers[static_cast<std::size_t>(from)], &is = p.buffers[static_cast<std::size_t>(to)];
   const bool copies = was.role == is.role && was.unit == is.unit && was.layer == is.layer && was.slot == is.slot &&
-                      was.chunk == is.chunk && was.place == is.place;
+                      was.portion == is.portion && was.place == is.place;
   // A slot whose values were dropped may still hold the values of forward's last layer.
   const bool slots = was.role == is.role && !was.slot.empty() && !is.slot.empty();
   if (!write) return copies || slots;
@@ -181,7 +181,7 @@ TEST_P(Edited, EveryDroppedEdgeIsRefused) {
         // The same holds for activations that come back, and for forward ops that wait for activations to leave.
         const auto* c = std::get_if<Compute>(&op);
         const bool bound = p.setting.offload.activations && (std::holds_alternative<CopyToDevice>(op) ||
-                                                             (c && c->layer >= 0 && c->pass == ComputePass::kForward));
+                                                             (c && c->layer >= 0 && c->pass == Pass::kForward));
         // The same holds for communication that waits for communication over another axis (pass::order_streams).
         const std::vector<OpRef>& after = p.bodies[b].steps[k].after;
         const bool waits =

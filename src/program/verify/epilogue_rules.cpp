@@ -25,7 +25,7 @@ class EpilogueRules {
     return asked_;
   }
   EpiloguesAsked operator()(const ReduceScatter& o) {
-    if (o.moves == Moves::kDKeys) {
+    if (o.payload == Payload::kDKeys) {
       unpack_keys(Arg::kFrom, t_.context_ranks(), Arg::kTo);
       return asked_;
     }
@@ -37,11 +37,11 @@ class EpilogueRules {
   }
   // A rank's own keys and values lie among its queries, so they are put side by side before they are sent.
   EpiloguesAsked operator()(const AllGather& o) {
-    if (o.moves == Moves::kKeys) copies(Epilogue::kPack, amounts_.bytes(Arg::kTo) / t_.context_ranks());
+    if (o.payload == Payload::kKeys) copies(Epilogue::kPack, amounts_.bytes(Arg::kTo) / t_.context_ranks());
     return asked_;
   }
-  EpiloguesAsked operator()(const Shift& o) {
-    if (o.moves == Moves::kKeys) {
+  EpiloguesAsked operator()(const RingExchange& o) {
+    if (o.payload == Payload::kKeys) {
       if (amounts_.find(Arg::kOwn)) copies(Epilogue::kPack, amounts_.bytes(Arg::kOwn));
       return asked_;
     }
@@ -75,7 +75,7 @@ class EpilogueRules {
     const Need* result = amounts_.find(is_backward(c.pass) ? Arg::kDQkv : Arg::kY);
     const Need* sums = amounts_.find(Arg::kYSoFar);
     if (!result || size_of(result->dtype) >= size_of(DType::kF32)) return;
-    if (c.chunk < 0 || sums) rounds(amounts_.elements(*amounts_.find(Arg::kY)), DType::kF32, result->dtype);
+    if (c.portion < 0 || sums) rounds(amounts_.elements(*amounts_.find(Arg::kY)), DType::kF32, result->dtype);
   }
   // Gradients of this rank's keys and values move from the sums of all ranks to their place beside those of the
   // queries.

@@ -92,7 +92,7 @@ TEST(ExpertsMutants, WhatLimitsExpertsTogetherMustBeThere) {
   s.mesh[mesh::Axis::kCp] = s.mesh[mesh::Axis::kTp] = 2;
   const Program sound = build(a, s);
   ASSERT_TRUE(verify(sound).empty());
-  const std::string counts = "all_gather axis=cp moves=counts layer=2", limit = "forward part=limit layer=2";
+  const std::string counts = "all_gather axis=cp payload=counts layer=2", limit = "forward part=limit layer=2";
   for (const Mutant& m : std::vector<Mutant>{
            {counts, removed_op, "reads counts_all, which holds"},
            {counts, doubled_op, "writes counts_all again"},
@@ -139,7 +139,7 @@ TEST(ExpertsMutants, WhatACapacityNeedsMustBeThere) {
 }
 
 TEST(ExpertsMutants, AreRefusedEveryOne) {
-  const std::string load = "all_reduce axis=cp moves=load layer=2", balance = "forward part=balance layer=2",
+  const std::string load = "all_reduce axis=cp payload=load layer=2", balance = "forward part=balance layer=2",
                     route = "forward part=route layer=2", dispatch = "forward part=dispatch layer=2",
                     combine = "forward part=combine layer=2", losses = "reduce_scalars axis=dp first=5 count=2";
   const Program sound = over_ranks();

@@ -51,12 +51,12 @@ void infer_from_ops(const Program& p, Traits& t) {
     const Attributes& a = step.attributes;
     if (a.positions > 0) positions.add(a.positions);
     if (a.tile > 0) tiles.add(a.tile);
-    if (std::holds_alternative<Agree>(step.op)) scaled.add(a.scaled);
+    if (std::holds_alternative<SetFlag>(step.op)) scaled.add(a.scaled);
     const auto* c = std::get_if<Compute>(&step.op);
     if (!c) return;
     rows.add(a.rows);
     if (a.compute) computes.add(*a.compute);
-    if (declaration_of(c->part).ring_step) rings.add(c->chunk >= 0);
+    if (declaration_of(c->part).ring_step) rings.add(c->portion >= 0);
   });
   t.rows = rows.most({});
   t.tile = tiles.most(t.rows.count());  // if no op gives a tile, the head is one chunk
@@ -108,7 +108,7 @@ void infer_from_buffers(const Program& p, Traits& t) {
     const bool parameters = b.role == Value::kParam || b.role == Value::kParamShard || b.role == Value::kParamHost;
     if (parameters && b.lifetime != Lifetime::kTransient) external.add(b.lifetime == Lifetime::kExternal);
     if (b.role == Value::kMaster) masters.add(b.dtype);
-    if (b.role == Value::kGradMessage) messages.add(b.dtype);
+    if (b.role == Value::kGradCommunication) messages.add(b.dtype);
     t.parameters_cut = t.parameters_cut || b.role == Value::kParamShard;
     t.documents = t.documents || b.role == Value::kDocuments;
   }
@@ -131,7 +131,7 @@ Placement placement_of(const Program& p, const Traits& t) {
   const Chunk& second = p.chunks[1];
   Votes<Placement> votes;
   const auto message = [&](const auto& o, bool sends) {
-    const bool front = sends == (o.moves == Moves::kDResidual);
+    const bool front = sends == (o.payload == Payload::kDResidual);
     if (o.layer != (front ? second.first : second.end)) return;
     for (const Placement fits : {Placement::kInterleaved, Placement::kV})
       if (o.peer == stage_of(fits, stages, second.global_stage + (front ? -1 : 1))) votes.add(fits);

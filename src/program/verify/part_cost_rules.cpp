@@ -117,7 +117,7 @@ ParameterSizes PartCostRules::sizes_of(const Compute& c, const Amounts& amounts)
 ParameterSizes PartCostRules::read_by(const Compute& c, const Amounts& amounts) const {
   const ParameterSizes all = sizes_of(c, amounts);
   if (!is_backward(c.pass)) return all;
-  return {.matrices = c.pass == ComputePass::kWeights ? 0 : all.matrices, .norms = all.norms};
+  return {.matrices = c.pass == Pass::kBackwardWeights ? 0 : all.matrices, .norms = all.norms};
 }
 
 // If the part's backward runs in halves, the first makes the gradients of the norm and the second makes the others. A
@@ -125,13 +125,13 @@ ParameterSizes PartCostRules::read_by(const Compute& c, const Amounts& amounts) 
 ParameterSizes PartCostRules::gradients_of(const Compute& c, const Amounts& amounts) const {
   ParameterSizes all = sizes_of(c, amounts);
   if (!declaration_of(c.part).halves) return all;
-  if (c.pass == ComputePass::kInput) all.matrices = all.biases = 0;
-  if (c.pass == ComputePass::kWeights) all.norms = 0;
+  if (c.pass == Pass::kBackwardInput) all.matrices = all.biases = 0;
+  if (c.pass == Pass::kBackwardWeights) all.norms = 0;
   return all;
 }
 
 double PartCostRules::pairs(const Compute& c) const {
-  if (c.chunk >= 0) return c.chunk < std::ssize(pairs_) ? pairs_[static_cast<std::size_t>(c.chunk)] : 0;
+  if (c.portion >= 0) return c.portion < std::ssize(pairs_) ? pairs_[static_cast<std::size_t>(c.portion)] : 0;
   double all = 0;
   for (const double of_step : pairs_) all += of_step;
   return all;
@@ -195,7 +195,7 @@ std::int64_t PartCostRules::bytes_used(const Compute& c, const Need& need, const
 // to the gradients of queries. Sums are in fp32 if the result is narrower; an epilogue rounds them.
 std::int64_t PartCostRules::attention_bytes(const Compute& c, const Need& need, const Amounts& amounts) const {
   const Arg arg = need.operand.arg;
-  const bool ring = c.chunk >= 0;
+  const bool ring = c.portion >= 0;
   const bool summed = is_backward(c.pass) ? arg == Arg::kDQkv : arg == Arg::kY || arg == Arg::kLse;
   std::int64_t elements = amounts.elements(need), width = size_of(need.dtype);
   if ((arg == Arg::kQkv && amounts.find(Arg::kKeys)) || arg == Arg::kDQkv)

@@ -87,7 +87,7 @@ class History {
 
   void record(const Expanded& e, int op) {
     const auto stream = static_cast<std::size_t>(e.step->stream);
-    if (std::holds_alternative<Agree>(e.step->op)) flag_[stream] = op;
+    if (std::holds_alternative<SetFlag>(e.step->op)) flag_[stream] = op;
     if (const auto axis = axis_of(e.step->op)) communicated_[static_cast<std::size_t>(*axis)][stream] = op;
     if (in_shared_space(p_, *e.step)) in_space_[stream] = op;
     for (const Use& use : e.step->operands) {

@@ -279,11 +279,11 @@ TEST(Refusals, OfTextsWithOtherLines) {
     GoldenMessages::note("gone: " + parsed(joined(gone, '\n')));
   }
   const std::string good = joined(lines, '\n');
-  for (const char* text : {"", "molen-program 13\n", "molen-program\n", "molen-program 15\n", "molen-program 15\nx\n",
-                           "molen-program 15\nbody\n", "molen-program 15\n%0 agree\n", "molen-program 15\nschedule a\n",
-                           "molen-program 15\nbody a\nbody a\n", "molen-program 15\nbuffer a\n"})
+  for (const char* text : {"", "molen-program 13\n", "molen-program\n", "molen-program 16\n", "molen-program 16\nx\n",
+                           "molen-program 16\nbody\n", "molen-program 16\n%0 agree\n", "molen-program 16\nschedule a\n",
+                           "molen-program 16\nbody a\nbody a\n", "molen-program 16\nbuffer a\n"})
     GoldenMessages::note(parsed(text));
-  GoldenMessages::note(parsed(good + "\nbody x\n%x agree flag=0\n"));
+  GoldenMessages::note(parsed(good + "\nbody x\n%x set_flag flag=0\n"));
   GoldenMessages::note(parsed(good + "\nschedule\n"));
   GoldenMessages::note(parsed(good + "\n%0 agree\n"));
 }
@@ -369,7 +369,7 @@ TEST(Findings, APieceOfTheRowsInPlaceOfAnother) {
         const auto *mine = std::get_if<Compute>(&p.bodies[b].steps[k].op),
                    *theirs = std::get_if<Compute>(&p.bodies[b].steps[other].op);
         if (!mine || !theirs || mine->part != theirs->part || mine->layer != theirs->layer ||
-            mine->pass != theirs->pass || mine->chunk != 0 || theirs->chunk != 1)
+            mine->pass != theirs->pass || mine->portion != 0 || theirs->portion != 1)
           continue;
         Program q = p;
         for (std::size_t i = 0; i < q.bodies[b].steps[k].operands.size(); ++i)
@@ -384,7 +384,7 @@ TEST(Findings, AttentionInStepsWithoutARing) {
   EXPECT_TRUE(verify(p).empty());
   for (Body& body : p.bodies)
     for (Step& step : body.steps)
-      if (auto* c = std::get_if<Compute>(&step.op); c && c->part == arch::Part::kAttention) c->chunk = 0;
+      if (auto* c = std::get_if<Compute>(&step.op); c && c->part == arch::Part::kAttention) c->portion = 0;
   EXPECT_TRUE(finds(p, {"in this program it is computed at once"}));
 }
 
@@ -415,7 +415,7 @@ TEST(Findings, AReductionBeforeTheOtherEndHasAddedItsShare) {
       for (std::size_t b = 0; b < p.bodies.size(); ++b)
         for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
           const auto* sum = std::get_if<AllReduce>(&p.bodies[b].steps[k].op);
-          if (!sum || sum->axis != Axis::kEnds) continue;
+          if (!sum || sum->axis != Axis::kEmbedding) continue;
           ++removed;
           EXPECT_TRUE(
               finds(without(p, b, k),

@@ -67,7 +67,7 @@ TEST(RefusedEdits, ABufferOfAnotherPiece) {
         class_of(p.buffers[i].role) == ValueClass::kSum || class_of(p.buffers[i].role) == ValueClass::kRows;
     if (!of_rows) continue;
     Program q = p;
-    std::int64_t& piece = q.buffers[i].chunk;
+    std::int64_t& piece = q.buffers[i].portion;
     piece < 0 ? ++whole : ++pieces;
     if (piece < 0) {
       piece = 0;
@@ -172,7 +172,7 @@ TEST(RefusedEdits, SlopesAreOfTheHeadsOfATensorRank) {
 
 bool in_chunk(const Step& step, std::int64_t chunk) {
   const auto* c = std::get_if<Compute>(&step.op);
-  return c && of_head(c->part) && c->chunk == chunk;
+  return c && of_head(c->part) && c->portion == chunk;
 }
 
 TEST(RefusedEdits, ChunksOfTheHeadInAnEvaluation) {

@@ -36,14 +36,14 @@ struct Held {
   Value value{};
   std::int64_t layer = -1;
   std::int64_t micro_batch = -1;
-  std::int64_t step = 0;    // step of a ring
-  std::int64_t chunk = -1;  // piece of rows, when each piece has a buffer of its own; tiles share one
+  std::int64_t step = 0;      // step of a ring
+  std::int64_t portion = -1;  // piece of rows, when each piece has a buffer of its own; tiles share one
   std::string text() const {
     if (!defined) return "nothing";
     std::string t(name_of(value));
     if (layer >= 0) t += fmt::format(" of {} {}", of_unit(value) ? "unit" : "layer", layer);
     if (step > 0) t += fmt::format(", step {}", step);
-    if (chunk >= 0) t += fmt::format(", piece {}", chunk);
+    if (portion >= 0) t += fmt::format(", piece {}", portion);
     return t + fmt::format(", micro-batch {}", micro_batch);
   }
   bool operator==(const Held&) const = default;
@@ -56,7 +56,7 @@ class Verifier {
         t_(inferred_traits(p)),
         ops_(expand(p)),
         slots_(p),
-        pieces_(std::max(row_chunks(t_.rows).size(), static_cast<std::size_t>(t_.rows.expert_tiles))),
+        pieces_(std::max(pieces_of_rows(t_.rows).size(), static_cast<std::size_t>(t_.rows.expert_tiles))),
         held_(slots_.places() * pieces_),
         needs_(p, t_),
         units_(p, t_, [this](const Expanded* e, const std::string& what) {
@@ -114,7 +114,7 @@ class Verifier {
 
   void structure() {
     one_buffer_a_state();
-    if (t_.trains() && t_.holders() < 1) report_all("no ranks");
+    if (t_.trains() && t_.replica_group_size() < 1) report_all("no ranks");
     batch();
     for (std::size_t b = 0; b < p_.bodies.size(); ++b)
       for (std::size_t k = 0; k < p_.bodies[b].steps.size(); ++k)
@@ -166,14 +166,14 @@ class Verifier {
   // Returns what a buffer holds, by piece or tile of its rows: all of them, or only that of the operand `of`.
   std::span<Held> held(int buffer, std::int64_t micro_batch, const Operand& of = {}) {
     const std::span<Held> all(held_.data() + slots_.place(buffer, micro_batch) * pieces_, pieces_);
-    const bool part = of.chunk >= 0 && !chunk_apart(p_, of);
-    return part ? all.subspan(static_cast<std::size_t>(of.chunk), 1) : all;
+    const bool part = of.portion >= 0 && !piece_apart(p_, of);
+    return part ? all.subspan(static_cast<std::size_t>(of.portion), 1) : all;
   }
   void forget(int buffer, std::int64_t micro_batch) {
     for (Held& piece : held(buffer, micro_batch)) piece = {};
   }
   Held holding(const Operand& o, std::int64_t micro_batch) const {
-    return {true, o.value, o.layer, micro_batch, o.step, chunk_apart(p_, o) ? o.chunk : -1};
+    return {true, o.value, o.layer, micro_batch, o.step, piece_apart(p_, o) ? o.portion : -1};
   }
 
   // Checks that the piece of the rows, or the tile of the experts, that an op works on fits the other ops.
@@ -190,17 +190,17 @@ class Verifier {
     const auto fits = [&](bool cut, std::int64_t chunk) { return one_of("piece", cut, t_.rows.pieces, chunk); };
     const std::int64_t tiles = t_.rows.expert_tiles;
     if (const auto* c = std::get_if<Compute>(&e.step->op)) {
-      if (declaration_of(c->part).computes_experts()) return one_of("tile", tiles > 1, tiles, c->chunk);
-      return has_halves(c->part) ? fits(by_chunks(t_.rows, c->part), c->chunk) : true;
+      if (declaration_of(c->part).computes_experts()) return one_of("tile", tiles > 1, tiles, c->portion);
+      return has_halves(c->part) ? fits(by_pieces(t_.rows, c->part), c->portion) : true;
     }
-    if (const auto* o = std::get_if<AllToAll>(&e.step->op)) return one_of("tile", tiles > 1, tiles, o->chunk);
-    if (const auto* o = std::get_if<ReduceScatter>(&e.step->op)) return fits(in_pieces(o->moves), o->chunk);
-    if (const auto* o = std::get_if<AllGather>(&e.step->op)) return fits(in_pieces(o->moves), o->chunk);
+    if (const auto* o = std::get_if<AllToAll>(&e.step->op)) return one_of("tile", tiles > 1, tiles, o->portion);
+    if (const auto* o = std::get_if<ReduceScatter>(&e.step->op)) return fits(in_pieces(o->payload), o->portion);
+    if (const auto* o = std::get_if<AllGather>(&e.step->op)) return fits(in_pieces(o->payload), o->portion);
     return true;
   }
-  bool in_pieces(Moves moves) const {
-    const bool rows =
-        moves == Moves::kResidual || moves == Moves::kMid || moves == Moves::kDResidual || moves == Moves::kDMid;
+  bool in_pieces(Payload payload) const {
+    const bool rows = payload == Payload::kResidual || payload == Payload::kMid || payload == Payload::kDResidual ||
+                      payload == Payload::kDMid;
     return rows && t_.rows.in_pieces();
   }
 
@@ -270,11 +270,11 @@ class Verifier {
       return false;
     }
     // The executor finds an op's piece by this field.
-    if (const std::int64_t piece = chunk_apart(p_, want) ? want.chunk : -1; b.chunk != piece) {
+    if (const std::int64_t piece = piece_apart(p_, want) ? want.portion : -1; b.portion != piece) {
       const auto rows = [](std::int64_t chunk) {
         return chunk < 0 ? "all rows" : fmt::format("piece {} of them", chunk);
       };
-      report(e, "operand {} is for {} where it must be for {}", b.name, rows(b.chunk), rows(piece));
+      report(e, "operand {} is for {} where it must be for {}", b.name, rows(b.portion), rows(piece));
       return false;
     }
     if (of_unit(want.value) && b.extent != need.extent) {
@@ -309,7 +309,7 @@ class Verifier {
   void read(const Expanded& e, const Use& use, const Need& need) {
     const Operand want = need.operand.as_found();
     if (lifetime_of(t_, want.value) != Lifetime::kTransient) return;
-    erase_read(use.buffer, want.chunk);
+    erase_read(use.buffer, want.portion);
     const Held needed = holding(want, e.micro_batch);
     const std::span<Held> now = held(use.buffer, e.micro_batch, want);
     const auto wrong = std::find_if(now.begin(), now.end(), [&](const Held& piece) { return !(piece == needed); });
@@ -338,7 +338,7 @@ class Verifier {
     std::fill(now.begin(), now.end(), holds);
     const bool copied =
         is_copy(e.step->op) && p_.buffers[static_cast<std::size_t>(use.buffer)].lifetime == Lifetime::kTransient;
-    if ((brought(want) || copied) && !unread_.try_emplace({use.buffer, want.chunk}, &e).second)
+    if ((brought(want) || copied) && !unread_.try_emplace({use.buffer, want.portion}, &e).second)
       report(e, "writes {} again, but no op has read the value that was put there last",
              p_.buffers[static_cast<std::size_t>(use.buffer)].name);
   }
@@ -368,69 +368,71 @@ class Verifier {
   }
 
   void semantics(const Expanded& e) {
-    std::visit(
-        Match{
-            [&](const Compute& c) { contribution(e, c); },
-            [&](const LoadBatch& o) {
-              if (o.uncounted == p_.has_head())
-                report(e,
-                       "tokens must be counted on the stage with the head and nowhere else (other stages load with "
-                       "uncounted=1)");
-              if (!scalars_zeroed_) report(e, "the step's sums were not zeroed before");
-              // The loader delivers micro-batches in order.
-              if (e.micro_batch != static_cast<std::int64_t>(loaded_.size()))
-                report(e, "loads micro-batch {}, but the next one to load is {}", e.micro_batch, loaded_.size());
-              loaded_.insert(e.micro_batch);
-            },
-            [&](const ZeroFill&) { zero_fill(e); },
-            [&](const SumSquares&) { count(e); },
-            [&](const ClipScale&) { clip(e); },
-            [&](const OptimizerStep&) { update(e); },
-            [&](const AllReduce& o) {
-              if (o.moves == Moves::kLoad)
-                join_routers(e, o.axis);
-              else if (o.moves != Moves::kUnit)
-                exchange(e, o.axis, !t_.sharded_rows());
-              else
-                units_.reduce(e, o.axis, false, false);
-            },
-            [&](const ReduceScatter& o) {
-              if (o.moves == Moves::kDKeys)
-                exchange_keys(e, o.axis, false);
-              else if (o.moves != Moves::kUnit)
-                exchange(e, o.axis, t_.sharded_rows());
-              else
-                units_.reduce(e, o.axis, true, e.step->updates(Arg::kTo));
-            },
-            [&](const AllGather& o) {
-              if (o.moves == Moves::kKeys)
-                exchange_keys(e, o.axis, false);
-              else if (o.moves == Moves::kCounts)
-                join_routers(e, o.axis);
-              else if (o.moves == Moves::kOffsets)
-                exchange_experts(e, o.axis);
-              else if (o.moves != Moves::kUnit)
-                exchange(e, o.axis, o.moves == Moves::kHead || t_.sharded_rows());
-              else
-                units_.gather(e, o.axis);
-            },
-            [&](const AllToAll& o) { exchange_experts(e, o.axis); },
-            [&](const Send& o) { message(e, 0, o.moves, o.layer); },
-            [&](const Receive& o) { message(e, 1, o.moves, o.layer); },
-            [&](const Shift& o) { exchange_keys(e, o.axis, true); },
-            [&](const CopyToHost& o) {
-              if (o.moves == Moves::kUnit) return units_.copy_gradient(e, e.step->updates(Arg::kTo));
-              copy_activations(e);
-            },
-            [&](const CopyToDevice& o) { o.moves == Moves::kUnit ? units_.copy_parameters(e) : copy_activations(e); },
-            [&](const Cast& o) { units_.cast(e, o); },
-            [&](const ReduceScalars& o) { reduce_scalars(e, o); },
-            [&](const Agree&) {
-              if (!clipped_) report(e, "runs before clip_scale");
-              agreed_ = true;
-            },
-        },
-        e.step->op);
+    std::visit(Match{
+                   [&](const Compute& c) { contribution(e, c); },
+                   [&](const LoadBatch& o) {
+                     if (o.counts_tokens != p_.has_head())
+                       report(
+                           e,
+                           "tokens must be counted on the stage with the head and nowhere else (other stages load with "
+                           "counts_tokens=0)");
+                     if (!scalars_zeroed_) report(e, "the step's sums were not zeroed before");
+                     // The loader delivers micro-batches in order.
+                     if (e.micro_batch != static_cast<std::int64_t>(loaded_.size()))
+                       report(e, "loads micro-batch {}, but the next one to load is {}", e.micro_batch, loaded_.size());
+                     loaded_.insert(e.micro_batch);
+                   },
+                   [&](const ZeroFill&) { zero_fill(e); },
+                   [&](const SumSquares&) { count(e); },
+                   [&](const ClipScale&) { clip(e); },
+                   [&](const OptimizerStep&) { update(e); },
+                   [&](const AllReduce& o) {
+                     if (o.payload == Payload::kLoad)
+                       join_routers(e, o.axis);
+                     else if (o.payload != Payload::kUnit)
+                       exchange(e, o.axis, !t_.sharded_rows());
+                     else
+                       units_.reduce(e, o.axis, false, false);
+                   },
+                   [&](const ReduceScatter& o) {
+                     if (o.payload == Payload::kDKeys)
+                       exchange_keys(e, o.axis, false);
+                     else if (o.payload != Payload::kUnit)
+                       exchange(e, o.axis, t_.sharded_rows());
+                     else
+                       units_.reduce(e, o.axis, true, e.step->updates(Arg::kTo));
+                   },
+                   [&](const AllGather& o) {
+                     if (o.payload == Payload::kKeys)
+                       exchange_keys(e, o.axis, false);
+                     else if (o.payload == Payload::kCounts)
+                       join_routers(e, o.axis);
+                     else if (o.payload == Payload::kOffsets)
+                       exchange_experts(e, o.axis);
+                     else if (o.payload != Payload::kUnit)
+                       exchange(e, o.axis, o.payload == Payload::kHead || t_.sharded_rows());
+                     else
+                       units_.gather(e, o.axis);
+                   },
+                   [&](const AllToAll& o) { exchange_experts(e, o.axis); },
+                   [&](const Send& o) { message(e, 0, o.payload, o.layer); },
+                   [&](const Receive& o) { message(e, 1, o.payload, o.layer); },
+                   [&](const RingExchange& o) { exchange_keys(e, o.axis, true); },
+                   [&](const CopyToHost& o) {
+                     if (o.payload == Payload::kUnit) return units_.copy_gradient(e, e.step->updates(Arg::kTo));
+                     copy_activations(e);
+                   },
+                   [&](const CopyToDevice& o) {
+                     o.payload == Payload::kUnit ? units_.copy_parameters(e) : copy_activations(e);
+                   },
+                   [&](const Cast& o) { units_.cast(e, o); },
+                   [&](const ReduceScalars& o) { reduce_scalars(e, o); },
+                   [&](const SetFlag&) {
+                     if (!clipped_) report(e, "runs before clip_scale");
+                     agreed_ = true;
+                   },
+               },
+               e.step->op);
   }
 
   void contribution(const Expanded& e, const Compute& c) {
@@ -439,26 +441,27 @@ class Verifier {
     if (part.standing == Standing::kHead && std::find(head.begin(), head.end(), c.part) == head.end())
       report(e, "does not fit this program, in which the vocabulary is {}",
              t_.tensor() ? "cut over tensor ranks" : "whole on this rank");
-    if (part.makes_losses() && !chunks_.insert(c.chunk).second) report(e, "chunk {} of the head runs twice", c.chunk);
-    if (part.ring_step && (c.chunk >= 0) != t_.ring())
+    if (part.makes_losses() && !chunks_.insert(c.portion).second)
+      report(e, "chunk {} of the head runs twice", c.portion);
+    if (part.ring_step && (c.portion >= 0) != t_.ring())
       report(e, "computes attention {}, but in this program it is computed {}",
-             c.chunk >= 0 ? "step by step" : "at once", t_.ring() ? "step by step in a ring" : "at once");
+             c.portion >= 0 ? "step by step" : "at once", t_.ring() ? "step by step in a ring" : "at once");
     if (detail::adds_losses(c) && !losses_.add(c, e.micro_batch))
       report(e, "runs a second time, and adds its losses again");
     if (!is_backward(c.pass)) return;
-    if ((c.pass != ComputePass::kBackward) && !t_.halves)
+    if ((c.pass != Pass::kBackward) && !t_.halves)
       report(e,
              "is half of a backward, but here backwards must run whole, because layers share the gradient of the "
              "residual stream");
-    const std::tuple half{static_cast<int>(c.part), c.layer, c.chunk, e.micro_batch};
-    if (c.pass == ComputePass::kInput && !inputs_.insert(half).second) report(e, "runs a second time");
-    if (c.pass == ComputePass::kWeights && !inputs_.count(half)) report(e, "runs before the input's half");
+    const std::tuple half{static_cast<int>(c.part), c.layer, c.portion, e.micro_batch};
+    if (c.pass == Pass::kBackwardInput && !inputs_.insert(half).second) report(e, "runs a second time");
+    if (c.pass == Pass::kBackwardWeights && !inputs_.count(half)) report(e, "runs before the input's half");
     units_.add(e, c);
   }
 
   // Checks a message; operands() has checked before that it crosses a boundary of this stage.
-  void message(const Expanded& e, int receives, Moves moves, std::int64_t layer) {
-    if (!messages_.emplace(receives, static_cast<int>(moves), layer, e.micro_batch).second)
+  void message(const Expanded& e, int receives, Payload payload, std::int64_t layer) {
+    if (!messages_.emplace(receives, static_cast<int>(payload), layer, e.micro_batch).second)
       report(e, "sends or receives the same value a second time");
   }
 
@@ -583,7 +586,7 @@ class Verifier {
   std::size_t pieces_;      // pieces of rows, or tiles of experts; 1 when rows are whole
   std::vector<Held> held_;  // by place, and piece or tile
   Needs needs_;
-  UnitLedger units_;
+  GradientTracker units_;
   std::set<std::tuple<int, int, std::int64_t, std::int64_t>> messages_;
   std::set<std::tuple<int, std::int64_t, std::int64_t, std::int64_t>>
       inputs_;  // first halves of backwards that have run: part, layer, chunk, micro-batch

@@ -18,7 +18,7 @@ bool of_this_stage(const Program& p, const Traits& t, const Op& op) {
   };
   const auto peer = [&](int global) { return stage_of(t.placement, t.stages(), global); };
   const auto boundary = [&](const auto& o, bool sends) {
-    const bool front = sends == (o.moves == Moves::kDResidual);
+    const bool front = sends == (o.payload == Payload::kDResidual);
     return t.pipelined() && any([&](const Chunk& c) {
              return o.layer == (front ? c.first : c.end) && !(front ? c.embed : c.head) &&
                     o.peer == peer(c.global_stage + (front ? -1 : 1)) && o.peer != stage_shown(p);
@@ -46,7 +46,7 @@ std::size_t messages_needed(const Program& p, const Traits& t) {
 
 std::vector<Axis> axes_of_sum(const Traits& t, std::int64_t scalar) {
   std::vector<Axis> axes;
-  if (t.holders() > 1) {
+  if (t.replica_group_size() > 1) {
     if (scalar != kSumSquares)
       axes.push_back(Axis::kDp);
     else if (t.owns_part())
@@ -100,7 +100,7 @@ std::vector<std::string> LossesOfLayers::missing(const Program& p, std::int64_t 
   for (const Chunk& chunk : p.chunks)
     for (std::int64_t layer = chunk.first; layer < chunk.end; ++layer)
       for (const arch::Part part : arch::parts_of_layer(p.arch, layer)) {
-        if (!adds_losses({part, ComputePass::kForward, layer, -1})) continue;
+        if (!adds_losses({part, Pass::kForward, layer, -1})) continue;
         for (std::int64_t m = 0; m < micro_batches && all.size() < most; ++m)
           if (!ran_.contains({part, layer, m}))
             all.push_back(fmt::format("forward {}, layer {}, micro-batch {}: is left out, and with it a loss",

@@ -10,15 +10,15 @@
 
 namespace molen::program {
 
-UnitLedger::UnitLedger(const Program& program, const Traits& traits, Report report)
+GradientTracker::GradientTracker(const Program& program, const Traits& traits, Report report)
     : p_(program), t_(traits), report_(std::move(report)), units_(program.units.size()) {
   for (const Body& body : p_.bodies) made_in_.push_back(contributions_in(p_, body));
   for (std::size_t u = 0; u < p_.units.size(); ++u)
     expected_.push_back(program::expected_contributions(p_, t_, static_cast<int>(u)));
 }
 
-void UnitLedger::begin_instance() {
-  if (!t_.gradients_leave()) return;
+void GradientTracker::begin_instance() {
+  if (!t_.reduces_each_micro_batch()) return;
   for (State& s : units_) {
     s.pending.clear();
     s.written.clear();
@@ -26,20 +26,20 @@ void UnitLedger::begin_instance() {
   }
 }
 
-void UnitLedger::add(const Expanded& e, const Compute& c) {
+void GradientTracker::add(const Expanded& e, const Compute& c) {
   const std::vector<int> halves = halves_of(p_, c);
   if (halves.empty()) return;
   const int u = unit_of_part(p_, c.part, c.layer);
   if (u < 0) return;
   State& state = units_[static_cast<std::size_t>(u)];
-  if (state.reductions > 0 && !t_.gradients_leave())
+  if (state.reductions > 0 && !t_.reduces_each_micro_batch())
     report(e, "adds to gradient {} after it was reduced", p_.units[static_cast<std::size_t>(u)].name);
   // Parts write disjoint parameters of a unit. Only the head's chunks and a tied embedding write the same table.
   const bool table =
       of_head(c.part) || (p_.arch.tied && declaration_of(c.part).reads_role(arch::Role::kEmbedding, true));
   const auto target = [&](int half) {
     if (table) return Target{-1, -1, half, -1};
-    return Target{static_cast<int>(c.part), c.layer, half, by_tiles(t_.rows, c.part) ? c.chunk : -1};
+    return Target{static_cast<int>(c.part), c.layer, half, by_tiles(t_.rows, c.part) ? c.portion : -1};
   };
   bool earlier = state.zeroed;
   for (const int half : halves) earlier = earlier || state.written.count(target(half)) > 0;
@@ -47,7 +47,7 @@ void UnitLedger::add(const Expanded& e, const Compute& c) {
   if (adds && !earlier) report(e, "adds to a gradient that no op has cleared or written before");
   if (!adds && earlier) report(e, "overwrites what was accumulated before");
   for (const int half : halves) {
-    const Contribution made{static_cast<int>(c.part), c.layer, c.chunk, e.micro_batch, half};
+    const Contribution made{static_cast<int>(c.part), c.layer, c.portion, e.micro_batch, half};
     state.contributions.insert(made);
     state.pending.insert(made);
     state.written.insert(target(half));
@@ -55,22 +55,22 @@ void UnitLedger::add(const Expanded& e, const Compute& c) {
   state.in_sum = false;
 }
 
-void UnitLedger::clear(const Expanded& e, int u, bool padding) {
+void GradientTracker::clear(const Expanded& e, int u, bool padding) {
   State& state = units_[static_cast<std::size_t>(u)];
-  if (padding && (!t_.gradients_leave() || !detail::has_gaps(p_, p_.units[static_cast<std::size_t>(u)])))
+  if (padding && (!t_.reduces_each_micro_batch() || !detail::has_gaps(p_, p_.units[static_cast<std::size_t>(u)])))
     report(e, "there is no padding to clear");
   if (!padding && !state.pending.empty()) report(e, "clears a gradient that is already in use");
   state.zeroed = state.zeroed || !padding;
   state.padded = true;
 }
 
-void UnitLedger::clip(const Expanded& e) {
+void GradientTracker::clip(const Expanded& e) {
   for (std::size_t u = 0; u < units_.size(); ++u)
     if (units_[u].counted != (p_.counts(static_cast<int>(u)) ? 1 : 0))
       report(e, "the norm counts gradient {} {} times", p_.units[u].name, units_[u].counted);
 }
 
-void UnitLedger::totals() {
+void GradientTracker::totals() {
   for (std::size_t u = 0; u < units_.size(); ++u) {
     const std::string& name = p_.units[u].name;
     const State& s = units_[u];
@@ -89,32 +89,32 @@ void UnitLedger::totals() {
   }
 }
 
-UnitLedger::State& UnitLedger::unit(const Expanded& e) {
+GradientTracker::State& GradientTracker::unit(const Expanded& e) {
   return units_.at(static_cast<std::size_t>(unit_of_step(p_, *e.step)));
 }
 
-std::size_t UnitLedger::expected_contributions(int u) const {
+std::size_t GradientTracker::expected_contributions(int u) const {
   return expected_[static_cast<std::size_t>(u)];
 }
 
-std::size_t UnitLedger::needed_in(const Expanded& e, int u) const {
-  return t_.gradients_leave() ? made_in_[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(u)]
-                              : expected_contributions(u);
+std::size_t GradientTracker::needed_in(const Expanded& e, int u) const {
+  return t_.reduces_each_micro_batch() ? made_in_[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(u)]
+                                       : expected_contributions(u);
 }
 
-std::size_t UnitLedger::micro_batch_contributions(int u) const {
+std::size_t GradientTracker::micro_batch_contributions(int u) const {
   return expected_contributions(u) / static_cast<std::size_t>(std::max<std::int64_t>(1, t_.micro_batches));
 }
 
-int UnitLedger::reductions_needed(int u) const {
-  if (!t_.gradients_leave()) return 1;
+int GradientTracker::reductions_needed(int u) const {
+  if (!t_.reduces_each_micro_batch()) return 1;
   int n = 0;
   for (const Instance& i : p_.schedule)
     n += made_in_[static_cast<std::size_t>(i.body)][static_cast<std::size_t>(u)] > 0;
   return n;
 }
 
-void UnitLedger::join_ends(const Expanded& e, int u, State& state, bool scatter) {
+void GradientTracker::join_ends(const Expanded& e, int u, State& state, bool scatter) {
   if (!p_.shared_by_ends(u)) report(e, "the other end of the pipeline has no such gradient");
   if (scatter) report(e, "both ends keep the sum");
   if (t_.sharded_gradients() ? state.delivered != expected_contributions(u)
@@ -124,11 +124,11 @@ void UnitLedger::join_ends(const Expanded& e, int u, State& state, bool scatter)
   if (++state.joined > 1) report(e, "adds the ends' shares a second time");
 }
 
-bool UnitLedger::must_exchange(int u) const {
+bool GradientTracker::must_exchange(int u) const {
   return p_.units[static_cast<std::size_t>(u)].replicated > 0;
 }
 
-void UnitLedger::exchange_gradient(const Expanded& e, int u, State& state) {
+void GradientTracker::exchange_gradient(const Expanded& e, int u, State& state) {
   const std::size_t needed = needed_in(e, u);
   if (!must_exchange(u))
     report(e, "sums over tensor ranks, but the unit has no parameters that every tensor rank holds");
@@ -139,7 +139,7 @@ void UnitLedger::exchange_gradient(const Expanded& e, int u, State& state) {
   ++state.exchanged;
 }
 
-void UnitLedger::reduce(const Expanded& e, Axis axis, bool scatter, bool adds) {
+void GradientTracker::reduce(const Expanded& e, Axis axis, bool scatter, bool adds) {
   State& state = unit(e);
   const int u = unit_of_step(p_, *e.step);
   if (axis == Axis::kTp) {
@@ -147,7 +147,7 @@ void UnitLedger::reduce(const Expanded& e, Axis axis, bool scatter, bool adds) {
     exchange_gradient(e, u, state);
     return;
   }
-  if (axis == Axis::kEnds) {
+  if (axis == Axis::kEmbedding) {
     join_ends(e, u, state, scatter);
     return;
   }
@@ -161,7 +161,7 @@ void UnitLedger::reduce(const Expanded& e, Axis axis, bool scatter, bool adds) {
   arrive(e, axis, state, adds);
 }
 
-void UnitLedger::cast(const Expanded& e, const Cast& o) {
+void GradientTracker::cast(const Expanded& e, const Cast& o) {
   State& state = unit(e);
   if (!t_.narrow_over(o.over))
     report(e, "casts a gradient, but here gradients travel in the type in which they are kept");
@@ -173,8 +173,8 @@ void UnitLedger::cast(const Expanded& e, const Cast& o) {
   arrive(e, o.over, state, e.step->updates(Arg::kTo));
 }
 
-void UnitLedger::over_data_ranks(const Expanded& e, int u, Axis axis) {
-  if (t_.holders() == 1) report(e, "reduces a gradient, but no other rank has a share of it");
+void GradientTracker::over_data_ranks(const Expanded& e, int u, Axis axis) {
+  if (t_.replica_group_size() == 1) report(e, "reduces a gradient, but no other rank has a share of it");
   const Axis want = axis_for(p_.units[static_cast<std::size_t>(u)], t_.sharded_gradients() ? Axis::kShard : Axis::kDp);
   if (axis == Axis::kReplicate) {
     if (!t_.sharded_gradients() || t_.replicas() == 1) report(e, "there are no replicas to sum over");
@@ -183,7 +183,7 @@ void UnitLedger::over_data_ranks(const Expanded& e, int u, Axis axis) {
   }
 }
 
-void UnitLedger::depart(const Expanded& e, Axis axis, int u, State& state) {
+void GradientTracker::depart(const Expanded& e, Axis axis, int u, State& state) {
   if (state.on_the_way) report(e, "starts to reduce a gradient whose earlier message has not arrived");
   if (axis == Axis::kReplicate) {
     if (t_.offload.gradients ? state.replicated >= state.reductions : state.delivered != expected_contributions(u))
@@ -200,7 +200,7 @@ void UnitLedger::depart(const Expanded& e, Axis axis, int u, State& state) {
   leave(state);
 }
 
-void UnitLedger::arrive(const Expanded& e, Axis axis, State& state, bool adds) {
+void GradientTracker::arrive(const Expanded& e, Axis axis, State& state, bool adds) {
   if (!std::exchange(state.on_the_way, false))
     report(e, "takes the sum of a gradient from a message that no op has sent");
   if (axis == Axis::kReplicate) {
@@ -215,7 +215,7 @@ void UnitLedger::arrive(const Expanded& e, Axis axis, State& state, bool adds) {
 
 // Records a copy of the gradient to the host for its update: for each micro-batch as soon as it is summed over the
 // ranks, or for all micro-batches at once.
-void UnitLedger::copy_gradient(const Expanded& e, bool adds) {
+void GradientTracker::copy_gradient(const Expanded& e, bool adds) {
   State& state = unit(e);
   const int u = unit_of_step(p_, *e.step);
   if (!t_.offload.optimizer) report(e, "copies a gradient to the host, but no optimizer states are there");
@@ -230,7 +230,7 @@ void UnitLedger::copy_gradient(const Expanded& e, bool adds) {
     return;
   }
   const std::size_t needed = needed_in(e, u);
-  if (t_.holders() == 1) {  // no reduction: the copy takes the gradient from where it was made
+  if (t_.replica_group_size() == 1) {  // no reduction: the copy takes the gradient from where it was made
     complete(e, u, state);
     leave(state);
     arrive(e, Axis::kDp, state, false);
@@ -242,7 +242,7 @@ void UnitLedger::copy_gradient(const Expanded& e, bool adds) {
   state.on_host = state.delivered;
 }
 
-void UnitLedger::complete(const Expanded& e, int u, const State& state) {
+void GradientTracker::complete(const Expanded& e, int u, const State& state) {
   const std::size_t needed = needed_in(e, u);
   if (state.pending.size() != needed)
     report(e, "sends on a gradient with {} of {} contributions", state.pending.size(), needed);
@@ -250,14 +250,14 @@ void UnitLedger::complete(const Expanded& e, int u, const State& state) {
     report(e,
            "sends on a gradient too early: the part for parameters that every tensor rank holds is not yet summed over "
            "tensor ranks");
-  if (!t_.gradients_leave()) return;
+  if (!t_.reduces_each_micro_batch()) return;
   if (!state.zeroed && needed != micro_batch_contributions(u))
     report(e, "sends on gradients of parameters that no op of this instance has written");
   if (!state.padded && detail::has_gaps(p_, p_.units[static_cast<std::size_t>(u)]))
     report(e, "sends on padding that no op has cleared");
 }
 
-void UnitLedger::leave(State& state) {
+void GradientTracker::leave(State& state) {
   state.on_the_way = true;
   state.in_message = state.pending.size();
   state.pending.clear();
@@ -266,7 +266,7 @@ void UnitLedger::leave(State& state) {
 }
 
 // Records a copy of parameters that ops are about to use, or that the host has updated.
-void UnitLedger::copy_parameters(const Expanded& e) {
+void GradientTracker::copy_parameters(const Expanded& e) {
   State& state = unit(e);
   if (t_.offload.parameters) {
     if (state.updated > 0) report(e, "fetches parameters that no op of this step reads any more");
@@ -278,24 +278,24 @@ void UnitLedger::copy_parameters(const Expanded& e) {
   if (++state.came > 1) report(e, "fetches the parameters a second time");
 }
 
-bool UnitLedger::reduced(int u) const {
+bool GradientTracker::reduced(int u) const {
   const State& state = units_[static_cast<std::size_t>(u)];
   return reduced_on_device(u) && (!t_.offload.gradients || state.on_host == expected_contributions(u));
 }
 
-bool UnitLedger::reduced_on_device(int u) const {
+bool GradientTracker::reduced_on_device(int u) const {
   const State& state = units_[static_cast<std::size_t>(u)];
   const int sums = must_exchange(u) ? reductions_needed(u) : 0;
   if (state.exchanged != sums || (sums > 0 && !state.in_sum)) return false;
   if (state.joined != (p_.shared_by_ends(u) ? 1 : 0)) return false;
-  if (t_.holders() == 1 && !t_.offload.gradients) return true;
+  if (t_.replica_group_size() == 1 && !t_.offload.gradients) return true;
   if (state.delivered != expected_contributions(u)) return false;
   const int sums_over_replicas =
       t_.sharded_gradients() && t_.replicas() > 1 ? t_.offload.gradients ? state.reductions : 1 : 0;
   return state.reductions == reductions_needed(u) && state.replicated == sums_over_replicas;
 }
 
-void UnitLedger::count(const Expanded& e) {
+void GradientTracker::count(const Expanded& e) {
   State& s = unit(e);
   const int u = unit_of_step(p_, *e.step);
   if (!reduced(u) || s.contributions.size() != expected_contributions(u))
@@ -304,7 +304,7 @@ void UnitLedger::count(const Expanded& e) {
   ++s.counted;
 }
 
-void UnitLedger::update(const Expanded& e) {
+void GradientTracker::update(const Expanded& e) {
   State& s = unit(e);
   if (!e.step->unless) report(e, "would update from a non-finite gradient: unless=non_finite is missing");
   const auto& [kind, stage] = std::get<OptimizerStep>(e.step->op);
@@ -326,7 +326,7 @@ void UnitLedger::update(const Expanded& e) {
   ++s.updated;
 }
 
-void UnitLedger::gather(const Expanded& e, Axis axis) {
+void GradientTracker::gather(const Expanded& e, Axis axis) {
   State& state = unit(e);
   if (axis == Axis::kTp) {  // directions; the values that ops read and write determine their order
     if (!e.step->unless) report(e, "unless=non_finite is missing");

@@ -15,11 +15,11 @@
 
 namespace molen::program {
 
-class UnitLedger {
+class GradientTracker {
  public:
   // Report receives findings about an op, or about the step as a whole if the op is null.
   using Report = std::function<void(const Expanded*, const std::string&)>;
-  UnitLedger(const Program& program, const Traits& traits, Report report);
+  GradientTracker(const Program& program, const Traits& traits, Report report);
 
   // Forgets gradients that leave in every micro-batch, since they are no longer in the buffers in which they were made.
   void begin_instance();

@@ -22,7 +22,7 @@ bool meet(const Expanded& a, const Expanded& b) {
   const auto pair = [](const Op& x, const Op& y) {
     const auto* send = std::get_if<Send>(&x);
     const auto* receive = std::get_if<Receive>(&y);
-    return send && receive && send->moves == receive->moves && send->layer == receive->layer;
+    return send && receive && send->payload == receive->payload && send->layer == receive->layer;
   };
   const bool message = std::holds_alternative<Send>(a.step->op) || std::holds_alternative<Receive>(a.step->op);
   return message ? pair(a.step->op, b.step->op) || pair(b.step->op, a.step->op) : a.step->op == b.step->op;

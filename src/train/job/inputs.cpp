@@ -9,7 +9,7 @@
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
 #include "data/tokenizer/tokenizer.h"
-#include "launch/together.h"
+#include "launch/throw_on_all_ranks.h"
 #include "program/memory/memory.h"
 #include "train/job/optimizer_config.h"
 
@@ -65,7 +65,7 @@ void print_program(const Job& job) {
       s.host.value > 0 ? fmt::format("; on the host {}", human(s.host)) : "");
 }
 
-void print_data(const Job& job, const Inputs& inputs, const Course& course) {
+void print_data(const Job& job, const Inputs& inputs, const RunLength& run_length) {
   const std::int64_t sequences = inputs.train.sequences();
   fmt::print("data: {} sequences of {} tokens ({} tokens in the shards) in one epoch\n", sequences,
              job.setting.sequence, inputs.train.tokens());
@@ -75,8 +75,8 @@ void print_data(const Job& job, const Inputs& inputs, const Course& course) {
                counted(job.setting.global_batch, "sequence"), read * job.setting.sequence,
                static_cast<double>(read) / static_cast<double>(sequences));
   };
-  said("train.until", course.total_steps);
-  if (course.stop_step < course.total_steps) said("train.stop_after", course.stop_step);
+  said("train.until", run_length.total_steps);
+  if (run_length.stop_step < run_length.total_steps) said("train.stop_after", run_length.stop_step);
   for (std::size_t i = 0; i < inputs.validation.size(); ++i)
     for (const auto& language : inputs.validation[i]->languages())
       fmt::print("validation: {} tokens of {} in {}\n", language.tokens, language.name,
@@ -103,25 +103,25 @@ std::vector<std::string> Inputs::notes() const {
   return all;
 }
 
-Course course_of(const Job& job, const data::Dataset& data) {
+RunLength run_length_of(const Job& job, const data::Dataset& data) {
   const auto& c = job.config;
   const auto sequences = static_cast<double>(data.sequences());
   const auto steps_of = [&](const config::Horizon& h, const char* key) { return plan::steps_of(c, h, key, sequences); };
-  Course course;
-  course.total_steps = steps_of(c.train.until, "train.until");
-  if (course.total_steps < 0)
+  RunLength run_length;
+  run_length.total_steps = steps_of(c.train.until, "train.until");
+  if (run_length.total_steps < 0)
     throw UsageError("{}: the schedule needs a length in steps, tokens or epochs; train.stop_after takes a time",
                      c.where("train.until"));
-  course.stop_step = course.total_steps;
+  run_length.stop_step = run_length.total_steps;
   if (c.train.stop_after) {
     const std::int64_t steps = steps_of(*c.train.stop_after, "train.stop_after");
     if (steps >= 0)
-      course.stop_step = std::min(steps, course.total_steps);
+      run_length.stop_step = std::min(steps, run_length.total_steps);
     else
-      course.stop_seconds = c.train.stop_after->value;
+      run_length.stop_seconds = c.train.stop_after->value;
   }
-  course.schedule = resolve_schedule(c, course.total_steps, sequences);
-  course.optimizer = resolve_optimizer(c);
+  run_length.schedule = resolve_schedule(c, run_length.total_steps, sequences);
+  run_length.optimizer = resolve_optimizer(c);
   const auto period = [&](const config::Horizon& h, const char* key) {
     Period p;
     const std::int64_t steps = steps_of(h, key);
@@ -131,20 +131,20 @@ Course course_of(const Job& job, const data::Dataset& data) {
       p.seconds = h.value;
     return p;
   };
-  course.save_every = period(c.checkpoint.every, "checkpoint.every");
-  course.validate_every = period(c.train.validate_every, "train.validate_every");
-  if (course.validate_every.steps == 0)
+  run_length.save_every = period(c.checkpoint.every, "checkpoint.every");
+  run_length.validate_every = period(c.train.validate_every, "train.validate_every");
+  if (run_length.validate_every.steps == 0)
     throw UsageError("{}: give steps, tokens or epochs", c.where("train.validate_every"));
-  return course;
+  return run_length;
 }
 
 std::unique_ptr<Inputs> open_inputs(const Job& job, comm::Communicator& world) {
   std::unique_ptr<Inputs> inputs;
   // Rank 0 reads the shards, once on this machine; the other ranks rely on its result.
-  launch::together(world, [&] {
+  launch::throw_on_all_ranks(world, [&] {
     if (world.rank() == 0) inputs = std::make_unique<Inputs>(job, true);
   });
-  launch::together(world, [&] {
+  launch::throw_on_all_ranks(world, [&] {
     if (world.rank() != 0) inputs = std::make_unique<Inputs>(job, false);
     if (job.from) require_same_data(job, inputs->train);
   });
@@ -153,11 +153,11 @@ std::unique_ptr<Inputs> open_inputs(const Job& job, comm::Communicator& world) {
 
 void dry_run(const Job& job, comm::Communicator& world) {
   const auto inputs = open_inputs(job, world);
-  Course course;
-  launch::together(world, [&] { course = course_of(job, inputs->train); });
+  RunLength run_length;
+  launch::throw_on_all_ranks(world, [&] { run_length = run_length_of(job, inputs->train); });
   if (world.rank() != 0) return;
   print_program(job);
-  print_data(job, *inputs, course);
+  print_data(job, *inputs, run_length);
 }
 
 }  // namespace molen::train

@@ -39,7 +39,7 @@ struct Period {
 };
 
 // [train], [schedule], [optimizer] and [checkpoint], converted to steps.
-struct Course {
+struct RunLength {
   std::int64_t total_steps = 0;  // train.until
   std::int64_t stop_step = 0;    // train.stop_after, at most total_steps
   double stop_seconds = 0.0;     // train.stop_after when it is a time; 0: none
@@ -47,8 +47,8 @@ struct Course {
   optim::Options optimizer;
   Period save_every, validate_every;
 };
-// Returns the job's course. Throws UsageError when a key that needs steps is given in seconds.
-Course course_of(const Job& job, const data::Dataset& data);
+// Returns the job's run_length. Throws UsageError when a key that needs steps is given in seconds.
+RunLength run_length_of(const Job& job, const data::Dataset& data);
 
 // Opens the job's inputs on every rank. Throws UsageError, the same on every rank, when they are not valid, or when
 // they differ from what the continued checkpoint was trained on and the job does not allow that. Writes nothing.

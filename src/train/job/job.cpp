@@ -10,7 +10,7 @@
 #include "base/json.h"
 #include "checkpoint/checkpoint.h"
 #include "launch/require_memory.h"
-#include "launch/together.h"
+#include "launch/throw_on_all_ranks.h"
 #include "measure/rates.h"
 #include "plan/complete.h"
 #include "plan/nearest.h"
@@ -29,7 +29,7 @@ namespace {
 template <class F>
 std::string on_rank_zero(comm::Communicator& world, F&& find) {
   std::string text;
-  launch::together(world, [&] {
+  launch::throw_on_all_ranks(world, [&] {
     if (world.rank() == 0) text = find();
   });
   return launch::broadcast_text(text, world);
@@ -171,7 +171,7 @@ plan::MemoryNeed need_of(const Job& job) {
 
 // Checks that the messages of the pipeline's stages match, because no rank can see that from its own program.
 void require_stages(const Job& job, comm::Communicator& world) {
-  launch::together(world, [&] {
+  launch::throw_on_all_ranks(world, [&] {
     if (world.rank() != 0) return;
     std::vector<program::Program> stages;
     for (int stage = 0; stage < job.setting.stages(); ++stage) stages.push_back(job.program_of(stage));
@@ -238,7 +238,7 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
     return job.from ? job.from->path().string() : std::string();
   });
   if (!resume.empty()) job.resume_from = resume;
-  launch::together(world, [&] {
+  launch::throw_on_all_ranks(world, [&] {
     if (job.resume_from && !job.from) job.from = checkpoint::Checkpoint::open(*job.resume_from);
   });
 

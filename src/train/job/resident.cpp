@@ -29,7 +29,7 @@ Bytes resident() {
 // Runs one GEMM of each kind and shape of the model, in the compute type, so that the library allocates its packing
 // buffers, its workspace and its generated code. Runs only a part of a very large GEMM, because the buffers grow no
 // further. The operands lie in a memory mapping of their own, which leaves no memory behind.
-void run_products(const Job& job) {
+void run_gemms(const Job& job) {
   const c10::InferenceMode inference;
   const auto& a = job.arch;
   const bool aten = job.setting.kernels == arch::Kernels::kAten;
@@ -39,10 +39,10 @@ void run_products(const Job& job) {
   };
   // The height of all rows or, when the rows are cut into pieces, the heights of the largest and the smallest piece.
   std::vector<std::int64_t> heights{job.setting.tokens()};
-  if (job.setting.chunked_rows()) {
+  if (job.setting.rows_in_pieces()) {
     heights.clear();
     for (const std::int64_t piece : {std::int64_t{0}, job.setting.tensor_chunks - 1}) {
-      const auto [first, last] = program::chunk_rows(job.setting.rows(), piece);
+      const auto [first, last] = program::rows_of_piece(job.setting.rows(), piece);
       heights.push_back(last - first);
     }
   }
@@ -80,7 +80,7 @@ void run_products(const Job& job) {
   }
 }
 
-// Does what run_products does for the GEMMs of experts, each of which runs on a single thread.
+// Does what run_gemms does for the GEMMs of experts, each of which runs on a single thread.
 template <class S>
 void run_grouped(const Job& job, std::int64_t out, std::int64_t in) {
   const int threads = job.setting.threads;
@@ -122,7 +122,7 @@ void run_experts(const Job& job) {
 Resident resident_before_arena(const Job& job, comm::Communicator& world) {
   at::set_num_threads(job.setting.threads);
   math::AllocationGuard::install();
-  if (!job.machine.cuda) run_products(job);
+  if (!job.machine.cuda) run_gemms(job);
   if (!job.machine.cuda && job.arch.sparse()) run_experts(job);
   world.barrier();
   std::int64_t bytes = resident().value, kept = math::LibraryCall::kept();

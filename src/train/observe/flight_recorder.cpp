@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "base/console.h"
 #include "base/error.h"
-#include "launch/together.h"
+#include "launch/throw_on_all_ranks.h"
 #include "program/text/excerpt.h"
 #include "program/text/text.h"
 #include "store/watch.h"

@@ -106,8 +106,7 @@ TEST(Waiting, ForARankThatSleepsIsSeenAndIsNotSending) {
     exec::Options options;
     options.sleep = [&](const program::Step& step) -> std::optional<double> {
       const auto* c = std::get_if<program::Compute>(&step.op);
-      if (world.rank() == 1 && c && c->part == arch::Part::kEmbed && c->pass == program::ComputePass::kForward)
-        return kSleep;
+      if (world.rank() == 1 && c && c->part == arch::Part::kEmbed && c->pass == program::Pass::kForward) return kSleep;
       return std::nullopt;
     };
     exec::Executor executor(p, world.rank(), &world, options);

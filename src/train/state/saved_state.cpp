@@ -3,7 +3,7 @@
 #include "base/error.h"
 #include "launch/checkpointing.h"
 #include "launch/init.h"
-#include "launch/together.h"
+#include "launch/throw_on_all_ranks.h"
 #include "train/signals.h"
 
 namespace molen::train {
@@ -17,7 +17,7 @@ SavedState::SavedState(Job& job, exec::Executor& executor, comm::Communicator& w
 
 bool SavedState::rank_zero_says(const std::function<bool()>& question) {
   std::int32_t yes = 0;
-  launch::together(world_, [&] { yes = world_.rank() == 0 && question() ? 1 : 0; });
+  launch::throw_on_all_ranks(world_, [&] { yes = world_.rank() == 0 && question() ? 1 : 0; });
   world_.broadcast(&yes, 1, DType::kI32, 0);
   return yes == 1;
 }

@@ -40,7 +40,7 @@ int main(int, char** argv) {
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < kRanks; ++rank)
     threads.emplace_back([&, rank] {
-      const checkpoint::Agree agree = [&](bool ok) {
+      const checkpoint::SetFlag agree = [&](bool ok) {
         if (!ok) ++failures;
         barrier.arrive_and_wait();
         const bool all = failures == 0;

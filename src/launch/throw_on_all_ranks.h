@@ -17,6 +17,6 @@ std::string broadcast_text(std::string text, comm::Communicator& world, int root
 // one that threw. When `local` throws UsageError, DamagedError, VersionError or IoError on some rank, every rank throws
 // the same error with the text of the lowest such rank; the text names that rank when others did not fail. Collective.
 // Other errors propagate: they end the job.
-void together(comm::Communicator& world, const std::function<void()>& local);
+void throw_on_all_ranks(comm::Communicator& world, const std::function<void()>& local);
 
 }  // namespace molen::launch

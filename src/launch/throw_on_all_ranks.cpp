@@ -1,4 +1,4 @@
-#include "launch/together.h"
+#include "launch/throw_on_all_ranks.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -33,7 +33,7 @@ enum class Kind : std::int32_t { kUsage, kDamaged, kIo, kVersion };
 
 }  // namespace
 
-void together(comm::Communicator& world, const std::function<void()>& local) {
+void throw_on_all_ranks(comm::Communicator& world, const std::function<void()>& local) {
   if (world.size() == 1) return local();
   std::string text;
   std::int32_t met[2] = {-1, 0};  // kind of failure, and its errno
