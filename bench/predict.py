@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Predicted beside measured step time and memory, for shapes and rank counts that the calibration did not see.
 
-usage: predict.py MOLEN [--calibration FILE] [--only TEXT] [--output FILE.json] [--record]
+usage: predict.py MOLEN [--layouts] [--calibration FILE] [--only TEXT] [--output FILE.json] [--record]
 Calibrates this machine as one rank of two threads and of one, two thread-ranks and (where there is mpirun) two MPI ranks of one thread,
 then predicts and runs each shape below: on those, and on 3 and 4 ranks, which the calibration did not see. Each shape is run --rounds times,
 in turn with the others, and the median step is what it took. Memory: the planned peak against the arena the executor used, which must be equal.
+--layouts takes stages, tensor ranks, context ranks, offload and the like instead of the data-parallel shapes.
 Exit status 1 where the median error or the memory misses its bound in docs/results/metrics.json; --record adds the figures to docs/results/records.jsonl.
 """
 import argparse
@@ -57,6 +58,29 @@ SHAPES = [
     ("llama-tiny", 4, 1, "mpi", TINY + batch(16, 4)),
     ("d 448, ZeRO-1", 4, 1, "mpi", D448 + batch(8, 2) + ["parallel.zero=1"]),
 ]
+PP, TP, CP = ["parallel.pipeline=2"], ["parallel.tensor=2"], ["parallel.context=2"]
+RING = [*CP, 'parallel.context_form="ring"']
+# The same, for stages, tensor ranks, context ranks, offload, 16-bit messages, pieces and other optimizers.
+LAYOUTS = [
+    *[(f"llama-tiny, 2 stages, {s}", 2, 1, "threads", TINY + batch(16, 4) + PP + [f'parallel.schedule="{s}"']) for s in ("1f1b", "gpipe", "zb-h1")],
+    ("d 448, 2 stages of 2 chunks", 2, 1, "threads", D448 + batch(8, 2) + PP + ["parallel.virtual_stages=2", 'parallel.schedule="interleaved"']),
+    ("llama-60m, 2 stages", 2, 1, "threads", L60M + batch(4, 1) + PP),
+    ("llama-tiny, TP 2", 2, 1, "threads", TINY + batch(8, 4) + TP + ["parallel.sequence=false"]),
+    ("llama-tiny, TP 2, rows cut", 2, 1, "threads", TINY + batch(8, 4) + TP + ["parallel.sequence=true"]),
+    ("llama-60m, TP 2 in 2 pieces", 2, 1, "threads", L60M + batch(2, 2) + TP + ["parallel.sequence=true", "parallel.tensor_chunks=2"]),
+    ("llama-tiny, CP 2, gathered", 2, 1, "threads", TINY + batch(8, 4) + CP),
+    ("llama-60m, CP 2, ring", 2, 1, "threads", L60M + batch(2, 2) + RING),
+    ("llama-tiny, ZeRO-2 in bf16", 2, 1, "threads", TINY + batch(8, 4) + ["parallel.zero=2", 'precision.reduce="bf16"']),
+    ("d 320, FULL_SHARD, offload", 2, 1, "threads", D320 + batch(8, 4) + ["parallel.zero=3", 'parallel.offload=["optimizer","gradients","parameters","activations"]']),
+    *[(f"llama-tiny, {kind}", 2, 1, "threads", TINY + batch(8, 4) + ["parallel.zero=1", f'optimizer.kind="{kind}"']) for kind in ("lion", "muon", "adafactor")],
+    ("llama-tiny, 2 stages", 2, 1, "mpi", TINY + batch(16, 4) + PP),
+    ("llama-tiny, TP 2, rows cut", 2, 1, "mpi", TINY + batch(8, 4) + TP + ["parallel.sequence=true"]),
+    ("llama-tiny, CP 2, ring", 2, 1, "mpi", TINY + batch(8, 4) + RING),
+    ("llama-tiny, 2 stages x 2", 4, 1, "threads", TINY + batch(16, 2) + PP + ["parallel.zero=1"]),
+    ("llama-tiny, TP 2 x 2", 4, 1, "threads", TINY + batch(16, 4) + TP),
+    ("llama-tiny, TP 2 x CP 2", 4, 1, "threads", TINY + batch(8, 4) + TP + RING),
+    ("llama-tiny, 2 stages x TP 2", 4, 1, "threads", TINY + batch(16, 4) + PP + TP),
+]
 MPI = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1")
 
 
@@ -74,9 +98,9 @@ def launched(ranks, communicator):
     return [], ["--ranks", ranks] if ranks > 1 else []
 
 
-def calibrate(molen, file):
+def calibrate(molen, file, shapes):
     for ranks, threads, communicator in MEASURED:
-        if communicator == "mpi" and not shutil.which("mpirun"):
+        if not any((threads, communicator) == (s[2], s[3]) for s in shapes):
             continue
         before, after = launched(ranks, communicator)
         said = run(*before, molen, "calibrate", "--compute", "fp32", "--output", file, "--threads", threads, *after)
@@ -111,6 +135,7 @@ def median_error(rows):
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("molen")
+    p.add_argument("--layouts", action="store_true", help="other layouts than data parallelism, on 2 and 4 ranks")
     p.add_argument("--calibration", help="used where it is there, else written")
     p.add_argument("--only", default="", help="shapes whose 'RANKS x THREADS COMMUNICATOR NAME' holds this text")
     p.add_argument("--output")
@@ -118,13 +143,13 @@ def main():
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--record", action="store_true", help="adds the figures to docs/results/records.jsonl")
     a = p.parse_args()
-    shapes = [s for s in SHAPES if a.only in f"{s[1]} x {s[2]} {s[3]} {s[0]}" and (s[3] != "mpi" or shutil.which("mpirun"))]
+    shapes = [s for s in (LAYOUTS if a.layouts else SHAPES) if a.only in f"{s[1]} x {s[2]} {s[3]} {s[0]}" and (s[3] != "mpi" or shutil.which("mpirun"))]
     if not shapes:
         sys.exit(f"no shape holds '{a.only}'")
     with tempfile.TemporaryDirectory(prefix="molen_predict_") as folder:
         file = a.calibration or str(pathlib.Path(folder) / "here.json")
         if not pathlib.Path(file).exists():
-            calibrate(a.molen, file)
+            calibrate(a.molen, file, shapes)
         rows = measure(a.molen, shapes, file, a.steps, a.rounds)
     print(f"{'ranks x threads':<16}{'shape':<30}{'predicted':>11}{'measured':>11}{'error':>8}{'memory planned':>17}{'touched':>15}")
     for r in rows:
@@ -138,10 +163,13 @@ def main():
     print(f"median error {100 * median_error(rows):.1f}% over {len(rows)} shapes; memory {'DIFFERS' if differing else 'touched as planned'}")
     if a.output:
         pathlib.Path(a.output).write_text(json.dumps({"median_error": median_error(rows), "memory_exact": not differing, "rows": rows}, indent=1) + "\n")
-    measured = [("predict/step", 100 * median_error(rows), None), ("predict/memory", len(differing), None)]
-    if unseen:
+    kind = "layouts" if a.layouts else "step"
+    measured = [(f"predict/{kind}", 100 * median_error(rows), None), ("predict/layouts_memory" if a.layouts else "predict/memory", len(differing), None)]
+    if a.layouts:
+        measured.append(("predict/layouts_worst", 100 * sorted(abs(r["error"]) for r in rows)[-max(1, len(rows) // 10) - 1], None))
+    elif unseen:
         measured.append(("predict/unseen", 100 * median_error(unseen), None))
-    sys.exit(0 if records.report(measured, f"bench/predict.py build/molen --rounds {a.rounds}", a.record) else 1)
+    sys.exit(0 if records.report(measured, f"bench/predict.py build/molen{' --layouts' * a.layouts} --rounds {a.rounds}", a.record) else 1)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ echo
 .venv/bin/python bench/startup.py build/molen --record || failed=1
 echo
 .venv/bin/python bench/predict.py build/molen --record --output build/bench/predict.json || failed=1
+.venv/bin/python bench/predict.py build/molen --layouts --record --output build/bench/predict-layouts.json || failed=1
 echo
 .venv/bin/python bench/peers/tokenizer.py --tool build/release/tests/tokenizer_tool --record --json build/bench/tokenizer.json || failed=1
 tools/results.py page

@@ -245,7 +245,10 @@ PATTERNS
 }
 
 # These judge and record by themselves.
-predict() { python3 bench/predict.py build/molen --record >"$log/predict.txt" || finding "predictions: see $log/predict.txt"; }
+predict() {
+  python3 bench/predict.py build/molen --record >"$log/predict.txt" || finding "predictions: see $log/predict.txt"
+  python3 bench/predict.py build/molen --layouts --record >"$log/predict-layouts.txt" || finding "predictions of layouts: see $log/predict-layouts.txt"
+}
 
 bench() { bench/run.sh >"$log/bench.txt" 2>&1 || finding "benchmarks: see $log/bench.txt"; }
 

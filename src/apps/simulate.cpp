@@ -119,6 +119,12 @@ std::vector<StageRow> rows_of(const Simulated& s) {
   return rows;
 }
 
+Bytes largest_of(const std::vector<StageRow>& rows, Bytes StageRow::*of) {
+  Bytes most;
+  for (const StageRow& row : rows) most = std::max(most, row.*of);
+  return most;
+}
+
 Json json_of(const Simulated& s, std::size_t stage, const std::vector<StageRow>& rows,
              const std::vector<OpenChoice>& choices) {
   const auto& setting = s.stages.program(stage).setting;
@@ -149,8 +155,8 @@ Json json_of(const Simulated& s, std::size_t stage, const std::vector<StageRow>&
           {"tokens_per_s", static_cast<double>(setting.positions()) / s.step_s()},
           {"compute", name_of(setting.compute)},
           {"open_choices", to_json(choices)},
-          {"memory_bytes", rows[stage].memory.value},
-          {"host_bytes", rows[stage].host.value},
+          {"memory_bytes", largest_of(rows, &StageRow::memory).value},
+          {"host_bytes", largest_of(rows, &StageRow::host).value},
           {"extrapolated", s.costs.extrapolated().empty() ? Json() : Json(s.costs.extrapolated())},
           {"stage", stage},
           {"stages", by_stage},
@@ -170,11 +176,11 @@ void print_simulated(const Simulated& s, std::size_t stage, const std::vector<St
                      const std::vector<OpenChoice>& choices) {
   const auto& setting = s.stages.program(stage).setting;
   const auto& timeline = s.timelines[stage];
-  const auto largest = *std::ranges::max_element(rows, {}, [](const StageRow& row) { return row.memory.value; });
+  const Bytes memory = largest_of(rows, &StageRow::memory), host = largest_of(rows, &StageRow::host);
   fmt::print("{}predicted step {} ({:.0f} tokens/s) in {}, memory of a rank {}{}\n", to_text(choices),
              human(Seconds(s.step_s())), static_cast<double>(setting.positions()) / s.step_s(),
-             name_of(setting.compute), human(largest.memory),
-             largest.host.value > 0 ? fmt::format(", on the host {}", human(largest.host)) : "");
+             name_of(setting.compute), human(memory),
+             host.value > 0 ? fmt::format(", on the host {}", human(host)) : "");
   if (!s.costs.extrapolated().empty())
     fmt::print("these ranks were not measured: extrapolated from {}\n", s.costs.extrapolated());
   if (rows.size() > 1) {

@@ -49,14 +49,14 @@ struct Span {
 
 // Returns, on every rank, whether `ok` was true on every rank; no rank returns before all have called. For a single
 // rank it returns `ok`.
-using SetFlag = std::function<bool(bool ok)>;
+using Agree = std::function<bool(bool ok)>;
 
 struct SaveOptions {
   fs::path directory;  // of all checkpoints of a run; created if absent
   std::int64_t step = 0;
   int rank = 0;
   int ranks = 1;
-  SetFlag agree;                                   // may be empty when ranks == 1
+  Agree agree;                                     // may be empty when ranks == 1
   Json state;                                      // rank 0: the caller's own, returned by Checkpoint::state()
   std::map<std::string, std::string> attachments;  // rank 0: file name -> content
   int keep = 0;                                    // newest complete checkpoints left after this save; 0: all

@@ -158,7 +158,7 @@ class Phases {
   }
 
  private:
-  const SetFlag& agree_;
+  const Agree& agree_;
 };
 
 }  // namespace

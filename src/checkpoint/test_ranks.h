@@ -23,7 +23,7 @@ inline std::vector<std::string> save_ranks(const std::vector<std::vector<Span>>&
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
-      const SetFlag agree = [&](bool ok) {
+      const Agree agree = [&](bool ok) {
         if (!ok) ++failures;
         barrier.arrive_and_wait();
         const bool all = failures == 0;

@@ -62,7 +62,7 @@ class Parser {
   }
 
  private:
-  // Payload to the next word or parenthesis; empty at the end.
+  // Moves to the next word or parenthesis; empty at the end.
   void advance() {
     const auto space = [](char c) { return c == ' ' || c == '\t'; };
     while (at_ < text_.size() && space(text_[at_])) ++at_;

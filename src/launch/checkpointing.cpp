@@ -319,7 +319,7 @@ std::string state_hash(const exec::Executor& executor, comm::Communicator& world
   return checkpoint::StateDigest::from_lanes(lanes).hex();
 }
 
-checkpoint::SetFlag agree_over(comm::Communicator& world) {
+checkpoint::Agree agree_over(comm::Communicator& world) {
   return [&world](bool ok) {
     std::int32_t flag = ok ? 1 : 0;
     world.all_reduce(&flag, 1, DType::kI32, comm::Reduce::kMin);

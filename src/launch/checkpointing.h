@@ -54,6 +54,6 @@ void load_state(const checkpoint::Checkpoint& from, exec::Executor& executor, co
 std::string state_hash(const exec::Executor& executor, comm::Communicator& world);
 
 // Returns the agreement over a communicator that checkpoint::save requires.
-checkpoint::SetFlag agree_over(comm::Communicator& world);
+checkpoint::Agree agree_over(comm::Communicator& world);
 
 }  // namespace molen::launch

@@ -133,16 +133,32 @@ struct Trial {
   std::vector<program::Timeline> timelines;
 };
 
+bool is_message(const program::Op& op) {
+  return std::holds_alternative<program::Send>(op) || std::holds_alternative<program::Receive>(op);
+}
+
+// Collectives are fitted as those among all ranks. A table that both ends of a pipeline hold is summed among two.
+bool among_some_ranks(const program::Program& p, const program::Step& step) {
+  const auto axis = program::axis_of(step.op);
+  return axis && !is_message(step.op) && program::group_size(p.grid, *axis) != p.grid.ranks();
+}
+
+// A thread that waits for a message polls now and then, so the shortest of its times is that of the message.
+double seconds_of(const program::Step& step, const std::vector<double>& measured) {
+  return is_message(step.op) ? *std::ranges::min_element(measured) : median(measured);
+}
+
 void add_samples(const Trial& trial, std::vector<sim::Sample>& samples) {
   const auto& ops = trial.stage.ops(0);
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const program::Step& step = *ops[i].step;
+    if (among_some_ranks(trial.program(), step)) continue;
     std::vector<std::vector<double>> seconds(1 + step.epilogues.size());  // of the op's own work, and of each epilogue
     for (const auto& t : trial.timelines) {
       const std::vector<program::Work> work = program::work_of(step, t.ops[i]);
       for (std::size_t k = 0; k < work.size(); ++k) seconds[k].push_back(work[k].cpu_s);
     }
-    samples.push_back({sim::fitted_kind(trial.program(), step), sim::features_of(step), median(seconds[0])});
+    samples.push_back({sim::fitted_kind(trial.program(), step), sim::features_of(step), seconds_of(step, seconds[0])});
     for (std::size_t k = 0; k < step.epilogues.size(); ++k)
       samples.push_back(
           {program::kind_of(step.epilogues[k].kind), sim::features_of(step.epilogues[k]), median(seconds[k + 1])});
@@ -167,10 +183,10 @@ double factor_of(const Trial& trial, const sim::Costs& costs) {
 
 // A rank knows the times of its own stage only, so the trials in stages do not count.
 double median_factor(const std::vector<Trial>& trials, const sim::Costs& as_fitted) {
-  std::vector<double> paces;
+  std::vector<double> factors;
   for (const Trial& trial : trials)
-    if (!trial.program().setting.pipelined()) paces.push_back(factor_of(trial, as_fitted));
-  return median(paces);
+    if (!trial.program().setting.pipelined()) factors.push_back(factor_of(trial, as_fitted));
+  return median(factors);
 }
 
 // Returns the samples of rank 0 and, for trials in stages, those of the last rank, which has the head. Collective.

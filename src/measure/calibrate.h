@@ -18,8 +18,9 @@
 
 namespace molen::measure {
 
-// Collective over `world`. Every rank gets the samples of rank 0. `progress` is called on rank 0 with the share of the
-// measurement that is done and with the name of what is measured.
+// Collective over `world`. Each rank fits its own samples and, for stages, those of the last rank; only rank 0's result
+// is meant to be kept. `progress` is called on rank 0 with the share of the measurement that is done and with the name
+// of what is measured.
 using CalibrateProgress = std::function<void(double share, const std::string& what)>;
 sim::Calibration::Entry calibrate(const CalibrateOptions& options, const std::string& communicator,
                                   comm::Communicator& world, const CalibrateProgress& progress);

@@ -89,6 +89,8 @@ TEST(Calibrate, MeasuresEveryChoice) {
       {"keys gathered", {along(mesh::Axis::kCp)}},
       {"a ring", {along(mesh::Axis::kCp), [](auto& s) { s.context_form = program::ContextForm::kRing; }}},
       {"bf16 in messages", {along(mesh::Axis::kDpShard), [](auto& s) { s.zero = 2, s.reduce = DType::kBF16; }}},
+      {"bf16 in sums", {along(mesh::Axis::kDpShard), [](auto& s) { s.reduce = DType::kBF16; }}},
+      {"fp16 in sums", {along(mesh::Axis::kDpShard), [](auto& s) { s.reduce = DType::kF16; }}},
       {"all on the host",
        {along(mesh::Axis::kDpShard),
         [](auto& s) {
@@ -115,6 +117,20 @@ TEST(Calibrate, MeasuresEveryChoice) {
       for (const Change& change : changes) change(s);
       s.global_batch = 4 * s.data_ranks();
       expect_kinds_measured(program::build_stages(a, s), measured, name);
+    }
+}
+
+// Each type has programs, on one rank and on several.
+TEST(Calibrate, HasProgramsOfEveryType) {
+  for (const DType compute : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16})
+    for (const int ranks : {1, 2}) {
+      CalibrateOptions options;
+      options.compute = compute;
+      options.kernels = compute == DType::kF32   ? arch::Kernels::kFused
+                        : compute == DType::kF64 ? arch::Kernels::kReference
+                                                 : arch::Kernels::kAten;
+      options.widest = calibrated_width(1);
+      EXPECT_GT(calibration_programs(options, ranks).size(), 5u) << name_of(compute) << ", " << ranks << " ranks";
     }
 }
 

@@ -111,7 +111,7 @@ void put_in_stages(arch::Architecture& a, program::Setting& s, int ranks, progra
   a.layers = std::max<std::int64_t>(a.layers, ranks);
 }
 
-void add_axes(std::vector<TrialKind>& kinds, int ranks) {
+void add_axes(std::vector<TrialKind>& kinds, const CalibrateOptions& o, int ranks) {
   kinds.push_back({" on expert ranks", is_sparse, [=](arch::Architecture& a, program::Setting& s) {
                      share_out(s, mesh::Axis::kEp, ranks);
                      a.experts->count = multiple_of(ranks, a.experts->count);
@@ -133,6 +133,16 @@ void add_axes(std::vector<TrialKind>& kinds, int ranks) {
   for (const auto schedule : {program::ScheduleKind::k1f1b, program::ScheduleKind::kZbH1})
     kinds.push_back({fmt::format(" in stages by {}", name_of(schedule)), is_small,
                      [=](arch::Architecture& a, program::Setting& s) { put_in_stages(a, s, ranks, schedule); }});
+  // Halves of backwards that dense models do not have, or not with the usual kernels.
+  const auto halves = program::ScheduleKind::kZbH1;
+  kinds.push_back({" in stages by halves", is_sparse,
+                   [=](arch::Architecture& a, program::Setting& s) { put_in_stages(a, s, ranks, halves); }});
+  if (!o.other_kernels.empty())
+    kinds.push_back(
+        {" in stages by halves, by other kernels", is_smallest, [=, &o](arch::Architecture& a, program::Setting& s) {
+           put_in_stages(a, s, ranks, halves);
+           s.other_kernels = o.other_kernels;
+         }});
 }
 
 std::vector<TrialKind> trial_kinds(const CalibrateOptions& o, int ranks) {
@@ -144,7 +154,7 @@ std::vector<TrialKind> trial_kinds(const CalibrateOptions& o, int ranks) {
   for (const program::Optimizer& optimizer : program::optimizers()) {
     if (optimizer.name == program::Setting().optimizer) continue;
     const auto chosen = [&](arch::Architecture&, program::Setting& s) { s.optimizer = optimizer.name; };
-    kinds.push_back({fmt::format(" with {}", optimizer.name), is_smallest, chosen});
+    kinds.push_back({fmt::format(" with {}", optimizer.name), is_small, chosen});
     if (ranks == 1 || !optimizer.has_whole()) continue;
     kinds.push_back({fmt::format(" on tensor ranks with {}", optimizer.name), is_smallest,
                      [=](arch::Architecture& a, program::Setting& s) { share_layers(a, s, ranks), chosen(a, s); }});
@@ -153,11 +163,15 @@ std::vector<TrialKind> trial_kinds(const CalibrateOptions& o, int ranks) {
   // Collectives of ZeRO, and sums that add.
   kinds.push_back({" in ZeRO-2", [](const Shape& shape) { return shape.layers <= 2; },
                    [](arch::Architecture&, program::Setting& s) { s.zero = 2; }});
-  kinds.push_back({" with gradients in bf16", is_small, [](arch::Architecture&, program::Setting& s) {
-                     s.zero = 2;
-                     s.reduce = DType::kBF16;
-                   }});
-  add_axes(kinds, ranks);
+  if (o.compute != DType::kF64)
+    for (const DType type : {DType::kBF16, DType::kF16})
+      for (const int zero : {0, 2})
+        kinds.push_back({fmt::format(" with gradients in {}, ZeRO-{}", name_of(type), zero), is_smallest,
+                         [=](arch::Architecture&, program::Setting& s) {
+                           s.zero = zero;
+                           s.reduce = type;
+                         }});
+  add_axes(kinds, o, ranks);
   return kinds;
 }
 

@@ -53,6 +53,8 @@ inline const char* name_of(Pass pass) {
       return "backward of the input";
     case Pass::kBackwardWeights:
       return "backward of the weights";
+    case Pass::kRecompute:
+      break;  // runs the kernels of the forward
   }
   throw Error("no such pass");
 }

@@ -5,7 +5,7 @@
 
 namespace molen::optim {
 
-// Payload the bias of each expert by `rate`: up where the expert had fewer tokens than the mean, down where it had
+// Moves the bias of each expert by `rate`: up where the expert had fewer tokens than the mean, down where it had
 // more. Both tensors are on the host, in fp32 or in fp64.
 void balance(double rate, const at::Tensor& tokens_E, const at::Tensor& bias_E);
 

@@ -59,7 +59,7 @@ auto doubled(std::string kind, std::string buffer = "") {
   };
 }
 
-// Payload a step to the place of another step of the same body, without its edges; all edges are computed anew.
+// Moves a step to the place of another step of the same body, without its edges; all edges are computed anew.
 auto moved(std::string kind, std::string buffer, std::string before_kind, std::string before_buffer) {
   return [=](const Program& p) {
     const auto [b, k] = find(p, kind, buffer);
@@ -297,7 +297,7 @@ auto without_text(std::string text) {
   };
 }
 
-// Payload a step to the place of another step of the same body; all edges are computed anew.
+// Moves a step to the place of another step of the same body; all edges are computed anew.
 auto moved_text(std::string text, std::string before) {
   return [=](const Program& p) {
     const auto [b, from] = at_text(p, text);

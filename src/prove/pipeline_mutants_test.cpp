@@ -88,7 +88,7 @@ auto other_micro_batch(std::string body, int n, std::int64_t micro_batch) {
     return q;
   };
 }
-// Payload a step of one body to another place; all edges are computed anew.
+// Moves a step of one body to another place; all edges are computed anew.
 auto body_moved(std::string from, std::string kind, std::string to, std::string before) {
   return [=](const Program& p) {
     Program q = p;

@@ -60,6 +60,11 @@ Fit fit_kind(const std::vector<const Sample*>& samples) {
   return fit;
 }
 
+// Whether an optimizer's step multiplies matrices. Its step on all other parameters has a cost of another kind.
+bool multiplies_matrices(const program::Step& step) {
+  return std::holds_alternative<program::OptimizerStep>(step.op) && step.hardware_flops.value > 0;
+}
+
 // Returns the tokens on which an op of a part works: those of a chunk of the head, of a piece of the rows, or of the
 // micro-batch. A tile of the experts has an equal share.
 std::int64_t tokens_of(const program::Compute& op, const program::Attributes& has) {
@@ -86,8 +91,7 @@ std::vector<double> features_of(const program::Step& step) {
             log1(static_cast<double>(tokens_of(*part, step.attributes))),
             log1(static_cast<double>(step.attributes.rows.length)),
             step.updates(program::Arg::kGrad) ? 1.0 : 0.0};
-  const auto* update = std::get_if<program::OptimizerStep>(&step.op);
-  if (update && program::optimizer_named(update->kind).has_whole()) return {1.0, log1(flops), log1(moved)};
+  if (multiplies_matrices(step)) return {1.0, log1(flops), log1(moved)};
   return {1.0, log1(moved)};
 }
 
@@ -102,6 +106,7 @@ std::string fitted_kind(const program::Program& p, const program::Step& step) {
   if (const auto* update = std::get_if<program::OptimizerStep>(&step.op)) {
     if (update->kind != program::optimizers().front().name) kind += fmt::format(" by {}", update->kind);
     if (update->stage != program::UpdateStage::kWhole) kind += fmt::format(", {}", name_of(update->stage));
+    if (multiplies_matrices(step)) kind += ", matrices";
   }
   const bool sums =
       std::holds_alternative<program::AllReduce>(step.op) || std::holds_alternative<program::ReduceScatter>(step.op);
@@ -131,9 +136,9 @@ double CostModel::seconds(const std::string& kind, const std::vector<double>& fe
   if (found == fits_.end())
     throw UsageError("the calibration has no measurement of '{}'; the programs that it was made with have no such op{}",
                      kind,
-                     kind.find(" by ") == std::string::npos && kind.find(" of ") == std::string::npos
+                     kind.find(" by ") == std::string::npos || kind.starts_with("optimizer_step")
                          ? ""
-                         : "; `molen calibrate` with a configuration that chooses it measures it");
+                         : "; `molen calibrate` with a configuration that chooses these kernels measures it");
   const Fit& fit = found->second;
   if (features.size() != fit.weights.size())
     throw UsageError("the calibration's fit of '{}' has {} weights where {} are needed: run `molen calibrate` again",

@@ -72,7 +72,8 @@ double Costs::copy_seconds(const program::Step& step, bool adds) const {
 
 double Costs::compute_seconds(const program::Program& p, const program::Step& step) const {
   const double near = compute_.seconds(p, step);
-  return contention_ ? under_contention(near, contention_->other.seconds(p, step)) : near;
+  const bool both = contention_ && contention_->other.knows(fitted_kind(p, step));
+  return both ? under_contention(near, contention_->other.seconds(p, step)) : near;
 }
 
 double Costs::under_contention(double near, double other) const {

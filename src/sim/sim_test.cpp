@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
+#include <set>
 
 #include "base/error.h"
 #include "base/rng.h"
@@ -114,11 +116,48 @@ TEST(CostModel, OtherKernelsAreAnotherKind) {
     CostModel::fit({{"forward attention", {1.0}, 2e-3}}).seconds("forward attention by unfused", {1.0});
     ADD_FAILURE();
   } catch (const UsageError& error) {
-    EXPECT_NE(std::string(error.what()).find("with a configuration that chooses it"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("with a configuration that chooses these kernels"), std::string::npos);
   }
 }
 
 // A recomputed kind without samples costs what its forward does; any other kind without samples is refused by name.
+// The tokens among the features are those of the op: a chunk of the head, a piece of the rows, or all rows.
+TEST(CostModel, FeaturesAreOfTheOpsOwnRows) {
+  program::Setting s = program_of(1, 0, 4).setting;
+  s.mesh[mesh::Axis::kTp] = 2;
+  s.sequence_parallel = true;
+  s.tensor_chunks = 2;
+  s.head_chunk = 48;
+  const auto p = program::build(program_of(1, 0, 4).arch, s);
+  std::map<std::string, std::set<double>> tokens;
+  for (const auto& body : p.bodies)
+    for (const auto& step : body.steps)
+      if (std::holds_alternative<program::Compute>(step.op))
+        tokens[program::kind_of(step.op)].insert(std::round(std::exp(features_of(step)[3])));
+  EXPECT_EQ(tokens.at("forward norm_up"), (std::set<double>{64}));     // one of two pieces of 128 tokens
+  EXPECT_EQ(tokens.at("forward attention"), (std::set<double>{128}));  // all rows
+  EXPECT_EQ(tokens.at("forward head_logits"), (std::set<double>{48, 32}));
+}
+
+TEST(CostModel, AnOptimizersStepHasTheKindOfItsRule) {
+  program::Setting s = program_of(1, 0, 4).setting;
+  const auto kinds = [&](const char* optimizer, int tensor) {
+    s.optimizer = optimizer;
+    s.mesh[mesh::Axis::kTp] = tensor;
+    const auto p = program::build(program_of(1, 0, 4).arch, s);
+    std::set<std::string> found;
+    for (const auto& body : p.bodies)
+      for (const auto& step : body.steps)
+        if (std::holds_alternative<program::OptimizerStep>(step.op)) found.insert(fitted_kind(p, step));
+    return found;
+  };
+  EXPECT_EQ(kinds("adamw", 1), (std::set<std::string>{"optimizer_step"}));
+  EXPECT_EQ(kinds("lion", 2), (std::set<std::string>{"optimizer_step by lion"}));
+  EXPECT_EQ(kinds("muon", 1), (std::set<std::string>{"optimizer_step by muon", "optimizer_step by muon, matrices"}));
+  EXPECT_EQ(kinds("muon", 2), (std::set<std::string>{"optimizer_step by muon", "optimizer_step by muon, direction",
+                                                     "optimizer_step by muon, apply, matrices"}));
+}
+
 TEST(CostModel, RecomputationCostsTheForward) {
   const CostModel model = CostModel::fit({{"forward attention", {1.0}, 2e-3}, {"all_reduce", {1.0}, 1e-3}});
   EXPECT_DOUBLE_EQ(model.seconds("recompute attention", {1.0}), model.seconds("forward attention", {1.0}));

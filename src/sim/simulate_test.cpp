@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <string>
 
@@ -165,6 +166,44 @@ TEST(SimulateStages, RefuseProgramsThatDoNotMatch) {
   s.global_batch = 2;
   programs[1] = program::build_stages(a, s)[1];
   EXPECT_THROW(program::Stages(std::move(programs)), Error);
+}
+
+// Each rank of a stage computes with its threads, so two stages of two threads want four cores.
+TEST(SimulateStages, CountTheThreadsOfComputation) {
+  const program::Stages stages = stages_of(program::ScheduleKind::kGpipe, 2, 2);
+  const auto work = seconds_of_layers(stages, 0.0);
+  const double four = step_seconds(simulate(stages, work, {4, 2, 2})),
+               two = step_seconds(simulate(stages, work, {2, 2, 2}));
+  EXPECT_EQ(four, step_seconds(simulate(stages, work, {64, 2, 1})));
+  EXPECT_GT(two, 1.2 * four);
+  EXPECT_EQ(step_seconds(simulate(stages, work, {2, 2, 1})), four);
+}
+
+// The own work of an op that waited is not stretched by its waiting.
+TEST(SimulateStages, EpiloguesAreNotStretchedByWaiting) {
+  arch::Architecture a = arch::preset("llama-tiny");
+  a.layers = 2;
+  a.tied = true;
+  program::Setting s;
+  s.mesh[mesh::Axis::kPp] = 2;
+  s.global_batch = 4;
+  s.sequence = 32;
+  const program::Stages stages(program::build_stages(a, s));
+  std::vector<Sample> samples = samples_from({stages.program(0), stages.program(1)}, 0.0);
+  for (const double bytes : {1e3, 1e6}) samples.push_back({"epilogue copy", {1.0, std::log(bytes)}, bytes * 1e-9});
+  const Costs costs(CostModel::fit(samples), {64, 2, 1}, "threads");
+  const auto timelines = simulate(stages, costs);
+  double waited = 0.0;
+  for (std::size_t stage = 0; stage < 2; ++stage)
+    for (std::size_t i = 0; i < stages.ops(stage).size(); ++i) {
+      const auto& op = timelines[stage].ops[i];
+      double own = 0.0, stated = 0.0;
+      for (const double seconds : op.epilogue_s) own += seconds;
+      for (const double seconds : costs.epilogue_seconds(*stages.ops(stage)[i].step)) stated += seconds;
+      EXPECT_NEAR(own, stated, 1e-9 * (stated + 1e-12)) << program::kind_of(stages.ops(stage)[i].step->op);
+      waited += op.waited_s;
+    }
+  EXPECT_GT(waited, 0.0);
 }
 
 // Each setting that cannot be simulated is refused by the key that asks for it.

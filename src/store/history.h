@@ -56,7 +56,7 @@ RunIdentity identity_of(const fs::path& run);
 // SLURM_STEP_ID, SLURM_RESTART_COUNT above 0). Empty when this job was not requeued.
 std::vector<fs::path> requeued_runs(const fs::path& directory);
 
-// Payload the lines of a file (metrics.jsonl, ...) whose step is above `beyond` to `<name>.abandoned-<history>`, and
+// Moves the lines of a file (metrics.jsonl, ...) whose step is above `beyond` to `<name>.abandoned-<history>`, and
 // replaces the file atomically. Lines without a step stay. Changes nothing when there is no such line; safe to repeat.
 void abandon_lines(const fs::path& file, std::int64_t beyond, std::int64_t history);
 // Does the same for metrics, events and energy in the run directory. When the history begins anew, renames the

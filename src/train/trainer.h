@@ -39,6 +39,7 @@ struct Job {
   program::Program program;
   // Returns the program of any stage: built, or read again.
   program::Program program_of(int stage) const;
+  std::vector<program::Program> programs() const;  // of all stages
   // Returns the forward-only program with which validation uses the weights of the training.
   program::Program evaluation() const;
   plan::Machine machine;

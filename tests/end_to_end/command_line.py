@@ -124,7 +124,7 @@ def measured_for(*words):
         if "no measurement of '" not in r.stderr:
             return r
         kind = r.stderr.split("no measurement of '")[1].split("'")[0]
-        whole = kind.startswith("optimizer_step by ") and "lion" not in kind
+        whole = kind.endswith(", matrices")
         entry["costs"]["kinds"][kind] = of_update if whole else of_part if kind.startswith(("forward", "backward", "recompute")) else plain
     return r
 

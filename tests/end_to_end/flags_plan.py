@@ -13,16 +13,16 @@ PARTS = ("embed", "norm_qkv", "rotate", "attention", "out_projection", "norm_up"
 OTHERS = ("load_batch", "zero_fill", "sum_squares", "clip_scale", "set_flag", "optimizer_step", "all_reduce", "reduce_scatter", "all_gather", "reduce_scalars", "send", "receive")
 
 
-def made_up(path, conditions, pace=1.0, rate=RATE, base=None, cores=64):
+def made_up(path, conditions, factor=1.0, rate=RATE, base=None, cores=64):
     """A calibration in which an op takes FLOPs / rate seconds, or bytes / rate where it has none; or `base` seconds each."""
     first = math.log(base) if base else -math.log(rate)
     fit = lambda features: {"weights": [first, 0.0 if base else 1.0, *[0.0] * (features - 2)], "center": [0.0] * features, "residual": 0.0, "samples": 1, "typical_s": 1.0}
     kinds = {f"{p} {part}": fit(6) for p in ("forward", "backward") for part in PARTS} | {k: fit(2) for k in OTHERS}
-    entries = [{"threads": 1, "compute": "fp32", "kernels": "fused", **c, "cores": {"logical": cores, "physical": cores, "affinity": "0"}, "costs": {"calibration_factor": c.pop("pace", pace), "kinds": kinds}} for c in map(dict, conditions)]
+    entries = [{"threads": 1, "compute": "fp32", "kernels": "fused", **c, "cores": {"logical": cores, "physical": cores, "affinity": "0"}, "costs": {"calibration_factor": c.pop("factor", factor), "kinds": kinds}} for c in map(dict, conditions)]
     for e in entries:
-        e.pop("pace", None)
+        e.pop("factor", None)
     gemm = json.loads(run("doctor", "--format", "json").stdout)["gemm_library"]
-    path.write_text(json.dumps({"format": 6, "gemm": gemm, "host": "x", "cpu": "x", "created": "2026-01-01T00:00:00Z", "entries": entries}))
+    path.write_text(json.dumps({"format": 7, "gemm": gemm, "host": "x", "cpu": "x", "created": "2026-01-01T00:00:00Z", "entries": entries}))
     return path.name
 
 
@@ -33,7 +33,7 @@ def work_of(program, kind=None):
 
 @row("simulate --cluster", "simulate --set", "simulate --format", "simulate --ranks", "simulate --ranks-per-node", "simulate --communicator", "simulate --stage", "simulate --trace", "simulate --model")
 def simulate(case):
-    one, slow = made_up(work / "one.json", [dict(ranks=1, communicator="self")]), made_up(work / "slow.json", [dict(ranks=1, communicator="self")], pace=2.5)
+    one, slow = made_up(work / "one.json", [dict(ranks=1, communicator="self")]), made_up(work / "slow.json", [dict(ranks=1, communicator="self")], factor=2.5)
     program = case.program(FP32)
     said = formats(case, "simulate", "tiny.toml", FP32, "--cluster", one, shows=lambda v: ["predicted step", "fp32", v["ops"][0]["kind"]])
     close("one rank's step: its work at the rate", said["step_s"], work_of(program) / RATE, 1e-9)
@@ -44,14 +44,14 @@ def simulate(case):
         close(kind, found["seconds"], work_of(program, kind) / RATE, 1e-9)
         equal(f"{kind}: how often", found["count"], program.count(kind))
     close("phases sum to the step", sum(said["phase_s"].values()), said["step_s"], 1e-9)
-    paced = json.loads(case.molen("simulate", "tiny.toml", FP32, "--cluster", slow, "--format", "json").stdout)
-    close("the pace of the calibration", paced["step_s"], 2.5 * said["step_s"], 1e-9)
+    slowed = json.loads(case.molen("simulate", "tiny.toml", FP32, "--cluster", slow, "--format", "json").stdout)
+    close("the factor of the calibration", slowed["step_s"], 2.5 * said["step_s"], 1e-9)
     deeper = {**FP32, "model.layers": 3}
     close("--set", json.loads(case.molen("simulate", "tiny.toml", deeper, "--cluster", one, "--format", "json").stdout)["step_s"], work_of(case.program(deeper)) / RATE, 1e-9)
     llama = ["--model", "llama-tiny", {**FP32, "data.sequence_length": 64, "math.threads": 1}]
     close("--model", json.loads(case.molen("simulate", *llama, "--cluster", one, "--format", "json").stdout)["step_s"], work_of(Program(case.molen("program", *llama).stdout)) / RATE, 1e-9)
     # Two nodes: collectives among MPI ranks as measured, and scaled by the bytes that a rank moves: 2 (n-1)/n.
-    both = made_up(work / "both.json", [dict(ranks=2, communicator="mpi"), dict(ranks=2, communicator="threads", pace=3.0)])
+    both = made_up(work / "both.json", [dict(ranks=2, communicator="mpi"), dict(ranks=2, communicator="threads", factor=3.0)])
 
     def of(kind, *words):
         value = json.loads(case.molen("simulate", "tiny.toml", {**FP32, "batch.micro": 1}, "--cluster", both, "--format", "json", *words).stdout)
@@ -59,7 +59,7 @@ def simulate(case):
 
     (threads, _), (mpi, measured), (nodes, _), (four, extrapolated) = (of("all_reduce", *words) for words in (["--ranks", 2], ["--ranks", 2, "--communicator", "mpi"], ["--ranks", 2, "--ranks-per-node", 1], ["--ranks", 4, "--ranks-per-node", 2]))
     reduced = work_of(case.program({**FP32, "batch.micro": 1}, "--ranks", 2), "all_reduce") / RATE
-    for name, seconds, expected in (("threads, of pace 3", threads, 3 * reduced), ("mpi", mpi, reduced), ("two nodes are mpi's", nodes, reduced), ("four ranks", four, reduced * (2 * 3 / 4) / (2 * 1 / 2))):
+    for name, seconds, expected in (("threads, of factor 3", threads, 3 * reduced), ("mpi", mpi, reduced), ("two nodes are mpi's", nodes, reduced), ("four ranks", four, reduced * (2 * 3 / 4) / (2 * 1 / 2))):
         close(name, seconds, expected, 1e-9)
     assert measured is None and "2 rank" in extrapolated, (measured, extrapolated)
     # More threads than cores share them: four ranks on two cores take twice as long.
@@ -183,7 +183,7 @@ def calibrate(case):
     stored = json.loads((work / "measured.json").read_text())["entries"]
     equal("another condition is added", [(e["compute"], e["ranks"], e["communicator"]) for e in stored], [("fp32", 1, "self"), ("bf16", 2, "threads")])
     assert "calibrated" in text and "bf16" in text and "all_reduce" in text, text
-    # The fit is of what was measured, and the pace is in the prediction.
+    # The fit is of what was measured, and the factor is in the prediction.
     assert all(e["costs"]["calibration_factor"] > 0 and e["costs"]["calibration_factor"] != 1 for e in stored), [e["costs"]["calibration_factor"] for e in stored]
     sets = {**FP32, "model.hidden": 128, "model.head_dim": 32, "model.ffn": 352, "model.vocabulary": 2048, "data.sequence_length": 64}
     bench = json.loads(case.molen("bench", "tiny.toml", sets, "--steps", 5).stdout)
@@ -192,7 +192,7 @@ def calibrate(case):
     doubled = json.loads((work / "measured.json").read_text())
     doubled["entries"][0]["costs"]["calibration_factor"] *= 2
     (work / "doubled.json").write_text(json.dumps(doubled))
-    close("twice the pace", json.loads(case.molen("simulate", "tiny.toml", sets, "--cluster", "doubled.json", "--format", "json").stdout)["step_s"], 2 * said["step_s"])
+    close("twice the factor", json.loads(case.molen("simulate", "tiny.toml", sets, "--cluster", "doubled.json", "--format", "json").stdout)["step_s"], 2 * said["step_s"])
     # Attention that is written out is measured where a configuration asks for it: its kind has costs, and simulate finds them.
     written = {**sets, "math.flash_attention": False}
     case.refused("simulate", "tiny.toml", written, "--cluster", "measured.json", says="calibrate")

@@ -108,7 +108,7 @@ TEST_F(Nvml, AFrozenCounterIsNotBelieved) {
   ASSERT_EQ(m.meters.size(), 2u);
   EXPECT_EQ(m.meters[0]->info().scope, "gpu1");
   EXPECT_EQ(m.meters[1]->info().name, "null");
-  EXPECT_NE(m.meters[1]->read().reason().find("stood still"), std::string::npos);
+  EXPECT_NE(m.meters[1]->read().reason().find("did not change"), std::string::npos);
 }
 
 TEST_F(Nvml, WhatIsSaidOfEachDevice) {

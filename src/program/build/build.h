@@ -81,8 +81,8 @@ Program update(Program program);
 // Sets FLOPs, bytes and scratch of every op.
 Program costs(Program program);
 // Sets the `after` edges. There is an edge for each hazard between streams that existing edges do not order, and no
-// superfluous edge. There are also edges from `agree` to the ops that its flag guards, and edges between ops over one
-// axis that a program text puts on different streams. When a stream other than compute uses transient memory, an
+// superfluous edge. There are also edges from `set_flag` to the ops that its flag guards, and edges between ops over
+// one axis that a program text puts on different streams. When a stream other than compute uses transient memory, an
 // instance uses that memory only after the previous instance has finished with all of it. Communication streams that
 // run freely may keep more memory in use than a single stream would. In that case they wait for each other as far as
 // the planned peak requires.

@@ -24,8 +24,8 @@ class Stages {
     std::size_t op = 0;  // index in the expansion of the stage
   };
 
-  // Takes the programs of stages 0, 1, ..., which `verify_world` has accepted. Throws Error when the stages differ in
-  // the number of ops that they run together.
+  // Takes the programs of stages 0, 1, ..., which `verify_world` has accepted, or the program of one stage alone, which
+  // then meets nobody. Throws Error when the stages differ in the number of ops that they run together.
   explicit Stages(std::vector<Program> programs);
   explicit Stages(Program program) : Stages(std::vector{std::move(program)}) {}
   // The expansions point into the programs, which a move leaves where they are.

@@ -74,8 +74,10 @@ i64 linear_moved(const Sizes& s, i64 in, i64 out, Pass pass) {
       return s.e * (s.N * out + in * out + s.N * in);
     case Pass::kBackwardWeights:
       return s.e * (s.N * out + s.N * in) + gradient;
+    case Pass::kRecompute:
+      break;
   }
-  throw Error("no such pass");
+  throw Error("a recomputation has the costs of a forward");
 }
 
 i64 norm_partials(const Sizes& s, Pass pass) {

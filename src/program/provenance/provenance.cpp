@@ -142,9 +142,12 @@ std::vector<Finding> check_world(const std::vector<Program>& stages) {
 void require_sound(const Program& program, std::string_view origin, std::optional<Bytes> device_memory) {
   const auto findings = check(program, device_memory);
   if (findings.empty()) return;
-  // The other findings mostly follow from the first.
-  throw UsageError("{}: the step program is refused: {}{}", origin, findings.front().text,
-                   findings.size() > 1 ? fmt::format(" (and {} more findings)", findings.size() - 1) : "");
+  // Findings mostly follow from the first, but a text may have more than one mistake.
+  constexpr std::size_t kShown = 3;
+  std::string text = fmt::format("{}: the step program is refused: {}", origin, findings.front().text);
+  for (std::size_t i = 1; i < std::min(kShown, findings.size()); ++i) text += "\n  " + findings[i].text;
+  if (findings.size() > kShown) text += fmt::format("\n  ({} findings in all)", findings.size());
+  throw UsageError(text);
 }
 
 }  // namespace molen::program

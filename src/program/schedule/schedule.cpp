@@ -108,8 +108,10 @@ const char* advance(Progress& state, const Action& a) {
       if (before != Progress::kInput) return "its backward of the input (I) must run before it";
       state = Progress::kDone;
       return nullptr;
+    case Pass::kRecompute:
+      break;
   }
-  return "it is of no known kind";
+  return "a recomputation is no action of a schedule";
 }
 
 // Checks one stage alone. It must run each of its actions once, in an order that respects the dependencies among them.
@@ -182,9 +184,11 @@ const std::vector<double>& seconds_of(const ScheduleCosts& costs, Pass kind) {
     case Pass::kBackwardInput:
       return costs.backward_input_s;
     case Pass::kBackwardWeights:
+      return costs.backward_weight_s;
+    case Pass::kRecompute:
       break;
   }
-  return costs.backward_weight_s;
+  throw Error("a recomputation is no action of a schedule");
 }
 
 }  // namespace

@@ -22,9 +22,11 @@ char letter(Pass kind) {
     case Pass::kBackwardInput:
       return 'I';
     case Pass::kBackwardWeights:
+      return 'W';
+    case Pass::kRecompute:
       break;
   }
-  return 'W';
+  throw Error("a recomputation is no action of a schedule");
 }
 
 struct Cell {

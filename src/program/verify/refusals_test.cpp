@@ -374,7 +374,7 @@ TEST(Findings, APieceOfTheRowsInPlaceOfAnother) {
         Program q = p;
         for (std::size_t i = 0; i < q.bodies[b].steps[k].operands.size(); ++i)
           q.bodies[b].steps[k].operands[i].buffer = p.bodies[b].steps[other].operands[i].buffer;
-        found += finds(q, {"is for piece 1 of them where it must be for piece 0 of them"});
+        found += finds(q, {"is for piece 1 of the rows where it must be for piece 0 of the rows"});
       }
   EXPECT_GT(found, 0);
 }

@@ -2,6 +2,7 @@
 // is missing.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
@@ -71,7 +72,7 @@ TEST(RefusedEdits, ABufferOfAnotherPiece) {
     piece < 0 ? ++whole : ++pieces;
     if (piece < 0) {
       piece = 0;
-      EXPECT_SAYS(q, "is for piece 0 of them where it must be for all rows");
+      EXPECT_SAYS(q, "is for piece 0 of the rows where it must be for all rows");
     } else {
       piece = -1;
       EXPECT_SAYS(q, "is for all rows where it must be for piece");
@@ -215,7 +216,7 @@ TEST(RefusedEdits, AreNamedByTheirLine) {
   } catch (const UsageError& error) {
     const std::string said = error.what();
     EXPECT_EQ(said.find("edited.txt: the step program is refused: line " + std::to_string(line) + ": "), 0u) << said;
-    EXPECT_EQ(said.find('\n'), std::string::npos) << said;
+    EXPECT_LE(std::count(said.begin(), said.end(), '\n'), 3) << said;
   }
 }
 

@@ -178,16 +178,16 @@ class Verifier {
 
   // Checks that the piece of the rows, or the tile of the experts, that an op works on fits the other ops.
   bool piece_fits(const Expanded& e) {
-    const auto one_of = [&](std::string_view piece, bool cut, std::int64_t pieces, std::int64_t chunk) {
-      const bool right = cut ? chunk >= 0 && chunk < pieces : chunk < 0;
+    const auto one_of = [&](std::string_view piece, bool cut, std::int64_t pieces, std::int64_t portion) {
+      const bool right = cut ? portion >= 0 && portion < pieces : portion < 0;
       if (!right && cut)
         report(e, "works on {} of the rows, but must work on one of their {} {}s",
-               chunk < 0 ? "all" : fmt::format("{} {}", piece, chunk), pieces, piece);
+               portion < 0 ? "all" : fmt::format("{} {}", piece, portion), pieces, piece);
       else if (!right)
-        report(e, "works on {} {} of the rows, but the rows are not in {}s", piece, chunk, piece);
+        report(e, "works on {} {} of the rows, but the rows are not in {}s", piece, portion, piece);
       return right;
     };
-    const auto fits = [&](bool cut, std::int64_t chunk) { return one_of("piece", cut, t_.rows.pieces, chunk); };
+    const auto fits = [&](bool cut, std::int64_t portion) { return one_of("piece", cut, t_.rows.pieces, portion); };
     const std::int64_t tiles = t_.rows.expert_tiles;
     if (const auto* c = std::get_if<Compute>(&e.step->op)) {
       if (declaration_of(c->part).computes_experts()) return one_of("tile", tiles > 1, tiles, c->portion);
@@ -271,9 +271,7 @@ class Verifier {
     }
     // The executor finds an op's piece by this field.
     if (const std::int64_t piece = piece_apart(p_, want) ? want.portion : -1; b.portion != piece) {
-      const auto rows = [](std::int64_t chunk) {
-        return chunk < 0 ? "all rows" : fmt::format("piece {} of them", chunk);
-      };
+      const auto rows = [](std::int64_t n) { return n < 0 ? "all rows" : fmt::format("piece {} of the rows", n); };
       report(e, "operand {} is for {} where it must be for {}", b.name, rows(b.portion), rows(piece));
       return false;
     }
@@ -359,11 +357,11 @@ class Verifier {
                  p_.buffers[static_cast<std::size_t>(place.first)].name);
     unread_.clear();
   }
-  // Notes that an op has read a piece or tile of a buffer, or all of them when `chunk` is -1.
-  void erase_read(int buffer, std::int64_t chunk) {
+  // Notes that an op has read a piece or tile of a buffer, or all of them when `portion` is -1.
+  void erase_read(int buffer, std::int64_t portion) {
     for (auto unread = unread_.lower_bound({buffer, -1}); unread != unread_.end() && unread->first.first == buffer;) {
       const std::int64_t written = unread->first.second;
-      unread = chunk < 0 || written < 0 || written == chunk ? unread_.erase(unread) : std::next(unread);
+      unread = portion < 0 || written < 0 || written == portion ? unread_.erase(unread) : std::next(unread);
     }
   }
 

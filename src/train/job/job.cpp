@@ -173,8 +173,7 @@ plan::MemoryNeed need_of(const Job& job) {
 void require_stages(const Job& job, comm::Communicator& world) {
   launch::throw_on_all_ranks(world, [&] {
     if (world.rank() != 0) return;
-    std::vector<program::Program> stages;
-    for (int stage = 0; stage < job.setting.stages(); ++stage) stages.push_back(job.program_of(stage));
+    const auto stages = job.programs();
     if (const auto findings = program::check_world(stages); !findings.empty())
       throw UsageError("the pipeline's programs are refused: {}", findings.front().text);
   });
@@ -187,6 +186,13 @@ program::Program Job::program_of(int stage) const {
   s.pipeline.stage = stage;
   if (options.program_file) return read_program(*this, s);
   return program::build(arch, s, schedule ? &*schedule : nullptr);
+}
+
+std::vector<program::Program> Job::programs() const {
+  if (!options.program_file) return program::build_stages(arch, setting, schedule ? &*schedule : nullptr);
+  std::vector<program::Program> stages;
+  for (int stage = 0; stage < setting.stages(); ++stage) stages.push_back(program_of(stage));
+  return stages;
 }
 
 program::Program Job::evaluation() const {

@@ -37,9 +37,7 @@ Result<program::Comparison> Predicted::compare() {
   const Durations durations = gather_durations(executor_.ops(), measured, world_);
   if (world_.rank() != 0) return Failure{"rank 0 has it"};
   try {
-    std::vector<program::Program> programs;
-    for (int stage = 0; stage < job_.setting.stages(); ++stage) programs.push_back(job_.program_of(stage));
-    const program::Stages stages(std::move(programs));
+    const program::Stages stages(job_.programs());
     set_waiting(stages, world_.rank(), durations, measured);
     return beside(stages, measured);
   } catch (const std::exception& error) {  // e.g. the calibration lacks an op, or its file was removed

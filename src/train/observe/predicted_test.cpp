@@ -73,7 +73,8 @@ TEST(Waiting, OfStagesIsComparedBetweenTheEndsOfAMessage) {
     const std::size_t stage = world.rank() < 2 ? 0 : 1;  // of the ranks pp 2 x dp_shard 2
     program::Timeline t;
     for (std::size_t i = 0; i < stages.ops(stage).size(); ++i)
-      t.ops.push_back({0.0, 3.0 - static_cast<double>(stage) + static_cast<double>(i) * 1e-3, 0.0});
+      t.ops.push_back(
+          {0.0, 3.0 - static_cast<double>(stage) + static_cast<double>(i) * 1e-3 + 0.5 * (world.rank() % 2), 0.0});
     const Durations durations = gather_durations(stages.ops(stage), t, world);
     if (world.rank() != 0) return;
     set_waiting(stages, 0, durations, t);
