@@ -125,10 +125,11 @@ namespace {
 
 // One calibration program and its measurements.
 struct Trial {
-  explicit Trial(CalibrationProgram of) : stage(std::move(of.program)), name(std::move(of.name)) {}
+  explicit Trial(CalibrationProgram of) : stage(std::move(of.program)), once(of.once), name(std::move(of.name)) {}
   const program::Program& program() const { return stage.program(0); }
 
   program::Stages stage;  // this rank's only
+  bool once = false;      // measured in the first round only
   std::string name;
   std::vector<program::Timeline> timelines;
 };
@@ -212,9 +213,11 @@ sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& 
   for (CalibrationProgram& p : calibration_programs(o, world.size(), world.rank())) trials.emplace_back(std::move(p));
   // Measures in rounds, so that a slow moment of a shared machine does not hit a single shape.
   std::size_t done = 0;
-  const auto all = static_cast<double>(trials.size() * static_cast<std::size_t>(o.rounds));
+  double all = 0.0;
+  for (const Trial& trial : trials) all += trial.once ? 1 : o.rounds;
   for (int round = 0; round < o.rounds; ++round)
     for (Trial& trial : trials) {
+      if (round > 0 && trial.once) continue;
       const std::string what = fmt::format("round {} of {}, {}", round + 1, o.rounds, trial.name);
       if (progress && world.rank() == 0) progress(static_cast<double>(done) / all, what);
       for (auto& t : run_synthetic(trial.program(), world, o.repeats).timelines)

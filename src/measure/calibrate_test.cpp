@@ -36,7 +36,7 @@ std::set<std::string> kinds_of(const program::Program& p) {
 std::set<std::string> measured_kinds(const CalibrateOptions& options, int ranks) {
   std::set<std::string> measured;
   for (const int rank : {0, ranks - 1})
-    for (const auto& [p, name] : calibration_programs(options, ranks, rank))
+    for (const auto& [p, once, name] : calibration_programs(options, ranks, rank))
       if (rank == 0 || p.setting.pipelined()) measured.merge(kinds_of(p));
   return measured;
 }
@@ -138,7 +138,7 @@ TEST(Calibrate, HasProgramsOfEveryType) {
 TEST(Calibrate, MeasuresExpertRanks) {
   for (const int ranks : {2, 3, 5, 7, 16}) {
     std::set<std::string> measured;
-    for (const auto& [p, name] : calibration_programs({}, ranks)) measured.merge(kinds_of(p));
+    for (const auto& [p, once, name] : calibration_programs({}, ranks)) measured.merge(kinds_of(p));
     EXPECT_TRUE(measured.count("all_to_all")) << ranks << " ranks";
   }
 }
@@ -148,7 +148,7 @@ TEST(Calibrate, MeasuresExpertRanks) {
 TEST(Calibrate, MeasuresContextRanksWithACapacity) {
   for (const int ranks : {2, 3, 5, 7, 16}) {
     std::set<std::string> measured;
-    for (const auto& [p, name] : calibration_programs({}, ranks)) measured.merge(kinds_of(p));
+    for (const auto& [p, once, name] : calibration_programs({}, ranks)) measured.merge(kinds_of(p));
     EXPECT_TRUE(measured.count("forward limit")) << ranks << " ranks";
   }
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <iterator>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -77,10 +78,10 @@ bool is_sparse(const Shape& shape) {
 }
 // Fits extrapolate by power laws, so a few small models suffice for kinds whose cost depends on few sizes.
 bool is_small(const Shape& shape) {
-  return is_dense(shape) && shape.layers == 2 && shape.hidden <= 384;
+  return is_dense(shape) && shape.layers == 2 && shape.hidden <= 192;
 }
 bool is_smallest(const Shape& shape) {
-  return is_small(shape) && shape.hidden <= 256;
+  return is_small(shape) && shape.hidden <= 128;
 }
 
 std::int64_t multiple_of(std::int64_t ranks, std::int64_t count) {
@@ -175,6 +176,13 @@ std::vector<TrialKind> trial_kinds(const CalibrateOptions& o, int ranks) {
   return kinds;
 }
 
+// Whether a way to run is there for few kinds of ops, beside the ways that most ops are fitted from.
+bool of_few_kinds(const std::string& text) {
+  static const std::set<std::string> kMost{"", " by other kernels", " in ZeRO-2", " on expert ranks",
+                                           " on context ranks"};
+  return !kMost.contains(text);
+}
+
 program::Setting trial_setting(const CalibrateOptions& o, const Shape& shape, int ranks) {
   program::Setting setting;
   setting.mesh[mesh::Axis::kDpShard] = ranks;
@@ -214,7 +222,7 @@ std::vector<CalibrationProgram> calibration_programs(const CalibrateOptions& o, 
       setting.global_batch = 2 * setting.micro_batch * setting.data_ranks();
       arch.max_sequence = std::max(arch.max_sequence, setting.sequence);
       if (!computed(arch, setting)) continue;
-      programs.push_back({program::build(arch, program::at_rank(setting, rank)),
+      programs.push_back({program::build(arch, program::at_rank(setting, rank)), of_few_kinds(kind.text),
                           fmt::format("d {} {}ffn {} vocabulary {} batch {} x {}{}", shape.hidden,
                                       shape.experts > 0 ? fmt::format("{} experts of ", shape.experts) : "", shape.ffn,
                                       shape.vocabulary, shape.batch, setting.sequence, kind.text)});

@@ -27,6 +27,9 @@ std::int64_t calibrated_width(std::int64_t hidden);
 
 struct CalibrationProgram {
   program::Program program;
+  // Whether it is measured in the first round only: it is there for kinds of ops that no other program has, and a
+  // calibration should take minutes.
+  bool once = false;
   std::string name;  // "d 128 ffn 352 vocabulary 2048 batch 2 x 128 on tensor ranks"
 };
 // Returns the programs of one of so many ranks, in the same order on all of them. A calibration knows the costs of the
