@@ -116,7 +116,7 @@ class Operands {
   Bounds rows_;  // rows that the op works on
 };
 
-// What the bindings of all parts need.
+// The values that the bindings of all parts need.
 struct PartContext {
   arch::Architecture arch;
   arch::PartShape shape;

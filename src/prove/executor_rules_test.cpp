@@ -95,7 +95,7 @@ TEST(EmptySteps, UpdateNothing) {
     EXPECT_TRUE(executor.state("param", static_cast<int>(u)).equal(before[u])) << p.units[u].name;
 }
 
-// What the forward reads is the rounded master, also for the biases of routers, which no optimizer updates.
+// The forward reads the rounded master weights. This also holds for the biases of routers, which no optimizer updates.
 TEST(RoundedWeights, AreThoseOfTheMaster) {
   auto a = mixtral();
   a.experts->scores = arch::RouterScores::kSigmoid;
