@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <functional>
 #include <iterator>
-#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -68,6 +67,7 @@ struct TrialKind {
   std::string text;                          // " on expert ranks"
   std::function<bool(const Shape&)> covers;  // whether a shape is measured in this way
   std::function<void(arch::Architecture&, program::Setting&)> change;
+  bool once = true;  // CalibrationProgram::once
 };
 
 bool is_dense(const Shape& shape) {
@@ -113,14 +113,18 @@ void put_in_stages(arch::Architecture& a, program::Setting& s, int ranks, progra
 }
 
 void add_axes(std::vector<TrialKind>& kinds, const CalibrateOptions& o, int ranks) {
-  kinds.push_back({" on expert ranks", is_sparse, [=](arch::Architecture& a, program::Setting& s) {
+  kinds.push_back({" on expert ranks", is_sparse,
+                   [=](arch::Architecture& a, program::Setting& s) {
                      share_out(s, mesh::Axis::kEp, ranks);
                      a.experts->count = multiple_of(ranks, a.experts->count);
-                   }});
-  kinds.push_back({" on context ranks", is_sparse, [=](arch::Architecture& a, program::Setting& s) {
+                   },
+                   false});
+  kinds.push_back({" on context ranks", is_sparse,
+                   [=](arch::Architecture& a, program::Setting& s) {
                      share_sequences(s, ranks);
                      a.experts->capacity = 1.0;  // these ranks apply it together
-                   }});
+                   },
+                   false});
   kinds.push_back({" in a ring", is_small, [=](arch::Architecture&, program::Setting& s) {
                      share_sequences(s, ranks);
                      s.context_form = program::ContextForm::kRing;
@@ -148,10 +152,10 @@ void add_axes(std::vector<TrialKind>& kinds, const CalibrateOptions& o, int rank
 
 std::vector<TrialKind> trial_kinds(const CalibrateOptions& o, int ranks) {
   const auto everything = [](const Shape&) { return true; };
-  std::vector<TrialKind> kinds{{"", everything, [](arch::Architecture&, program::Setting&) {}}};
+  std::vector<TrialKind> kinds{{"", everything, [](arch::Architecture&, program::Setting&) {}, false}};
   if (!o.other_kernels.empty())
     kinds.push_back({" by other kernels", is_dense,
-                     [&](arch::Architecture&, program::Setting& s) { s.other_kernels = o.other_kernels; }});
+                     [&](arch::Architecture&, program::Setting& s) { s.other_kernels = o.other_kernels; }, false});
   for (const program::Optimizer& optimizer : program::optimizers()) {
     if (optimizer.name == program::Setting().optimizer) continue;
     const auto chosen = [&](arch::Architecture&, program::Setting& s) { s.optimizer = optimizer.name; };
@@ -163,7 +167,7 @@ std::vector<TrialKind> trial_kinds(const CalibrateOptions& o, int ranks) {
   if (ranks == 1) return kinds;
   // Collectives of ZeRO, and sums that add.
   kinds.push_back({" in ZeRO-2", [](const Shape& shape) { return shape.layers <= 2; },
-                   [](arch::Architecture&, program::Setting& s) { s.zero = 2; }});
+                   [](arch::Architecture&, program::Setting& s) { s.zero = 2; }, false});
   if (o.compute != DType::kF64)
     for (const DType type : {DType::kBF16, DType::kF16})
       for (const int zero : {0, 2})
@@ -174,13 +178,6 @@ std::vector<TrialKind> trial_kinds(const CalibrateOptions& o, int ranks) {
                          }});
   add_axes(kinds, o, ranks);
   return kinds;
-}
-
-// Whether a way to run is there for few kinds of ops, beside the ways that most ops are fitted from.
-bool of_few_kinds(const std::string& text) {
-  static const std::set<std::string> kMost{"", " by other kernels", " in ZeRO-2", " on expert ranks",
-                                           " on context ranks"};
-  return !kMost.contains(text);
 }
 
 program::Setting trial_setting(const CalibrateOptions& o, const Shape& shape, int ranks) {
@@ -222,7 +219,7 @@ std::vector<CalibrationProgram> calibration_programs(const CalibrateOptions& o, 
       setting.global_batch = 2 * setting.micro_batch * setting.data_ranks();
       arch.max_sequence = std::max(arch.max_sequence, setting.sequence);
       if (!computed(arch, setting)) continue;
-      programs.push_back({program::build(arch, program::at_rank(setting, rank)), of_few_kinds(kind.text),
+      programs.push_back({program::build(arch, program::at_rank(setting, rank)), kind.once,
                           fmt::format("d {} {}ffn {} vocabulary {} batch {} x {}{}", shape.hidden,
                                       shape.experts > 0 ? fmt::format("{} experts of ", shape.experts) : "", shape.ffn,
                                       shape.vocabulary, shape.batch, setting.sequence, kind.text)});
