@@ -35,6 +35,7 @@ nightly: build   ## long checks: fuzzing, TSan, mutants, exhaustive matrices; re
 lint: build      ## formatter, layers, headers, page of results
 	@tools/setup.sh test
 	@tools/lint.sh
+	@tools/check_headers.py
 
 clean:           ## removes build/ and runs of the demo
 	@rm -rf build demo/out

@@ -18,3 +18,6 @@ endif()
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
 endif()
+# Loops over elements gain from -O3; all other code compiles faster without it and runs as fast.
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
+set(MOLEN_KERNELS $<$<CONFIG:Release>:-O3>)

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The long checks. What they measure is added to docs/results/records.jsonl, with machine, commit and command, and shown in docs/RESULTS.md; findings are listed at
 # the end, and there being one is exit status 1.
-# `nightly.sh [fuzz|tsan|ubsan|optimised|tidy|verify|static|waits|hang|load|overlap|mutate|exhaustive|predict|bench ...]`: those parts only; all by default. FUZZ_SECONDS (60) is the time of each target.
+# `nightly.sh [fuzz|tsan|ubsan|optimised|tidy|headers|verify|static|waits|hang|load|overlap|mutate|exhaustive|predict|bench ...]`: those parts only; all by default. FUZZ_SECONDS (60) is the time of each target.
 # VERIFY_RANKS ("2 3 4 6 8") and VERIFY_FAMILIES ("llama gpt") are what `verify` runs; variants beside them belong to 4 and 8 ranks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan optimised tidy verify static waits hang load overlap mutate exhaustive bench) # bench runs predict too
+[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan optimised tidy headers verify static waits hang load overlap mutate exhaustive bench) # bench runs predict too
 seconds=${FUZZ_SECONDS:-60}
 log=build/nightly
 findings=()
@@ -89,6 +89,11 @@ tidy() {
   else
     finding "clang-tidy: ${said:-see $log/tidy-errors.txt}; see $log/tidy.txt"
   fi
+}
+
+# Each header compiles alone.
+headers() {
+  tools/check_headers.py >"$log/headers.txt" 2>&1 || finding "headers: see $log/headers.txt"
 }
 
 # Layouts, runs, how many are the same model and the largest difference, of the last lines of `molen verify`: verdicts FILE...
