@@ -182,7 +182,7 @@ std::vector<PartDeclaration> attention() {
                    only(When::kKeysHere, writes(Arg::kDQkv, Value::kDQkv))},
       .ring_step = attention_step,
       .context_types = attention_types,
-      .flops = attention_flops,
+      .own_flops = attention_flops,
       .moved = attention_moved,
       .kernels = {in_tiles(fused(attention_fused, wide_heads_refused)),
                   in_tiles(aten(attention_aten, wide_heads_refused)), unfused(), reference(attention_reference)},

@@ -67,7 +67,10 @@ PartDeclaration expert_up() {
                    d_x.here, d_x.apart, gradient()},
       .forward_types = forward_types(kReplicated, kOfFfn),
       .backward_types = backward_types(kOfFfn, kReplicated, kPartial),
-      .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.R, s.W, s.d)); },
+      .product =
+          [](const Sizes& s) {
+            return MatrixProduct{s.R, s.W, s.d, s.L};
+          },
       .moved = [](const Sizes& s, Pass pass) { return grouped_moved(s, s.d, s.W, pass); },
       .kernels = kernels_of_experts([](const Sizes& s, Pass pass) { return grouped_fused(s, s.W, pass); },
                                     [](const Sizes& s, Pass pass) { return grouped_aten(s, s.d, s.W, pass); }),
@@ -108,7 +111,10 @@ PartDeclaration expert_down() {
                    writes(Arg::kDX, Value::kDExpertActivation), gradient()},
       .forward_types = forward_types(kOfFfn, kPartial),
       .backward_types = backward_types(kReplicated, kOfFfn, kOfFfn),
-      .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.R, s.d, s.w)); },
+      .product =
+          [](const Sizes& s) {
+            return MatrixProduct{s.R, s.d, s.w, s.L};
+          },
       .moved = [](const Sizes& s, Pass pass) { return grouped_moved(s, s.w, s.d, pass); },
       .kernels = kernels_of_experts([](const Sizes& s, Pass pass) { return grouped_fused(s, s.d, pass); },
                                     [](const Sizes& s, Pass pass) { return grouped_aten(s, s.w, s.d, pass); }),
@@ -129,7 +135,10 @@ PartDeclaration shared_up() {
       .forward_types = {takes(Arg::kX, {kReplicated}), leaves(Arg::kY, kOfFfn)},
       .backward_types = {takes(Arg::kDY, {kOfFfn}), takes(Arg::kX, {kReplicated}),
                          retypes(Arg::kDX, kPartial, kPartial)},
-      .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.X, s.d)); },
+      .product =
+          [](const Sizes& s) {
+            return MatrixProduct{s.N, s.X, s.d};
+          },
       .moved = [](const Sizes& s,
                   Pass pass) { return linear_moved(s, s.d, s.X, pass) + (is_backward(pass) ? residual_bytes(s) : 0); },
       .kernels = kernels_of_experts(

@@ -7,8 +7,8 @@
 namespace molen::program::parts {
 namespace {
 
-Flops head_flops(const Sizes& s, Pass pass) {
-  return Flops((is_backward(pass) ? 3.0 : 1.0) * product(s.C, s.V, s.d));
+MatrixProduct head_product(const Sizes& s) {
+  return {s.C, s.V, s.d};
 }
 
 i64 head_moved(const Sizes& s, Pass pass) {
@@ -72,7 +72,8 @@ PartDeclaration whole_head() {
       .backward_types = {takes(Arg::kX, {kReplicated}), takes(Arg::kLabels, {kInvariant}),
                          leaves(Arg::kLosses, kInvariant), leaves(Arg::kDX, kInvariant)},
       .whole_parameters = true,
-      .flops = head_flops,
+      .product = head_product,
+      .products = [](Pass pass) { return is_backward(pass) ? 3 : 1; },
       .moved = head_moved,
       .kernels = {fused([](const Sizes& s, Pass) { return aligned(4 * s.C * s.V); }), aten(head_aten),
                   reference([](const Sizes& s, Pass) { return aligned(s.e * s.C * s.V); })},
@@ -91,7 +92,8 @@ PartDeclaration head_logits() {
                   writes(Arg::kLogits, Value::kLogits), sums},
       .forward_types = {takes(Arg::kX, {kReplicated}), takes(Arg::kLabels, {kInvariant}),
                         leaves(Arg::kLogits, kOfVocabulary), leaves(Arg::kSums, kVarying)},
-      .flops = [](const Sizes& s, Pass) { return Flops(product(s.C, s.V, s.d)); },
+      .product = head_product,
+      .products = [](Pass) { return 1; },
       .moved = head_logits_moved,
       .kernels = {fused(), aten([](const Sizes& s, Pass) { return rounded_logits(s); }), reference()},
   };
@@ -114,7 +116,8 @@ PartDeclaration head_loss() {
       .backward_types = {takes(Arg::kSums, {kReplicated}), takes(Arg::kLabels, {kInvariant}),
                          takes(Arg::kLogits, {kOfVocabulary}), takes(Arg::kX, {kReplicated}),
                          leaves(Arg::kLosses, kInvariant), leaves(Arg::kDX, kPartial)},
-      .flops = [](const Sizes& s, Pass pass) { return Flops(is_backward(pass) ? 2.0 * product(s.C, s.V, s.d) : 0.0); },
+      .product = head_product,
+      .products = [](Pass pass) { return is_backward(pass) ? 2 : 0; },
       .moved = head_loss_moved,
       .kernels = {fused(), aten(head_loss_aten), reference()},
       .shared_scratch = head_loss_shared,

@@ -79,7 +79,10 @@ PartDeclaration norm_qkv() {
       .weights = {turned, as_is, x, stats, parameters(), gradient()},
       .forward_types = {takes(Arg::kX, {kReplicated}), leaves(Arg::kY, kOfHeads), leaves(Arg::kStats, kReplicated)},
       .backward_types = norm_product_types(kOfHeads),
-      .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.Q, s.d)); },
+      .product =
+          [](const Sizes& s) {
+            return MatrixProduct{s.N, s.Q, s.d};
+          },
       .moved = [](const Sizes& s, Pass pass) { return norm_product_moved(s, s.Q, pass); },
       .kernels = {fused(norm_product_fused),
                   aten([](const Sizes& s, Pass pass) { return norm_product_aten(s, s.Q, pass); }),
@@ -104,7 +107,10 @@ PartDeclaration norm_up() {
       .weights = {d_y, x, stats, parameters(), gradient()},
       .forward_types = {takes(Arg::kX, {kReplicated}), leaves(Arg::kY, kOfFfn), leaves(Arg::kStats, kReplicated)},
       .backward_types = norm_product_types(kOfFfn),
-      .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.U, s.d)); },
+      .product =
+          [](const Sizes& s) {
+            return MatrixProduct{s.N, s.U, s.d};
+          },
       .moved = [](const Sizes& s, Pass pass) { return norm_product_moved(s, s.U, pass); },
       .kernels = {fused(norm_product_fused),
                   aten([](const Sizes& s, Pass pass) { return norm_product_aten(s, s.U, pass); }),

@@ -75,6 +75,11 @@ std::optional<std::string> Implementation::refuses(const KernelRequest& request)
   return std::nullopt;
 }
 
+Flops PartDeclaration::flops(const parts::Sizes& sizes, arch::Pass pass) const {
+  if (own_flops) return own_flops(sizes, pass);
+  return Flops(product ? products(pass) * product(sizes).flops() : 0.0);
+}
+
 const Implementation* PartDeclaration::find_kernels(arch::Kernels name) const {
   const auto found = std::find_if(kernels.begin(), kernels.end(), [&](const auto& k) { return k.name == name; });
   return found == kernels.end() ? nullptr : &*found;
@@ -151,8 +156,7 @@ arch::PartCost part_cost(const arch::Architecture& arch, arch::Part part, arch::
   const auto runs = pass_that_runs(d, pass);
   if (!runs) return {Flops(0), Bytes(0), Bytes(0)};
   const parts::Sizes s(arch, shape);
-  return {d.flops ? d.flops(s, *runs) : Flops(0), Bytes(d.moved(s, *runs)),
-          Bytes(scratch_of(d, shape.kernels, s, *runs))};
+  return {d.flops(s, *runs), Bytes(d.moved(s, *runs)), Bytes(scratch_of(d, shape.kernels, s, *runs))};
 }
 
 Bytes part_scratch(const arch::Architecture& arch, arch::Part part, arch::Pass pass, const arch::PartShape& shape) {

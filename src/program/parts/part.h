@@ -90,7 +90,11 @@ struct PartDeclaration {
   // Whether each tensor rank needs the part's parameters whole.
   bool whole_parameters = false;
 
-  Flops (*flops)(const parts::Sizes& sizes, arch::Pass pass) = nullptr;  // null: no matrix product
+  // The matrix product of a forward (null: none), and the number of products with as many FLOPs that a pass takes.
+  parts::MatrixProduct (*product)(const parts::Sizes& sizes) = nullptr;
+  int (*products)(arch::Pass pass) = parts::products_of;
+  // The FLOPs of a part whose products are not matrix products of whole operands: attention.
+  Flops (*own_flops)(const parts::Sizes& sizes, arch::Pass pass) = nullptr;
   BytesOf moved = nullptr;  // bytes read and written if every operand crosses memory once
   // The part's implementations, in the order in which they are preferred.
   std::vector<Implementation> kernels = {parts::fused(), parts::aten(), parts::reference()};
@@ -107,6 +111,7 @@ struct PartDeclaration {
   // (Rows::expert_tiles).
   bool computes_experts() const;
   bool has_backward() const { return !backward.empty(); }
+  Flops flops(const parts::Sizes& sizes, arch::Pass pass) const;
   const Implementation* find_kernels(arch::Kernels name) const;  // null if the part has none of this name
   // Returns whether the part has parameters in a model of this architecture: norms may have none.
   bool has_parameters(const arch::Architecture& arch) const;

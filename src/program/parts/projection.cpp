@@ -35,7 +35,10 @@ PartDeclaration out_projection() {
       .weights = {reads_rows(Arg::kDY, Value::kDMid), reads(Arg::kX, Value::kAttention), gradient()},
       .forward_types = projection_types(kOfHeads),
       .backward_types = {takes(Arg::kDY, {kInvariant}), takes(Arg::kX, {kOfHeads}), leaves(Arg::kDX, kOfHeads)},
-      .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.d, s.q)); },
+      .product =
+          [](const Sizes& s) {
+            return MatrixProduct{s.N, s.d, s.q};
+          },
       .moved = [](const Sizes& s, Pass pass) { return projection_moved(s, s.q, pass); },
       .kernels = {fused(), aten([](const Sizes& s, Pass pass) { return projection_aten(s, s.q, pass); }), reference()},
   };
@@ -55,7 +58,10 @@ PartDeclaration down() {
       .weights = {reads_rows(Arg::kDY, Value::kDResidual, 1), reads(Arg::kX, Value::kActivation), gradient()},
       .forward_types = projection_types(kOfFfn),
       .backward_types = {takes(Arg::kDY, {kInvariant}), takes(Arg::kX, {kOfFfn}), leaves(Arg::kDX, kOfFfn)},
-      .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.d, s.f)); },
+      .product =
+          [](const Sizes& s) {
+            return MatrixProduct{s.N, s.d, s.f};
+          },
       .moved = [](const Sizes& s, Pass pass) { return projection_moved(s, s.f, pass); },
       .kernels = {fused(), aten([](const Sizes& s, Pass pass) { return projection_aten(s, s.f, pass); }), reference()},
   };
@@ -72,7 +78,7 @@ PartDeclaration shared_down() {
   d.forward = {x, reads(Arg::kResidual, Value::kMid), parameters(), writes(Arg::kY, Value::kSharedOut)};
   d.backward = {d_y, x, parameters(), writes(Arg::kDX, Value::kDSharedActivation), gradient()};
   d.input = d.weights = {};
-  d.flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.d, s.x)); };
+  d.product = [](const Sizes& s) { return MatrixProduct{s.N, s.d, s.x}; };
   d.moved = [](const Sizes& s, Pass pass) { return projection_moved(s, s.x, pass); };
   d.kernels = kernels_of_experts(nullptr, [](const Sizes& s, Pass pass) { return projection_aten(s, s.x, pass); });
   return d;

@@ -122,7 +122,10 @@ PartDeclaration route() {
                         leaves(Arg::kCounts, kReplicated), leaves(Arg::kWeights, kReplicated),
                         over_context(leaves(Arg::kLoad, kReplicated), kReplicated, kPartial)},
       .backward_types = std::move(backward),
-      .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.E, s.d)); },
+      .product =
+          [](const Sizes& s) {
+            return MatrixProduct{s.N, s.E, s.d};
+          },
       .moved = route_moved,
       .kernels = kernels_of_experts(route_fused, route_aten, route_reference),
   };

@@ -47,10 +47,16 @@ struct Sizes {
 
 // Returns the FLOPs of a product [m, k] x [k, n].
 double product(i64 m, i64 n, i64 k);
+// A product [rows, terms] x [terms, columns]. With several groups, each of them has a matrix of its own and an equal
+// share of the rows.
+struct MatrixProduct {
+  i64 rows = 0, columns = 0, terms = 0, groups = 1;
+  double flops() const { return product(rows, columns, terms); }
+};
 // Returns how many products of the forward's size a pass takes. A whole backward takes two: one for the gradient of the
 // input and one for the gradient of the weight.
-inline double products_of(Pass pass) {
-  return pass == Pass::kBackward ? 2.0 : 1.0;
+inline int products_of(Pass pass) {
+  return pass == Pass::kBackward ? 2 : 1;
 }
 using arch::is_backward;
 

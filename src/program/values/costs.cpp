@@ -123,6 +123,17 @@ void set_costs(const Program& p, Step& step) {
              step.op);
 }
 
+std::optional<StepProducts> products_of(const Program& p, const Step& step) {
+  const auto* c = std::get_if<Compute>(&step.op);
+  if (!c || !declaration_of(c->part).product) return std::nullopt;
+  const PartOfRank of = part_of(p, *c, step);
+  const PartDeclaration& part = declaration_of(c->part);
+  // A part without halves does all in the first half, as part_cost has it.
+  const bool whole = !has_halves(c->part) && of.pass == Pass::kBackwardInput;
+  if (!has_halves(c->part) && of.pass == Pass::kBackwardWeights) return std::nullopt;
+  return StepProducts{part.product(parts::Sizes(p.local, of.shape)), part.products(whole ? Pass::kBackward : of.pass)};
+}
+
 Flops forward_flops(const arch::Architecture& local, const Traits& t, arch::Part part) {
   PartOfRank of{part, arch::Pass::kForward, shape_of(attributes_of(t, Compute{part}), t.grid)};
   if (of_head(part)) of.shape.chunk = t.tokens();
