@@ -7,7 +7,7 @@ import sys
 
 LEVELS = [
     {"base"},
-    {"arch", "mesh", "config", "store", "energy", "math"},
+    {"arch", "mesh", "config", "cluster", "store", "energy", "math"},
     {"program", "comm", "data", "checkpoint", "optim"},
     {"model"},
     {"sim", "exec", "ledger", "policy"},
