@@ -170,7 +170,7 @@ void add_samples(const Trial& trial, std::vector<sim::Sample>& samples) {
 // duration with a simulation of its own measured ops; the least one of all steps counts, because other work on the
 // machine can only add to it. The second compares the simulation of the measured ops (the median of the steps) with the
 // simulation of the fitted ops.
-double factor_of(const Trial& trial, const sim::Costs& costs) {
+double factor_of(const Trial& trial, const sim::MeasuredCosts& costs) {
   std::vector<double> computed;
   double waiting = std::numeric_limits<double>::infinity();
   for (const auto& t : trial.timelines) {
@@ -183,7 +183,7 @@ double factor_of(const Trial& trial, const sim::Costs& costs) {
 }
 
 // A rank knows the times of its own stage only, so the trials in stages do not count.
-double median_factor(const std::vector<Trial>& trials, const sim::Costs& as_fitted) {
+double median_factor(const std::vector<Trial>& trials, const sim::MeasuredCosts& as_fitted) {
   std::vector<double> factors;
   for (const Trial& trial : trials)
     if (!trial.program().setting.pipelined()) factors.push_back(factor_of(trial, as_fitted));
@@ -227,7 +227,7 @@ sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& 
   sim::CostModel costs = sim::CostModel::fit(samples_of(trials, world));
   const sim::Cores cores = cores_of(world);
   costs.set_calibration_factor(
-      median_factor(trials, sim::Costs(costs, {cores.logical, world.size(), o.threads}, communicator)));
+      median_factor(trials, sim::MeasuredCosts(costs, {cores.logical, world.size(), o.threads}, communicator)));
   return {sim::conditions_of(trials.front().program().setting, communicator), cores, costs};
 }
 

@@ -299,7 +299,7 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
                      arch.max_sequence);
   s.threads = static_cast<int>(c.math.threads);
   if (s.threads == 0) {
-    s.threads = auto_threads(machine.local_ranks);
+    s.threads = machine.threads.value_or(auto_threads(machine.local_ranks));
     config::assign(c, "math.threads", s.threads, {config::Origin::Kind::kOther, "derived"});
   }
   s.compute = resolve_precision(c, machine, s.threads);

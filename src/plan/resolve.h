@@ -28,9 +28,11 @@ struct Machine {
   int local_ranks = 1;  // on this host
   bool cuda = false;
   int device = 0;  // index of this rank's CUDA device
+  // Threads of a rank where `math.threads` does not say; not set: this machine's cores divided by its ranks.
+  std::optional<int> threads = std::nullopt;
   // Measures on the device in use, with `threads` threads. When this function is not set (planning away from the
   // machine), `auto` means fp32 on a CPU and bf16 on CUDA.
-  std::function<PrecisionRates(int threads)> measure_precision;
+  std::function<PrecisionRates(int threads)> measure_precision = {};
 };
 
 // Returns the request that the attention of a setting makes to kernels, on the host or on a GPU.

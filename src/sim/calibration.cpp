@@ -26,11 +26,11 @@ Conditions conditions_of(const program::Setting& s, const std::string& communica
   return {s.ranks(), s.threads, std::string(name_of(s.compute)), std::string(name_of(s.kernels)), communicator};
 }
 
-Result<Costs> Calibration::find(const Conditions& wanted) const {
+Result<MeasuredCosts> Calibration::find(const Conditions& wanted) const {
   std::string known;
   for (const Entry& e : entries) {
     if (e.conditions == wanted)
-      return Costs(e.costs, {e.cores.logical, wanted.ranks, wanted.threads}, wanted.communicator);
+      return MeasuredCosts(e.costs, {e.cores.logical, wanted.ranks, wanted.threads}, wanted.communicator);
     known += "\n  " + e.conditions.text();
   }
   auto carried = extrapolate(*this, wanted);
@@ -41,7 +41,7 @@ Result<Costs> Calibration::find(const Conditions& wanted) const {
                   wanted.text(), carried.reason(), known.empty() ? " nothing" : known)};
 }
 
-Costs Calibration::costs(const Conditions& wanted, std::string_view origin) const {
+MeasuredCosts Calibration::costs(const Conditions& wanted, std::string_view origin) const {
   auto found = find(wanted);
   if (!found) throw UsageError("{}: {}", origin, found.reason());
   return std::move(found).value();

@@ -40,10 +40,10 @@ struct Calibration {
   std::vector<Entry> entries;
 
   // Returns the costs measured under these conditions. When only other numbers of ranks were measured, extrapolates
-  // from them (Costs::extrapolated says how). A failure names the conditions that were measured.
-  Result<Costs> find(const Conditions& conditions) const;
+  // from them (MeasuredCosts::extrapolated says how). A failure names the conditions that were measured.
+  Result<MeasuredCosts> find(const Conditions& conditions) const;
   // Does the same; throws UsageError on failure.
-  Costs costs(const Conditions& conditions, std::string_view origin) const;
+  MeasuredCosts costs(const Conditions& conditions, std::string_view origin) const;
   bool has(const Conditions& conditions) const;  // whether they were measured
   void replace(Entry entry);
 };

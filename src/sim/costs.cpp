@@ -28,27 +28,27 @@ bool is_message(const program::Op& op) {
 
 }  // namespace
 
-double Costs::seconds(const program::Program& p, const program::Step& step) const {
+double MeasuredCosts::seconds(const program::Program& p, const program::Step& step) const {
   double seconds = own_seconds(p, step);
   for (const double epilogue : epilogue_seconds(step)) seconds += epilogue;
   return seconds;
 }
 
-double Costs::own_seconds(const program::Program& p, const program::Step& step) const {
+double MeasuredCosts::own_seconds(const program::Program& p, const program::Step& step) const {
   if (program::is_copy(step.op)) return copy_seconds(step, step.updates(program::Arg::kTo));
   if (is_message(step.op)) return message_seconds(p, step);
   return program::is_communication(step.op) ? collective_seconds(p, step) : compute_seconds(p, step);
 }
 
 // A message has two ends, whatever the number of ranks. Among threads, the receiver copies what the sender shows it.
-double Costs::message_seconds(const program::Program& p, const program::Step& step) const {
+double MeasuredCosts::message_seconds(const program::Program& p, const program::Step& step) const {
   const CostModel& model = collectives_ ? collectives_->model : compute_;
   const bool sends = std::holds_alternative<program::Send>(step.op);
   if (!model.knows(fitted_kind(p, step)) && communicator_ == "threads") return sends ? 0.0 : copy_seconds(step, false);
   return model.seconds(p, step);
 }
 
-std::vector<double> Costs::epilogue_seconds(const program::Step& step) const {
+std::vector<double> MeasuredCosts::epilogue_seconds(const program::Step& step) const {
   std::vector<double> all;
   for (const program::EpilogueCost& e : step.epilogues) {
     std::string kind = program::kind_of(e.kind);
@@ -65,18 +65,18 @@ std::vector<double> Costs::epilogue_seconds(const program::Step& step) const {
   return all;
 }
 
-double Costs::copy_seconds(const program::Step& step, bool adds) const {
+double MeasuredCosts::copy_seconds(const program::Step& step, bool adds) const {
   const double traffic = (adds ? 3.0 : 2.0) * static_cast<double>(step.moved.value);
   return compute_.seconds("optimizer_step", {1.0, std::log(std::max(1.0, traffic))});
 }
 
-double Costs::compute_seconds(const program::Program& p, const program::Step& step) const {
+double MeasuredCosts::compute_seconds(const program::Program& p, const program::Step& step) const {
   const double near = compute_.seconds(p, step);
   const bool both = contention_ && contention_->other.knows(fitted_kind(p, step));
   return both ? under_contention(near, contention_->other.seconds(p, step)) : near;
 }
 
-double Costs::under_contention(double near, double other) const {
+double MeasuredCosts::under_contention(double near, double other) const {
   const auto& c = *contention_;
   // Limits the growth: more busy cores do not make an op faster, and slow it down at most as if all its time were spent
   // on the shared memory.
@@ -84,7 +84,7 @@ double Costs::under_contention(double near, double other) const {
   return near * std::pow(double(sharing_.busy()) / c.busy, std::clamp(growth, 0.0, 1.0));
 }
 
-double Costs::collective_seconds(const program::Program& p, const program::Step& step) const {
+double MeasuredCosts::collective_seconds(const program::Program& p, const program::Step& step) const {
   const std::string kind = program::kind_of(step.op);
   const double bytes = std::max(1.0, static_cast<double>(step.moved.value));
   // The measured collectives were among all ranks, but this one is among the ranks of the op's axis. A group of one

@@ -24,25 +24,36 @@ struct CoreContention {
   bool operator==(const CoreContention&) const = default;
 };
 
+// The seconds of the ops of a program on some machine.
+class Costs {
+ public:
+  virtual ~Costs() = default;
+  // Returns the seconds of an op on cores of its own, with its epilogues. Throws UsageError for an op whose cost is not
+  // known.
+  virtual double seconds(const program::Program& program, const program::Step& step) const = 0;
+  // Returns the seconds of each of the op's epilogues.
+  virtual std::vector<double> epilogue_seconds(const program::Step& step) const = 0;
+  virtual const CoreContention& core_contention() const = 0;
+};
+
 // Returns the bytes that one rank reads and writes in a collective of `bytes` among `ranks`: for "threads" those of the
 // algorithms in comm/threads, for all others those of a ring (Thakur, Rabenseifner, Gropp 2005, section 3).
 double collective_traffic(const std::string& kind, double bytes, int ranks, const std::string& communicator);
 
-class Costs {
+// Costs that were measured on the machine itself, by `molen calibrate`.
+class MeasuredCosts : public Costs {
  public:
   // Makes costs as they were measured, with collectives among all ranks over `communicator`.
-  Costs(CostModel model, CoreContention sharing, const std::string& communicator)
+  MeasuredCosts(CostModel model, CoreContention sharing, const std::string& communicator)
       : compute_(std::move(model)), sharing_(sharing), communicator_(communicator) {
     sharing_.one_at_a_time = communicator_ == "nccl";
   }
 
-  // Returns the seconds of an op on cores of its own, with its epilogues. Throws UsageError for a kind that was not
-  // measured.
-  double seconds(const program::Program& program, const program::Step& step) const;
-  // Returns the seconds of each of the op's epilogues. A kind with which neither compute nor collectives were measured
-  // moves its bytes at the memory rate of the optimizer step.
-  std::vector<double> epilogue_seconds(const program::Step& step) const;
-  const CoreContention& core_contention() const { return sharing_; }
+  double seconds(const program::Program& program, const program::Step& step) const override;
+  // An epilogue that was measured neither with compute nor with collectives moves its bytes at the memory rate of the
+  // optimizer step.
+  std::vector<double> epilogue_seconds(const program::Step& step) const override;
+  const CoreContention& core_contention() const override { return sharing_; }
 
   // Returns a sentence that names the measurements from which the costs are derived; empty when these very conditions
   // were measured.

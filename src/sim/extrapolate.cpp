@@ -18,7 +18,7 @@ class Extrapolation {
         basis_.push_back(&e);
   }
 
-  Result<Costs> run() const {
+  Result<MeasuredCosts> run() const {
     if (basis_.empty())
       return Failure{"the number of threads a rank, the precision and the kernels of a prediction must be measured"};
     const Calibration::Entry& near = *nearest(basis_);
@@ -28,7 +28,7 @@ class Extrapolation {
           "{} ranks of {} threads on {} cores: threads that wait for each other at every loop's end, without a core "
           "each, follow no rule",
           wanted_.ranks, wanted_.threads, sharing.cores)};
-    Costs costs(near.costs, sharing, wanted_.communicator);
+    MeasuredCosts costs(near.costs, sharing, wanted_.communicator);
     costs.extrapolated_ = near.conditions.text();
     add_contention(costs, near);
     if (wanted_.ranks > 1)
@@ -56,7 +56,7 @@ class Extrapolation {
                              [&](const auto* a, const auto* b) { return rank_of(a) < rank_of(b); });
   }
 
-  void add_contention(Costs& costs, const Calibration::Entry& near) const {
+  void add_contention(MeasuredCosts& costs, const Calibration::Entry& near) const {
     const int wanted = costs.sharing_.busy();
     if (busy(near) == wanted) return;
     std::vector<const Calibration::Entry*> others;
@@ -67,24 +67,24 @@ class Extrapolation {
       return;
     }
     const Calibration::Entry& other = *nearest(others);
-    costs.contention_ = Costs::Contention{other.costs, busy(near), busy(other)};
+    costs.contention_ = MeasuredCosts::Contention{other.costs, busy(near), busy(other)};
     costs.extrapolated_ += "; memory shared by busy cores from " + other.conditions.text();
   }
 
   // Returns why there are no costs of collectives; nullopt when they are added.
-  std::optional<Failure> add_collectives(Costs& costs, const Calibration::Entry& near) const {
+  std::optional<Failure> add_collectives(MeasuredCosts& costs, const Calibration::Entry& near) const {
     std::vector<const Calibration::Entry*> measured;
     for (const auto* e : basis_)
       if (e->conditions.communicator == wanted_.communicator && e->conditions.ranks > 1) measured.push_back(e);
     if (!measured.empty()) {
       const Calibration::Entry& e = *nearest(measured);
-      costs.collectives_ = Costs::Collectives{e.costs, e.conditions.ranks};
+      costs.collectives_ = MeasuredCosts::Collectives{e.costs, e.conditions.ranks};
       costs.extrapolated_ += fmt::format("; collectives from {} ranks, by bytes moved", e.conditions.ranks);
       return std::nullopt;
     }
     if (wanted_.communicator != "threads" || !near.costs.knows("optimizer_step"))
       return Failure{fmt::format("no collective of '{}' was measured", wanted_.communicator)};
-    costs.collectives_ = Costs::Collectives{near.costs, 0};
+    costs.collectives_ = MeasuredCosts::Collectives{near.costs, 0};
     costs.extrapolated_ += "; collectives at the optimizer step's memory rate";
     return std::nullopt;
   }
@@ -93,7 +93,7 @@ class Extrapolation {
   std::vector<const Calibration::Entry*> basis_;
 };
 
-Result<Costs> extrapolate(const Calibration& calibration, const Conditions& wanted) {
+Result<MeasuredCosts> extrapolate(const Calibration& calibration, const Conditions& wanted) {
   return Extrapolation(calibration, wanted).run();
 }
 

@@ -7,6 +7,6 @@ namespace molen::sim {
 
 // Extrapolates from the entries with the same threads per rank, precision and kernels. Fails when none of them is a
 // sensible basis.
-Result<Costs> extrapolate(const Calibration& calibration, const Conditions& wanted);
+Result<MeasuredCosts> extrapolate(const Calibration& calibration, const Conditions& wanted);
 
 }  // namespace molen::sim

@@ -200,7 +200,7 @@ TEST(Costs, CopiesMoveAtTheRateOfTheOptimizerStep) {
   std::vector<Sample> samples;
   for (const double bytes : {1e6, 1e7, 1e8})
     samples.push_back({"optimizer_step", {1.0, std::log(bytes)}, bytes * 1e-10});
-  const Costs costs(CostModel::fit(samples), {4, 1, 1}, "self");
+  const MeasuredCosts costs(CostModel::fit(samples), {4, 1, 1}, "self");
   program::Step step;
   step.moved = Bytes(10000000);
   const auto with = [&](program::Op op, program::Access to = program::Access::kWrite) {
@@ -220,7 +220,7 @@ TEST(Costs, UnmeasuredCollectivesMoveAtTheRateOfTheOptimizerStep) {
   for (const double bytes : {1.0, 1e4, 1e8})
     samples.push_back({"optimizer_step", {1.0, std::log(bytes)}, bytes * 1e-10});
   const CostModel model = CostModel::fit(samples);
-  const Costs costs(model, {4, 0, 1}, "threads");
+  const MeasuredCosts costs(model, {4, 0, 1}, "threads");
   const auto p = program_of(2, 0, 8);
   int seen = 0;
   for (const auto& body : p.bodies)
@@ -231,7 +231,8 @@ TEST(Costs, UnmeasuredCollectivesMoveAtTheRateOfTheOptimizerStep) {
         EXPECT_DOUBLE_EQ(costs.seconds(p, step), model.seconds("optimizer_step", {1.0, std::log(2 * bytes)}));
         step.moved = Bytes(0);
         EXPECT_DOUBLE_EQ(costs.seconds(p, step), model.seconds("optimizer_step", {1.0, std::log(2.0)}));
-        EXPECT_DOUBLE_EQ(Costs(model, {4, 0, 1}, "mpi").seconds(p, step), model.seconds("optimizer_step", {1.0, 0.0}));
+        EXPECT_DOUBLE_EQ(MeasuredCosts(model, {4, 0, 1}, "mpi").seconds(p, step),
+                         model.seconds("optimizer_step", {1.0, 0.0}));
       }
   EXPECT_GT(seen, 0);
 }
@@ -255,7 +256,7 @@ TEST(Calibration, IsWrittenIntoAFolderThatIsNotThere) {
 TEST(CostModel, RefusesWhatItHasNotSeen) {
   const GoldenMessages golden;
   const auto one = program_of(1, 0, 4), two = program_of(2, 0, 4);
-  const Costs model(CostModel::fit(samples_from({one}, 0.0)), {}, "threads");
+  const MeasuredCosts model(CostModel::fit(samples_from({one}, 0.0)), {}, "threads");
   EXPECT_NOTED(simulate(program::Stages(two), model), UsageError);
 }
 
@@ -275,7 +276,7 @@ TEST(Calibration, RoundTripAndMissingConditions) {
   fs::remove(path);
 }
 
-// Costs on a machine whose ops take `slow` times as long, with `ranks` ranks of `threads` threads.
+// MeasuredCosts on a machine whose ops take `slow` times as long, with `ranks` ranks of `threads` threads.
 Calibration::Entry entry_of(int ranks, const std::string& communicator, double slow, int cores = 2, int threads = 1) {
   auto samples = samples_from({program_of(ranks, 0, 4 * ranks), program_of(ranks, 1, 4 * ranks)}, 0.0);
   for (Sample& s : samples) s.seconds *= slow;
@@ -300,7 +301,7 @@ TEST(Extrapolate, WhatWasMeasuredIsUsedAsItIs) {
   Calibration c;
   for (const int ranks : {1, 2, 3}) c.replace(entry_of(ranks, ranks == 1 ? "self" : "threads", 1.0 + 0.3 * ranks));
   for (const auto& e : c.entries) {
-    const Costs costs = c.costs(e.conditions, "test");
+    const MeasuredCosts costs = c.costs(e.conditions, "test");
     EXPECT_EQ(costs.extrapolated(), "");
     const auto p = program_of(e.conditions.ranks, 0, 4 * e.conditions.ranks);
     for (const auto& step : p.bodies[0].steps) EXPECT_EQ(costs.seconds(p, step), e.costs.seconds(p, step));
@@ -315,7 +316,7 @@ TEST(Costs, CollectivesAreAmongTheRanksOfTheirAxis) {
   s.global_batch = 16;
   s.sequence = 64;
   const auto p = program::build(a, s);
-  const Costs mpi(model, {4, 4, 1}, "mpi"), threads(model, {4, 4, 1}, "threads");
+  const MeasuredCosts mpi(model, {4, 4, 1}, "mpi"), threads(model, {4, 4, 1}, "threads");
   int seen = 0;
   for (const auto& body : p.bodies)
     for (const auto& step : body.steps)
@@ -349,7 +350,7 @@ TEST(Costs, ACollectiveOfOneRankIsACopy) {
         ASSERT_GT(step.moved.value, 0);
         const double want =
             copying((step.updates(program::Arg::kTo) ? 3.0 : 2.0) * static_cast<double>(step.moved.value));
-        EXPECT_DOUBLE_EQ(Costs(model, {4, 2, 1}, communicator).seconds(p, step), want);
+        EXPECT_DOUBLE_EQ(MeasuredCosts(model, {4, 2, 1}, communicator).seconds(p, step), want);
         gathered += std::holds_alternative<program::AllGather>(step.op);
         reduced += std::holds_alternative<program::ReduceScatter>(step.op);
       }
@@ -370,7 +371,7 @@ TEST(Costs, EpiloguesAreCountedBesideTheirOp) {
     for (const program::Step& step : body.steps) {
       const bool adds = std::holds_alternative<program::ReduceScatter>(step.op) && step.updates(program::Arg::kTo);
       ASSERT_EQ(step.epilogues.size(), adds ? 1u : 0u);
-      const Costs measured(with, {4, 2, 1}, "mpi"), unmeasured(without, {4, 2, 1}, "mpi");
+      const MeasuredCosts measured(with, {4, 2, 1}, "mpi"), unmeasured(without, {4, 2, 1}, "mpi");
       const double own = with.seconds(p, step);
       if (!adds) EXPECT_DOUBLE_EQ(measured.seconds(p, step), own);
       if (!adds) continue;
@@ -382,7 +383,7 @@ TEST(Costs, EpiloguesAreCountedBesideTheirOp) {
   EXPECT_GT(seen, 0);
   const program::Stages stages(p);
   const auto& ops = stages.ops(0);
-  const Costs costs(with, {4, 2, 1}, "mpi");
+  const MeasuredCosts costs(with, {4, 2, 1}, "mpi");
   const program::Timeline timeline = simulate(stages, costs).front();
   double adding = 0.0;
   for (const auto& op : ops)
@@ -402,7 +403,7 @@ TEST(Extrapolate, MoreRanksOnTheSameCoresAreNeverFaster) {
     double before = 0.0;
     for (int ranks = 2; ranks <= 20; ++ranks) {
       if (ranks == 4) continue;
-      const Costs costs = c.costs({ranks, 1, "fp32", "fused", communicator}, "test");
+      const MeasuredCosts costs = c.costs({ranks, 1, "fp32", "fused", communicator}, "test");
       EXPECT_NE(costs.extrapolated(), "");
       const double seconds = predicted_step(c, ranks, communicator);
       EXPECT_GT(seconds, before) << ranks << " ranks, " << communicator;
@@ -415,8 +416,8 @@ TEST(Extrapolate, RanksBeyondTheCoresTakeTurns) {
   Calibration c;
   c.replace(entry_of(2, "threads", 1.0));
   const auto p = program_of(2, 0, 8), q = program_of(3, 0, 12);
-  const Costs two = c.costs({2, 1, "fp32", "fused", "threads"}, "test");
-  const Costs three = c.costs({3, 1, "fp32", "fused", "threads"}, "test");
+  const MeasuredCosts two = c.costs({2, 1, "fp32", "fused", "threads"}, "test");
+  const MeasuredCosts three = c.costs({3, 1, "fp32", "fused", "threads"}, "test");
   EXPECT_NE(three.extrapolated().find("3 threads share 2 cores"), std::string::npos) << three.extrapolated();
   // Each op does the same work at two thirds of the speed; an all-reduce among threads moves the same bytes per rank.
   EXPECT_NEAR(predicted_step(c, 3, "threads") / predicted_step(c, 2, "threads"), 1.5, 0.01);
@@ -431,7 +432,7 @@ TEST(Extrapolate, BusyCoresSlowEachOtherAsMeasured) {
   c.replace(entry_of(1, "self", 1.0, 16));
   const auto ratio_of = [&](int ranks) {
     const auto p = program_of(1, 0, 4);
-    const Costs costs = c.costs({ranks, 1, "fp32", "fused", "threads"}, "test");
+    const MeasuredCosts costs = c.costs({ranks, 1, "fp32", "fused", "threads"}, "test");
     return costs.seconds(p, p.bodies[0].steps[3]) / c.entries[0].costs.seconds(p, p.bodies[0].steps[3]);
   };
   EXPECT_DOUBLE_EQ(ratio_of(4), 1.0);  // a single measurement says nothing about contention
@@ -451,8 +452,8 @@ TEST(Extrapolate, CollectivesByBytesMoved) {
   Calibration c;
   c.replace(entry_of(2, "mpi", 1.0));
   const auto p = program_of(4, 0, 16), q = program_of(2, 0, 8);
-  const Costs two = c.costs({2, 1, "fp32", "fused", "mpi"}, "test"),
-              four = c.costs({4, 1, "fp32", "fused", "mpi"}, "test");
+  const MeasuredCosts two = c.costs({2, 1, "fp32", "fused", "mpi"}, "test"),
+                      four = c.costs({4, 1, "fp32", "fused", "mpi"}, "test");
   int reductions = 0;
   for (std::size_t b = 0; b < p.bodies.size(); ++b)
     for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
@@ -546,7 +547,7 @@ TEST(Extrapolate, SaysFromWhat) {
 TEST(Extrapolate, UnmeasuredCollectivesMoveMemory) {
   Calibration c;
   c.replace(entry_of(1, "self", 1.0, 16));
-  const Costs costs = c.costs({2, 1, "fp32", "fused", "threads"}, "test");
+  const MeasuredCosts costs = c.costs({2, 1, "fp32", "fused", "threads"}, "test");
   const auto p = program_of(2, 0, 8);
   int seen = 0;
   for (const auto& body : p.bodies)

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "sim/longest_paths.h"
 
 namespace molen::sim {
 namespace {
@@ -175,13 +176,36 @@ std::optional<Unsimulated> unsimulated(const program::Setting& s) {
   return std::nullopt;
 }
 
+namespace {
+
+// Whether there may be more busy threads than cores.
+bool may_slow_down(const program::Stages& stages, const CoreContention& sharing) {
+  double threads = 0.0;
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    std::array<bool, program::kNumStreams> used{};
+    for (const auto& op : stages.ops(s)) used[static_cast<std::size_t>(op.step->stream)] = true;
+    for (const program::Stream stream : program::kAllStreams)
+      if (used[static_cast<std::size_t>(stream)]) threads += program::communicates(stream) ? 1 : sharing.threads;
+  }
+  return sharing.rate(threads * sharing.ranks / static_cast<double>(stages.size())) < 1.0;
+}
+
+}  // namespace
+
+std::vector<program::Timeline> simulate_events(const program::Stages& stages, std::vector<std::vector<double>> work,
+                                               const CoreContention& sharing) {
+  return World(stages, std::move(work), sharing).run();
+}
+
 std::vector<program::Timeline> simulate(const program::Stages& stages, std::vector<std::vector<double>> work,
                                         const CoreContention& sharing) {
   MOLEN_CHECK(work.size() == stages.size(), "work of {} stages for {}", work.size(), stages.size());
   for (std::size_t s = 0; s < stages.size(); ++s)
     MOLEN_CHECK(work[s].size() == stages.ops(s).size(), "{} ops with the work of {}", stages.ops(s).size(),
                 work[s].size());
-  return World(stages, std::move(work), sharing).run();
+  if (!may_slow_down(stages, sharing))
+    if (auto timelines = longest_paths(stages, work, sharing.one_at_a_time)) return std::move(*timelines);
+  return simulate_events(stages, std::move(work), sharing);
 }
 
 namespace {
@@ -196,7 +220,7 @@ class StageCosts {
       if (!fresh) continue;
       found->second = {costs.seconds(program, *op.step), costs.epilogue_seconds(*op.step)};
       if (const double seconds = found->second.seconds; !(seconds >= 0.0) || !std::isfinite(seconds))
-        throw UsageError("the calibration gives '{}' {} seconds: run `molen calibrate` again",
+        throw UsageError("'{}' is predicted to take {} seconds, which no machine can: check what --cluster names",
                          program::kind_of(op.step->op), seconds);
     }
   }

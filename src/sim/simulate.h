@@ -29,6 +29,10 @@ std::vector<program::Timeline> simulate(const program::Stages& stages, const Cos
 std::vector<program::Timeline> simulate(const program::Stages& stages, std::vector<std::vector<double>> work,
                                         const CoreContention& sharing);
 
+// Does the same event by event, which also covers threads that share cores. `simulate` calls it where they may.
+std::vector<program::Timeline> simulate_events(const program::Stages& stages, std::vector<std::vector<double>> work,
+                                               const CoreContention& sharing);
+
 // Returns the duration of a step, which ends when its last stage does.
 double step_seconds(const std::vector<program::Timeline>& stages);
 

@@ -19,7 +19,7 @@ TEST(Simulate, StreamsOverlapAndEdgesHold) {
   const program::Stages stages(program_of(2, 1, 8));
   const program::Program& p = stages.program(0);
   const auto& ops = stages.ops(0);
-  const Costs model(CostModel::fit(samples_from({p}, 0.0)), {4, 2, 1}, "threads");
+  const MeasuredCosts model(CostModel::fit(samples_from({p}, 0.0)), {4, 2, 1}, "threads");
   const auto t = simulate(stages, model).front();
   double compute = 0.0, comm = 0.0;
   for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -40,8 +40,8 @@ TEST(Simulate, FullCoresDoAllWorkOneAfterTheOther) {
   const program::Stages stages(program_of(2, 0, 8));
   const auto& ops = stages.ops(0);
   const CostModel model = CostModel::fit(samples_from({stages.program(0)}, 0.0));
-  const auto free = simulate(stages, Costs(model, {4, 2, 1}, "threads")).front(),
-             full = simulate(stages, Costs(model, {2, 2, 1}, "threads")).front();
+  const auto free = simulate(stages, MeasuredCosts(model, {4, 2, 1}, "threads")).front(),
+             full = simulate(stages, MeasuredCosts(model, {2, 2, 1}, "threads")).front();
   double work = 0.0, beside = 0.0;  // of one rank: the seconds of all its ops, and of its collectives
   for (const auto& t : full.ops) work += t.cpu_s;
   for (std::size_t i = 0; i < ops.size(); ++i)
@@ -191,7 +191,7 @@ TEST(SimulateStages, EpiloguesAreNotStretchedByWaiting) {
   const program::Stages stages(program::build_stages(a, s));
   std::vector<Sample> samples = samples_from({stages.program(0), stages.program(1)}, 0.0);
   for (const double bytes : {1e3, 1e6}) samples.push_back({"epilogue copy", {1.0, std::log(bytes)}, bytes * 1e-9});
-  const Costs costs(CostModel::fit(samples), {64, 2, 1}, "threads");
+  const MeasuredCosts costs(CostModel::fit(samples), {64, 2, 1}, "threads");
   const auto timelines = simulate(stages, costs);
   double waited = 0.0;
   for (std::size_t stage = 0; stage < 2; ++stage)
@@ -223,7 +223,7 @@ TEST(Simulate, RefusesCostsThatAreNoNumbers) {
   const auto p = program_of(1, 0, 4);
   Json json = CostModel::fit(samples_from({p}, 0.0)).to_json();
   for (auto& [kind, fit] : json["kinds"].items()) fit["weights"][0] = 1e300;
-  const Costs costs(CostModel::from_json(json, "test"), {}, "self");
+  const MeasuredCosts costs(CostModel::from_json(json, "test"), {}, "self");
   EXPECT_NOTED(simulate(program::Stages(p), costs), UsageError);
 }
 

@@ -1,0 +1,232 @@
+#include "sim/described_costs.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "base/error.h"
+#include "program/parts/part.h"
+#include "program/values/costs.h"
+
+namespace molen::sim {
+namespace {
+
+using program::parts::MatrixProduct;
+
+// Tiles of a result that libraries choose from, and the rate at which a device computes them over that of the largest:
+// a smaller tile uses each loaded element less often.
+struct Tile {
+  double rows, columns, rate;
+};
+constexpr std::array kTiles{Tile{256, 128, 1.0}, Tile{128, 256, 1.0}, Tile{128, 128, 0.93},
+                            Tile{128, 64, 0.8},  Tile{64, 128, 0.8},  Tile{64, 64, 0.65}};
+
+// The products of a step: those of its forward, of the gradient of its input, and of the gradient of its weights.
+std::vector<MatrixProduct> products_in(const program::Step& step, const program::StepProducts& of) {
+  const MatrixProduct& f = of.forward;
+  const MatrixProduct input{f.rows, f.terms, f.columns, f.groups};
+  // Each group has the gradient of its own weights, over its own rows.
+  const MatrixProduct weights{f.columns * f.groups, f.terms, f.rows / f.groups, f.groups};
+  const auto pass = std::get<program::Compute>(step.op).pass;
+  switch (of.count) {
+    case 1:
+      return {pass == program::Pass::kBackwardInput ? input : pass == program::Pass::kBackwardWeights ? weights : f};
+    case 2:
+      return {input, weights};
+    case 3:
+      return {f, input, weights};
+    default:
+      return {};
+  }
+}
+
+double operand_bytes(const MatrixProduct& p, int bytes) {
+  const auto m = static_cast<double>(p.rows), n = static_cast<double>(p.columns), k = static_cast<double>(p.terms);
+  return bytes * (m * k + static_cast<double>(p.groups) * k * n + m * n);
+}
+
+// The shares of a buffer that a rank sends in a ring, relative to the whole buffer, and how many rounds it takes.
+double rounds_of(const std::string& kind) {
+  return kind == "all_reduce" ? 2.0 : 1.0;
+}
+
+}  // namespace
+
+DescribedCosts::DescribedCosts(cluster::Cluster cluster, Factors factors, Framework framework)
+    : cluster_(std::move(cluster)), factors_(std::move(factors)), framework_(framework) {
+  cluster_.require_programs();
+  if (framework_.fp8 && cluster_.device.peak_fp8.value <= 0.0)
+    throw UsageError("{}: {} does not compute in fp8", cluster_.name, cluster_.device.name);
+  sharing_.one_at_a_time = framework_.one_at_a_time;
+}
+
+double DescribedCosts::peak(int bytes) const {
+  const cluster::Device& device = cluster_.device;
+  if (bytes == 2) return device.peak_16bit.value;
+  if (bytes == 4) return device.peak_fp32.value;
+  throw UsageError("{}: the description of {} has no rate of fp64 products; precision.compute = \"fp32\" or \"bf16\"",
+                   cluster_.name, device.name);
+}
+
+double DescribedCosts::efficiency_of(const MatrixProduct& p) const {
+  const double units = cluster_.device.multiprocessors;
+  const auto m = static_cast<double>(p.rows) / static_cast<double>(p.groups), n = static_cast<double>(p.columns),
+             groups = static_cast<double>(p.groups);
+  double best = 0.0;
+  for (const Tile& tile : kTiles) {
+    const double tiles = groups * std::ceil(m / tile.rows) * std::ceil(n / tile.columns);
+    const double computed = units > 0.0 ? std::ceil(tiles / units) * units : tiles;
+    best = std::max(best, tile.rate * groups * m * n / (tile.rows * tile.columns) / computed);
+  }
+  const auto k = static_cast<double>(p.terms);
+  return best * k / (k + factors_.of("gemm_terms"));
+}
+
+double DescribedCosts::product_seconds(const MatrixProduct& p, int bytes) const {
+  if (p.flops() <= 0.0) return 0.0;
+  const cluster::Device& device = cluster_.device;
+  double rate = peak(bytes) * device.gemm_efficiency.value * factors_.of("gemm") * efficiency_of(p);
+  if (framework_.fp8 && bytes == 2) rate *= device.peak_fp8.value / device.peak_16bit.value * factors_.of("gemm_fp8");
+  const double moving = operand_bytes(p, bytes) / (device.bandwidth.value * device.memory_efficiency.value);
+  return device.launch.value * factors_.of("launch") + std::max(p.flops() / rate, moving);
+}
+
+double DescribedCosts::fastest_rate(int bytes) const {
+  const cluster::Device& device = cluster_.device;
+  double products = device.gemm_efficiency.value * factors_.of("gemm");
+  if (framework_.fp8 && bytes == 2)
+    products *= std::max(1.0, device.peak_fp8.value / device.peak_16bit.value * factors_.of("gemm_fp8"));
+  const double attention = device.attention_efficiency.value * factors_.of("attention");
+  return peak(bytes) * std::max(products, attention);
+}
+
+double DescribedCosts::memory_seconds(double bytes) const {
+  const cluster::Device& device = cluster_.device;
+  return device.launch.value * factors_.of("launch") +
+         bytes * factors_.of("memory") / (device.bandwidth.value * device.memory_efficiency.value);
+}
+
+double DescribedCosts::attention_seconds(const program::Program& p, const program::Step& step) const {
+  const auto& op = std::get<program::Compute>(step.op);
+  const bool backward = arch::is_backward(op.pass);
+  const double flops = step.hardware_flops.value;
+  const std::int64_t width = p.local.head_dim;
+  const double aligned = width % 64 == 0 ? 1.0 : factors_.of("misaligned");
+  const int bytes = size_of(step.attributes.compute.value_or(DType::kF32));
+  if (framework_.flash_attention) {
+    // A backward in tiles computes the scores again: five products for the four that count.
+    const double rate = peak(bytes) * cluster_.device.attention_efficiency.value * factors_.of("attention") * aligned;
+    return memory_seconds(0.0) + (backward ? 1.25 * flops / (rate * factors_.of("attention_backward")) : flops / rate);
+  }
+  // The products of whole scores, with the half above the diagonal, and the traffic of the scores: their softmax, mask
+  // and dropout are kernels of their own. A backward has twice the products and the traffic.
+  const program::Rows& rows = step.attributes.rows;
+  const std::int64_t heads = rows.sequences * p.local.heads, length = rows.length;
+  const double times = backward ? 2.0 : 1.0, scores = static_cast<double>(heads) * static_cast<double>(length * length);
+  const double products = product_seconds({heads * length, length, width, heads}, bytes) +
+                          product_seconds({heads * length, width, length, heads}, bytes);
+  const double traffic = scores * factors_.of("scores_bytes") /
+                         (cluster_.device.bandwidth.value * cluster_.device.memory_efficiency.value);
+  return times * (products / aligned + traffic);
+}
+
+double DescribedCosts::part_seconds(const program::Program& p, const program::Step& step) const {
+  const auto& op = std::get<program::Compute>(step.op);
+  if (program::declaration_of(op.part).mixes_positions()) return attention_seconds(p, step);
+  const int bytes = size_of(step.attributes.compute.value_or(DType::kF32));
+  double seconds = 0.0, moved = static_cast<double>(step.moved.value);
+  if (const auto of = program::products_of(p, step))
+    for (const MatrixProduct& product : products_in(step, *of)) {
+      seconds += product_seconds(product, bytes);
+      moved -= operand_bytes(product, bytes);
+    }
+  if (moved <= 0.0) return seconds;
+  return seconds + memory_seconds(moved * (framework_.compiled ? factors_.of("compiled") : 1.0));
+}
+
+DescribedCosts::Group DescribedCosts::group_of(const program::Program& p, program::Axis axis) const {
+  Group group;
+  const mesh::Axes axes = program::axes_of(axis);
+  int stride = 1, smallest = 0;
+  for (auto a = p.grid.order.rbegin(); a != p.grid.order.rend(); ++a) {
+    const int size = p.grid.sizes[*a];
+    if (axes.contains(*a) && size > 1) {
+      if (smallest == 0) smallest = stride;
+      group.in_node *= std::clamp(cluster_.node.devices / stride, 1, size);
+    }
+    stride *= size;
+  }
+  group.ranks = program::group_size(p.grid, axis);
+  group.in_node = std::min(group.in_node, group.ranks);
+  group.distance = std::max(1, smallest);
+  return group;
+}
+
+double DescribedCosts::bandwidth_within(const Group& g) const {
+  const int devices = std::min(g.distance * (g.in_node - 1) + 1, cluster_.node.devices);
+  const cluster::Tier& tier = cluster_.tier_of(std::max(devices, std::min(2, cluster_.devices())));
+  return tier.bandwidth.value * tier.efficiency.value * factors_.of("inside");
+}
+
+double DescribedCosts::collective_seconds(const std::string& kind, double bytes, const Group& g) const {
+  const double start = cluster_.device.launch.value * factors_.of("launch");
+  if (g.ranks == 1) return memory_seconds(2.0 * bytes);
+  const double n = g.ranks, nodes = std::ceil(n / g.in_node);
+  const cluster::Tier& near = cluster_.tier_of(std::min(2, cluster_.devices()));
+  const cluster::Tier& far = cluster_.tier_of(std::min(g.distance * (g.ranks - 1) + 1, cluster_.devices()));
+  // All of a node's members have a ring of their own through the network, so the group uses the links of all of them.
+  double bandwidth = bandwidth_within(g);
+  if (nodes > 1.0) {
+    const double between = far.bandwidth.value * far.efficiency.value * factors_.of("between") * g.in_node;
+    bandwidth = g.in_node > 1 ? std::min(bandwidth, between) : between;
+  }
+  const double ring = (n - nodes) * near.latency.value + (nodes > 1.0 ? nodes * far.latency.value : 0.0);
+  const double tree =
+      std::ceil(std::log2(g.in_node)) * near.latency.value + std::ceil(std::log2(nodes)) * far.latency.value;
+  const double latency = factors_.of("latency");
+  if (kind == "reduce_scalars") return start + 2.0 * tree * latency;
+  const double rounds = rounds_of(kind), moving = rounds * bytes * (n - 1.0) / n / bandwidth;
+  const double waiting = kind == "all_reduce" ? std::min(2.0 * ring, 2.0 * tree) : ring;
+  return start + moving + waiting * latency;
+}
+
+double DescribedCosts::communication_seconds(const program::Program& p, const program::Step& step) const {
+  const auto axis = program::axis_of(step.op);
+  const auto bytes = static_cast<double>(step.moved.value);
+  const Group group = group_of(p, axis.value_or(program::Axis::kPp));
+  const bool message = std::holds_alternative<program::Send>(step.op) ||
+                       std::holds_alternative<program::Receive>(step.op) ||
+                       std::holds_alternative<program::RingExchange>(step.op);
+  if (!message) return collective_seconds(program::kind_of(step.op), bytes, group);
+  const cluster::Tier& tier = cluster_.tier_of(std::min(group.distance + 1, cluster_.devices()));
+  return cluster_.device.launch.value * factors_.of("launch") + tier.latency.value * factors_.of("latency") +
+         bytes / (tier.bandwidth.value * factors_.of("messages"));
+}
+
+double DescribedCosts::seconds(const program::Program& p, const program::Step& step) const {
+  double seconds = 0.0;
+  const auto moved = static_cast<double>(step.moved.value);
+  if (program::is_copy(step.op) || step.stream == program::Stream::kHost)
+    throw UsageError("{}: the description has no rates of the host's memory, so parallel.offload cannot be simulated",
+                     cluster_.name);
+  if (program::is_communication(step.op))
+    seconds = communication_seconds(p, step);
+  else if (std::holds_alternative<program::Compute>(step.op))
+    seconds = part_seconds(p, step);
+  else if (std::holds_alternative<program::OptimizerStep>(step.op))
+    seconds = memory_seconds(moved * factors_.of("optimizer") / factors_.of("memory")) +
+              step.hardware_flops.value / (peak(4) * cluster_.device.gemm_efficiency.value);
+  else
+    seconds = memory_seconds(moved);
+  for (const double epilogue : epilogue_seconds(step)) seconds += epilogue;
+  return seconds;
+}
+
+std::vector<double> DescribedCosts::epilogue_seconds(const program::Step& step) const {
+  std::vector<double> all;
+  for (const program::EpilogueCost& e : step.epilogues)
+    all.push_back(memory_seconds(static_cast<double>(e.moved.value)));
+  return all;
+}
+
+}  // namespace molen::sim

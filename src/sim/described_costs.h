@@ -1,0 +1,70 @@
+// The cost of a program's ops on the devices of a cluster's description, which nobody needs to have measured.
+//
+// A matrix product takes its FLOPs over the device's rate for its shape: the tiles of the result fill the device in
+// whole waves (NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantization), and each tile has
+// terms that its pipeline needs to fill. An op that only moves memory takes its bytes over the bandwidth. A collective
+// takes the time of a ring or, for few bytes, of a tree, over the tiers of links that its group spans (Thakur,
+// Rabenseifner, Gropp 2005, section 3).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cluster/cluster.h"
+#include "program/parts/sizes.h"
+#include "sim/costs.h"
+#include "sim/factors.h"
+
+namespace molen::sim {
+
+// How a training program computes and communicates what a step program says, where that differs from molen.
+struct Framework {
+  bool flash_attention = true;  // false: the scores of attention are written to memory and read again
+  bool fp8 = false;             // the products of linear layers are in fp8
+  bool compiled = false;        // element-wise ops are fused by a compiler
+  // Whether all collectives of a rank take turns, as molen's do over NCCL.
+  bool one_at_a_time = true;
+};
+
+class DescribedCosts : public Costs {
+ public:
+  DescribedCosts(cluster::Cluster cluster, Factors factors, Framework framework = {});
+
+  double seconds(const program::Program& program, const program::Step& step) const override;
+  std::vector<double> epilogue_seconds(const program::Step& step) const override;
+  const CoreContention& core_contention() const override { return sharing_; }
+
+  // Returns the seconds of one product [rows, terms] x [terms, columns] of elements of `bytes` bytes, once for each
+  // group.
+  double product_seconds(const program::parts::MatrixProduct& product, int bytes) const;
+  // Returns FLOP/s that no product and no attention exceeds.
+  double fastest_rate(int bytes) const;
+  // Returns the seconds in which a kernel moves bytes of the device's memory.
+  double memory_seconds(double bytes) const;
+  // Returns the seconds of a collective ("all_reduce", ...) of `bytes` in a group of `ranks`, of which each node has
+  // `in_node`. `distance` is the number of devices between neighbours of the group.
+  struct Group {
+    int ranks = 1, in_node = 1, distance = 1;
+  };
+  double collective_seconds(const std::string& kind, double bytes, const Group& group) const;
+  // Returns the group of ranks that an axis of the program joins, on nodes of this cluster.
+  Group group_of(const program::Program& program, program::Axis axis) const;
+
+  const cluster::Cluster& cluster() const { return cluster_; }
+  const Framework& framework() const { return framework_; }
+
+ private:
+  double part_seconds(const program::Program& program, const program::Step& step) const;
+  double attention_seconds(const program::Program& program, const program::Step& step) const;
+  double communication_seconds(const program::Program& program, const program::Step& step) const;
+  double peak(int bytes) const;
+  double bandwidth_within(const Group& group) const;
+  double efficiency_of(const program::parts::MatrixProduct& product) const;
+
+  cluster::Cluster cluster_;
+  Factors factors_;
+  Framework framework_;
+  CoreContention sharing_;
+};
+
+}  // namespace molen::sim

@@ -1,0 +1,207 @@
+#include "sim/described_costs.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include "base/error.h"
+#include "program/build/build.h"
+#include "sim/described_energy.h"
+#include "sim/simulate.h"
+
+namespace molen::sim {
+namespace {
+
+using program::parts::MatrixProduct;
+
+// A device of round figures, four of them in each of four nodes.
+cluster::Cluster round_cluster() {
+  cluster::Cluster c;
+  c.name = "round";
+  c.nodes = 4;
+  c.device.name = "round device";
+  c.device.kind = "cuda";
+  c.device.peak_fp32.value = 1e13, c.device.peak_16bit.value = 1e14, c.device.peak_fp8.value = 2e14;
+  c.device.memory.value = 64e9, c.device.bandwidth.value = 1e12;
+  c.device.gemm_efficiency.value = c.device.attention_efficiency.value = c.device.memory_efficiency.value = 1.0;
+  c.device.launch.value = 1e-6, c.device.idle_power.value = 100.0, c.device.peak_power.value = 500.0;
+  c.node.devices = 4, c.node.host_power.value = 800.0;
+  c.tiers.resize(2);
+  c.tiers[0].devices = 4, c.tiers[0].bandwidth.value = 1e11, c.tiers[0].latency.value = 1e-6;
+  c.tiers[1].devices = 16, c.tiers[1].bandwidth.value = 1e10, c.tiers[1].latency.value = 1e-5;
+  for (auto& tier : c.tiers) tier.efficiency.value = 1.0;
+  c.site.pue.value = 1.5, c.site.intensity.value = 1e-7;
+  return c;
+}
+
+Factors neutral() {
+  return Factors::parse(
+      R"({"gemm": 1, "gemm_terms": 1e-9, "memory": 1, "launch": 1, "inside": 1, "between": 1, "latency": 1, "messages": 1,
+          "attention": 1, "attention_backward": 1, "misaligned": 0.5, "scores_bytes": 10, "optimizer": 1, "compiled": 0.25,
+          "gemm_fp8": 0.5, "power_products": 1, "power_memory": 0.5, "power_waiting": 0.25})",
+      "test");
+}
+
+DescribedCosts costs_of(const Framework& framework = {}) {
+  return {round_cluster(), neutral(), framework};
+}
+
+program::Program program_of_setting(program::Setting s) {
+  s.compute = DType::kBF16, s.kernels = arch::Kernels::kAten;
+  return program::build(arch::preset("llama-tiny"), s);
+}
+
+program::Setting small_setting() {
+  program::Setting s;
+  s.global_batch = 16, s.micro_batch = 1, s.sequence = 64;
+  return s;
+}
+
+TEST(DescribedCosts, AWholeProductTakesItsFlopsOverThePeak) {
+  const MatrixProduct p{8192, 8192, 8192};
+  EXPECT_NEAR(costs_of().product_seconds(p, 2), 1e-6 + p.flops() / 1e14, 1e-9);
+  EXPECT_NEAR(costs_of().product_seconds(p, 4), 1e-6 + p.flops() / 1e13, 1e-9);
+  EXPECT_NEAR(costs_of({.fp8 = true}).product_seconds(p, 2), 1e-6 + p.flops() / 1e14, 1e-9);  // twice the rate, halved
+  EXPECT_THROW(costs_of().product_seconds(p, 8), UsageError);
+}
+
+TEST(DescribedCosts, TilesFillTheDeviceInWholeWaves) {
+  cluster::Cluster c = round_cluster();
+  c.device.multiprocessors = 100;
+  const DescribedCosts costs(c, neutral());
+  // 100 tiles of 256 x 128 fill one wave. One column of tiles more needs a second wave of the same tiles, or one of
+  // smaller ones.
+  const double full = costs.product_seconds({2560, 1280, 4096}, 2) - 1e-6,
+               more = costs.product_seconds({2560, 1281, 4096}, 2) - 1e-6;
+  EXPECT_NEAR(full, 2.0 * 2560 * 1280 * 4096 / 1e14, 1e-12);
+  EXPECT_GT(more, 1.05 * full);
+  EXPECT_LE(more, 2.0 * full * 1281 / 1280);
+}
+
+TEST(DescribedCosts, ThinProductsTakeTheirBytesOverTheBandwidth) {
+  const MatrixProduct p{1, 4096, 4096};
+  EXPECT_NEAR(costs_of().product_seconds(p, 2), 1e-6 + 2.0 * (4096 + 4096.0 * 4096 + 4096) / 1e12, 1e-8);
+}
+
+RC_GTEST_PROP(DescribedCosts, ProductsNeverBeatThePeakAndGrowWithTheirTerms, ()) {
+  cluster::Cluster c = round_cluster();
+  c.device.multiprocessors = *rc::gen::inRange(1, 300);
+  const DescribedCosts costs(c, neutral());
+  const MatrixProduct p{*rc::gen::inRange(1, 20000), *rc::gen::inRange(1, 20000), *rc::gen::inRange(1, 20000)};
+  const MatrixProduct longer{p.rows, p.columns, p.terms + 1};
+  RC_ASSERT(costs.product_seconds(p, 2) >= p.flops() / 1e14);
+  RC_ASSERT(costs.product_seconds(longer, 2) > costs.product_seconds(p, 2));
+}
+
+TEST(DescribedCosts, CollectivesTakeARingOverTheSlowestLinks) {
+  const DescribedCosts costs = costs_of();
+  const double bytes = 4e9;
+  EXPECT_NEAR(costs.collective_seconds("all_gather", bytes, {4, 4, 1}), 1e-6 + 3e-6 + 0.75 * bytes / 1e11, 1e-9);
+  EXPECT_NEAR(costs.collective_seconds("reduce_scatter", bytes, {4, 4, 1}),
+              costs.collective_seconds("all_gather", bytes, {4, 4, 1}), 1e-15);
+  // Between nodes the four members of a node use all of its links.
+  EXPECT_NEAR(costs.collective_seconds("all_gather", bytes, {16, 4, 1}), bytes * 15 / 16 / 4e10, 1e-3 * bytes / 4e10);
+  // One member of each node has one device's share of the links.
+  EXPECT_NEAR(costs.collective_seconds("all_gather", bytes, {4, 1, 4}), bytes * 3 / 4 / 1e10, 1e-3 * bytes / 1e10);
+  // An all-reduce moves twice the bytes; few bytes take a tree.
+  EXPECT_NEAR(costs.collective_seconds("all_reduce", bytes, {4, 4, 1}), 1e-6 + 4e-6 + 1.5 * bytes / 1e11, 1e-9);
+  EXPECT_LT(costs.collective_seconds("all_reduce", 8.0, {16, 1, 1}), 2.0 * 16 * 1e-5);
+}
+
+TEST(DescribedCosts, GroupsFollowTheOrderOfTheAxes) {
+  program::Setting s = small_setting();
+  s.mesh[mesh::Axis::kTp] = 2, s.mesh[mesh::Axis::kDpShard] = 8, s.zero = 3;
+  const DescribedCosts costs = costs_of();
+  const program::Program p = program_of_setting(s);
+  const auto tp = costs.group_of(p, program::Axis::kTp), dp = costs.group_of(p, program::Axis::kDp);
+  EXPECT_EQ(tp.ranks, 2);
+  EXPECT_EQ(tp.in_node, 2);
+  EXPECT_EQ(tp.distance, 1);
+  EXPECT_EQ(dp.ranks, 8);
+  EXPECT_EQ(dp.in_node, 2);
+  EXPECT_EQ(dp.distance, 2);
+}
+
+// The seconds of all ops of a part, over a step.
+double seconds_of(const DescribedCosts& costs, const program::Program& p, arch::Part part) {
+  double sum = 0.0;
+  for (const auto& op : program::expand(p))
+    if (const auto* c = std::get_if<program::Compute>(&op.step->op); c && c->part == part)
+      sum += costs.seconds(p, *op.step);
+  return sum;
+}
+
+TEST(DescribedCosts, FrameworksDifferWhereTheySay) {
+  program::Setting s = small_setting();
+  s.sequence = 1024;
+  auto long_model = arch::preset("llama-tiny");
+  long_model.max_sequence = 1024;
+  s.compute = DType::kBF16, s.kernels = arch::Kernels::kAten;
+  const program::Program p = program::build(long_model, s);
+  const DescribedCosts plain = costs_of(), unfused = costs_of({.flash_attention = false}),
+                       compiled = costs_of({.compiled = true}), fp8 = costs_of({.fp8 = true});
+  EXPECT_GT(seconds_of(unfused, p, arch::Part::kAttention), 2.0 * seconds_of(plain, p, arch::Part::kAttention));
+  EXPECT_LT(seconds_of(compiled, p, arch::Part::kActivation), 0.9 * seconds_of(plain, p, arch::Part::kActivation));
+  EXPECT_EQ(seconds_of(compiled, p, arch::Part::kAttention), seconds_of(plain, p, arch::Part::kAttention));
+  EXPECT_EQ(seconds_of(fp8, p, arch::Part::kActivation), seconds_of(plain, p, arch::Part::kActivation));
+}
+
+// Every op of every stage has a cost, and the step takes at least as long as its FLOPs at the peak.
+TEST(DescribedCosts, CoverAllOpsOfALayout) {
+  program::Setting s = small_setting();
+  s.mesh[mesh::Axis::kTp] = 2, s.mesh[mesh::Axis::kPp] = 2, s.mesh[mesh::Axis::kCp] = 2;
+  s.mesh[mesh::Axis::kDpShard] = 2;
+  s.zero = 2, s.sequence_parallel = true, s.reduce = DType::kBF16;
+  s.compute = DType::kBF16, s.kernels = arch::Kernels::kAten;
+  const program::Stages stages(program::build_stages(arch::preset("llama-tiny"), s));
+  const auto timelines = simulate(stages, costs_of());
+  double flops = 0.0;
+  for (const auto& op : stages.ops(1)) flops += op.step->hardware_flops.value;
+  EXPECT_GT(step_seconds(timelines), flops / 1e14);
+}
+
+TEST(DescribedCosts, RefuseWhatTheDescriptionLacks) {
+  program::Setting s = small_setting();
+  s.offload.optimizer = true;
+  const program::Program p = program_of_setting(s);
+  EXPECT_THROW(
+      {
+        for (const auto& op : program::expand(p)) costs_of().seconds(p, *op.step);
+      },
+      UsageError);
+  cluster::Cluster c = round_cluster();
+  c.device.peak_fp8.value = 0.0;
+  EXPECT_THROW(DescribedCosts(c, neutral(), {.fp8 = true}), UsageError);
+}
+
+TEST(DescribedEnergy, IsPowerTimesTimeOfDevicesAndHosts) {
+  program::Setting s = small_setting();
+  s.mesh[mesh::Axis::kDpShard] = 8, s.zero = 1;
+  const program::Stages stages(program_of_setting(s));
+  const auto timelines = simulate(stages, costs_of());
+  const double step = step_seconds(timelines);
+  const StepEnergy e = energy_of(stages, timelines, round_cluster(), neutral(), 0.1);
+  EXPECT_NEAR(e.hosts.value, 2 * 800.0 * step, 1e-9 * e.hosts.value);  // eight ranks on two nodes of four devices
+  EXPECT_GT(e.devices.value, 8 * (100.0 + 0.25 * 400.0) * step);       // no device takes less than a waiting one
+  EXPECT_LT(e.devices.value, 8 * 500.0 * step);
+  EXPECT_DOUBLE_EQ(e.site, 1.5 * e.computers().value);
+  EXPECT_DOUBLE_EQ(e.kg_co2e, 1e-7 * e.site);
+  EXPECT_NEAR(e.spread, 0.1, 1e-12);
+}
+
+TEST(Factors, AreRefusedByName) {
+  try {
+    Factors::parse(R"({"gem": 1})", "f.json");
+    FAIL();
+  } catch (const UsageError& e) {
+    EXPECT_STREQ(e.what(), "f.json: there is no factor 'gem'; did you mean 'gemm'?");
+  }
+  EXPECT_THROW(Factors::parse(R"({"gemm": 0})", "f"), UsageError);
+  EXPECT_THROW(Factors::parse(R"({"gemm": "x"})", "f"), UsageError);
+  EXPECT_THROW(Factors::parse("[1]", "f"), UsageError);
+  EXPECT_THROW(Factors::parse("{", "f"), UsageError);
+  EXPECT_EQ(Factors::parse(R"({"gemm": 0.5})", "f").of("gemm"), 0.5);
+  EXPECT_GT(Factors::shipped().spread(), 0.0);
+}
+
+}  // namespace
+}  // namespace molen::sim

@@ -1,0 +1,28 @@
+// The energy of a predicted step on described devices.
+#pragma once
+
+#include <vector>
+
+#include "base/units.h"
+#include "cluster/cluster.h"
+#include "program/ir/stages.h"
+#include "program/ir/timeline.h"
+#include "sim/factors.h"
+
+namespace molen::sim {
+
+struct StepEnergy {
+  Joules devices, hosts;  // of all ranks and nodes in one step
+  Joules computers() const { return devices + hosts; }
+  double site = 0.0;     // J, with the site's cooling and losses (PUE)
+  double kg_co2e = 0.0;  // of the site's electricity
+  double spread = 0.0;   // with a probability of 80 % the true energies are within this, relative to them
+};
+
+// Returns the energy of a step. A device takes its idle power and a share of what is between idle and peak: the shares
+// "power_products", "power_memory" and "power_waiting" of the factors, by what the compute stream does. A node takes
+// the host's power as well, for `time_spread` the step's own interval.
+StepEnergy energy_of(const program::Stages& stages, const std::vector<program::Timeline>& timelines,
+                     const cluster::Cluster& cluster, const Factors& factors, double time_spread);
+
+}  // namespace molen::sim
