@@ -18,7 +18,6 @@ struct Unbuilt {
 };
 // Commands that are planned and have no code yet. Remove a line when its command is built.
 constexpr Unbuilt kUnbuilt[] = {
-    {"molen plan", "search layouts by time, energy, cost or memory; `molen simulate` predicts one layout"},
     {"molen serve", "serve text over HTTP; `molen generate` writes it to the terminal"},
     {"molen sweep", "run a grid of configurations; `molen train CONFIG --set key=value` runs one"},
     {"molen tune", "search hyperparameters; `molen train CONFIG --set key=value` runs one choice"},

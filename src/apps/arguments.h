@@ -8,7 +8,7 @@
 
 namespace molen::apps {
 
-// Throws UsageError when a word in the place of a verb is not a verb: "`molen plan` is not built yet ...", or "unknown
+// Throws UsageError when a word in the place of a verb is not a verb: "`molen serve` is not built yet ...", or "unknown
 // command 'trian' ...; did you mean 'train'?". Call it before parsing, so that a later --help does not skip it.
 void require_verbs(const CLI::App& app, const std::vector<std::string>& words);
 

@@ -18,6 +18,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   Chosen chosen;
   add_train_verbs(app, chosen);
+  add_plan_verb(app, chosen);
   add_verify_verb(app, chosen);
   add_model_verb(app, chosen);
   add_program_verbs(app, chosen);

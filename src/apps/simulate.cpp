@@ -9,12 +9,15 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "cluster/cluster.h"
 #include "plan/resolve.h"
 #include "program/build/build.h"
 #include "program/ir/trace.h"
 #include "program/memory/memory.h"
 #include "program/provenance/provenance.h"
 #include "sim/calibration.h"
+#include "sim/described_costs.h"
+#include "sim/described_energy.h"
 #include "sim/simulate.h"
 #ifdef MOLEN_HAS_TORCH
 #include "measure/calibrate.h"
@@ -26,14 +29,22 @@ namespace {
 struct Simulated {
   config::Config config;  // resolved
   program::Stages stages;
-  sim::Costs costs;
   std::vector<program::Timeline> timelines;  // by stage
+  std::string extrapolated = {};  // the measurements that the costs are derived from, if not these conditions
+  // With a description of a cluster: the cluster, the spread of the step's time (sim::Factors), and the energy.
+  std::optional<cluster::Cluster> cluster = std::nullopt;
+  double spread = 0.0;
+  sim::StepEnergy energy = {};
   double step_s() const { return sim::step_seconds(timelines); }
 };
 
-// Returns a failure when the calibration has no data for the prediction.
-Result<Simulated> simulate_on(config::Config c, const plan::Machine& machine, const sim::Calibration& calibration,
-                              const std::string& communicator) {
+// A configuration and the programs of its stages, which the verifier has accepted.
+struct Built {
+  config::Config config;  // resolved
+  program::Setting setting;
+  program::Stages stages;
+};
+Built build_for(config::Config c, const plan::Machine& machine) {
   const auto a = plan::resolve_architecture(c);
   const auto setting = plan::resolve_setting(c, a, machine);
   if (const auto not_yet = sim::unsimulated(setting)) throw UsageError("{}: {}", c.where(not_yet->key), not_yet->why);
@@ -42,15 +53,44 @@ Result<Simulated> simulate_on(config::Config c, const plan::Machine& machine, co
   for (const auto& p : programs) program::require_sound(p, "the built program");
   if (const auto findings = program::check_world(programs); !findings.empty())
     throw Error("the pipeline's programs are refused: {}", findings.front().text);
-  program::Stages stages(std::move(programs));
+  return {std::move(c), setting, program::Stages(std::move(programs))};
+}
+
+// Returns a failure when the calibration has no data for the prediction.
+Result<Simulated> simulate_on(config::Config c, const plan::Machine& machine, const sim::Calibration& calibration,
+                              const std::string& communicator) {
+  Built built = build_for(std::move(c), machine);
   const std::string comm = !communicator.empty()                 ? communicator
                            : machine.ranks == 1                  ? "self"
                            : machine.ranks > machine.local_ranks ? "mpi"
                                                                  : "threads";
-  auto costs = calibration.find(sim::conditions_of(setting, comm));
+  auto costs = calibration.find(sim::conditions_of(built.setting, comm));
   if (!costs) return Failure{costs.reason()};
-  auto timelines = sim::simulate(stages, costs.value());
-  return Simulated{std::move(c), std::move(stages), std::move(costs).value(), std::move(timelines)};
+  auto timelines = sim::simulate(built.stages, costs.value());
+  return Simulated{std::move(built.config), std::move(built.stages), std::move(timelines),
+                   costs.value().extrapolated()};
+}
+
+// The cluster decides what otherwise comes from this machine: the device, the ranks of a node, threads, and the
+// precision that is usual on such devices.
+Simulated simulate_described(config::Config c, plan::Machine machine, const cluster::Cluster& on, bool node_given) {
+  if (c.device.kind == "cpu")
+    throw UsageError("{}: {} describes {} devices; device.kind = \"auto\" takes them", c.where("device.kind"), on.name,
+                     on.device.name);
+  if (machine.ranks > on.devices())
+    throw UsageError("--ranks: {} ranks, but {} has {} devices", machine.ranks, on.name, on.devices());
+  if (!node_given) machine.local_ranks = std::min(machine.ranks, on.node.devices);
+  if (machine.ranks % machine.local_ranks != 0)
+    throw UsageError("--ranks: {} ranks are not whole nodes of {} devices of {}; --ranks-per-node says otherwise",
+                     machine.ranks, machine.local_ranks, on.name);
+  machine.cuda = true;
+  machine.threads = 1;
+  machine.measure_precision = nullptr;
+  Built built = build_for(std::move(c), machine);
+  const sim::Factors& factors = sim::Factors::shipped();
+  auto timelines = sim::simulate(built.stages, sim::DescribedCosts(on, factors));
+  const auto energy = sim::energy_of(built.stages, timelines, on, factors, factors.spread());
+  return {std::move(built.config), std::move(built.stages), std::move(timelines), {}, on, factors.spread(), energy};
 }
 
 bool measured_here(const sim::Calibration& calibration) {
@@ -125,6 +165,27 @@ Bytes largest_of(const std::vector<StageRow>& rows, Bytes StageRow::*of) {
   return most;
 }
 
+// With a probability of 80 %, the true step is within these seconds.
+std::pair<double, double> interval_of(const Simulated& s) {
+  return {s.step_s() / (1.0 + s.spread), s.step_s() * (1.0 + s.spread)};
+}
+
+Json cluster_json(const Simulated& s, Bytes memory) {
+  if (!s.cluster) return nullptr;
+  const double room = s.cluster->device.memory.value;
+  const auto [low, high] = interval_of(s);
+  return {{"name", s.cluster->name},
+          {"device", s.cluster->device.name},
+          {"interval_s", {low, high}},
+          {"device_memory_bytes", room},
+          {"fits", static_cast<double>(memory.value) <= room},
+          {"devices_j", s.energy.devices.value},
+          {"hosts_j", s.energy.hosts.value},
+          {"site_j", s.energy.site},
+          {"kg_co2e", s.energy.kg_co2e},
+          {"energy_spread", s.energy.spread}};
+}
+
 Json json_of(const Simulated& s, std::size_t stage, const std::vector<StageRow>& rows,
              const std::vector<OpenChoice>& choices) {
   const auto& setting = s.stages.program(stage).setting;
@@ -157,7 +218,8 @@ Json json_of(const Simulated& s, std::size_t stage, const std::vector<StageRow>&
           {"open_choices", to_json(choices)},
           {"memory_bytes", largest_of(rows, &StageRow::memory).value},
           {"host_bytes", largest_of(rows, &StageRow::host).value},
-          {"extrapolated", s.costs.extrapolated().empty() ? Json() : Json(s.costs.extrapolated())},
+          {"extrapolated", s.extrapolated.empty() ? Json() : Json(s.extrapolated)},
+          {"cluster", cluster_json(s, largest_of(rows, &StageRow::memory))},
           {"stage", stage},
           {"stages", by_stage},
           {"phase_s", by_phase},
@@ -172,6 +234,22 @@ void print_stages(const std::vector<StageRow>& rows, double step_s) {
   fmt::print("\n");
 }
 
+void print_cluster(const Simulated& s, Bytes memory) {
+  const auto& device = s.cluster->device;
+  const auto [low, high] = interval_of(s);
+  const double tokens = static_cast<double>(s.stages.program(0).setting.positions());
+  const Bytes room(static_cast<std::int64_t>(device.memory.value));
+  fmt::print("on the description of {} ({}): 80 % of steps are expected from {} to {}\n", s.cluster->name, device.name,
+             human(Seconds(low)), human(Seconds(high)));
+  fmt::print("the plan {} the {} of a device, without the context of its driver and the buffers of libraries\n",
+             memory <= room ? "fits into" : "exceeds", human(room));
+  fmt::print(
+      "energy of a step {:.4g} J +- {:.0f} % ({:.4g} J devices, {:.4g} J hosts), {:.3g} J a token; with the site "
+      "{:.4g} J, {:.3g} kg CO2e\n",
+      s.energy.computers().value, 100.0 * s.energy.spread, s.energy.devices.value, s.energy.hosts.value,
+      s.energy.computers().value / tokens, s.energy.site, s.energy.kg_co2e);
+}
+
 void print_simulated(const Simulated& s, std::size_t stage, const std::vector<StageRow>& rows,
                      const std::vector<OpenChoice>& choices) {
   const auto& setting = s.stages.program(stage).setting;
@@ -181,8 +259,8 @@ void print_simulated(const Simulated& s, std::size_t stage, const std::vector<St
              human(Seconds(s.step_s())), static_cast<double>(setting.positions()) / s.step_s(),
              name_of(setting.compute), human(memory),
              host.value > 0 ? fmt::format(", on the host {}", human(host)) : "");
-  if (!s.costs.extrapolated().empty())
-    fmt::print("these ranks were not measured: extrapolated from {}\n", s.costs.extrapolated());
+  if (!s.extrapolated.empty()) fmt::print("these ranks were not measured: extrapolated from {}\n", s.extrapolated);
+  if (s.cluster) print_cluster(s, memory);
   if (rows.size() > 1) {
     print_stages(rows, s.step_s());
     fmt::print("stage {}:\n", stage);
@@ -212,14 +290,31 @@ void write_predicted_trace(const Simulated& s, const std::string& file) {
   write_file_atomic(file, store::trace_json(spans));
 }
 
+// A calibration is JSON, in a file of any name; the description of a cluster has a name, or is a file *.toml.
+bool is_calibration(const std::string& cluster) {
+  if (cluster.ends_with(".toml") || !fs::is_regular_file(cluster)) return cluster.ends_with(".json");
+  return true;
+}
+
+Simulated simulate_either(const ConfigOptions& options, const SimulateArguments& o, const config::Config& c) {
+  plan::Machine machine = planned_machine(options, c);
+  if (!is_calibration(o.cluster)) {
+    if (!o.communicator.empty())
+      throw UsageError("--communicator: {} is a description, not a calibration; its devices use their own", o.cluster);
+    return simulate_described(c, machine, cluster::find(o.cluster), options.ranks_per_node.has_value());
+  }
+  if (c.device.kind == "cuda")
+    throw UsageError(
+        "{}: `molen calibrate` measures processors; --cluster with the name of a description simulates "
+        "cuda devices",
+        c.where("device.kind"));
+  machine.cuda = false;
+  return simulate_open(c, machine, sim::read_calibration(o.cluster), o.cluster, o.communicator);
+}
+
 int run_simulate(const ConfigOptions& options, const SimulateArguments& o) {
   const config::Config c = load_config(options);
-  plan::Machine machine = planned_machine(options, c);
-  if (c.device.kind == "cuda")
-    throw UsageError("{}: `molen calibrate` measures processors; cuda devices cannot be simulated yet",
-                     c.where("device.kind"));
-  machine.cuda = false;
-  const Simulated s = simulate_open(c, machine, sim::read_calibration(o.cluster), o.cluster, o.communicator);
+  const Simulated s = simulate_either(options, o, c);
   const auto stage = static_cast<std::size_t>(o.stage);
   if (stage >= s.stages.size())
     throw UsageError("--stage: {}; the layout has {} stage{}, counted from 0", o.stage, s.stages.size(),
@@ -242,7 +337,13 @@ void add_simulate_verb(CLI::App& app, Chosen& chosen) {
   auto options = add_config_options(*verb);
   add_node_option(*verb, *options);
   auto o = std::make_shared<SimulateArguments>();
-  verb->add_option("--cluster", o->cluster, "what `molen calibrate` wrote")->required();
+  verb->add_option(
+          "--cluster", o->cluster,
+          fmt::format(
+              "a calibration (what `molen calibrate` wrote), or the description of a cluster: a file *.toml, or one "
+              "of {}",
+              fmt::join(cluster::shipped(), ", ")))
+      ->required();
   verb->add_option("--communicator", o->communicator, "as calibrated: self, threads, mpi");
   verb->add_option("--stage", o->stage, "pipeline stage whose phases and ops are shown")
       ->check(CLI::NonNegativeNumber)

@@ -13,11 +13,13 @@ from harness import ENV, MOLEN, finish, ok, refused, run, shards, work
 # --- verbs and options -----------------------------------------------------------------------------------------------------
 top = run("--help").stdout
 listed, footer = top.split("Not built yet: ")
-for verb in ("plan", "serve", "sweep", "tune", "submit", "data mix"):
+for verb in ("serve", "sweep", "tune", "submit", "data mix"):
     for extra in ([], ["x.toml", "--nodes", 4], ["--help"]):
         r = run(*verb.split(), *extra, code=2)
         ok(f"{verb} {extra}: says that it is not built", r.stderr.startswith(f"molen: `molen {verb}` is not built yet") and len(r.stderr.splitlines()) == 1 and r.stdout == "", r.stderr)
     ok(f"{verb}: no command of the help", verb in footer and f"\n  {verb} " not in listed, top)
+r = run("plan", code=2)
+ok("plan: what it needs", "CONFIG" in r.stderr and "--calculus" in r.stderr and "--runs" in r.stderr and len(r.stderr.splitlines()) == 1 and r.stdout == "", r.stderr)
 ok("data mix: nor of `data --help`", "mix" not in run("data", "--help").stdout)
 for words, says in (
     (["trian"], ["unknown command 'trian' of `molen`; did you mean 'train'?"]),

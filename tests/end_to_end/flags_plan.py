@@ -1,7 +1,9 @@
-"""Rows of program, simulate, calibrate, verify and model."""
+"""Rows of program, simulate, plan, calibrate, verify and model."""
 import json
 import math
+import pathlib
 import re
+from xml.etree import ElementTree
 
 from effects import Program, close, equal, row
 from flags_train import formats
@@ -89,6 +91,175 @@ def simulate(case):
     close("--trace: until the step's end", max(e["ts"] + e["dur"] for e in spans), stages[0]["step_s"] * 1e6, 1e-6)
     assert "bubble" in case.molen("simulate", "tiny.toml", staged, "--ranks", 2, "--cluster", wide).stdout
     case.refused("simulate", "tiny.toml", staged, "--ranks", 2, "--cluster", wide, "--stage", 2, says=["--stage: 2", "2 stages"])
+    # A description: the cluster decides device, precision and the ranks of a node.
+    described = ["simulate", "--model", "llama3-8b", {"data.sequence_length": 2048, "batch.global": 16, "parallel.sharding": "FULL_SHARD"}]
+    of = lambda name, *words: json.loads(case.molen(*described, "--cluster", name, "--ranks", 16, *words, "--format", "json").stdout)
+    here, there = of("dgx-a100"), of("dgx-h100")
+    equal("its precision", here["compute"], "bf16")
+    assert here["step_s"] > 1.5 * there["step_s"] and here["memory_bytes"] == there["memory_bytes"], (here["step_s"], there["step_s"])
+    low, high = here["cluster"]["interval_s"]
+    assert low < here["step_s"] < high and here["cluster"]["site_j"] >= here["cluster"]["devices_j"] + here["cluster"]["hosts_j"]
+    text = (pathlib.Path(__file__).resolve().parents[2] / "clusters/dgx-a100.toml").read_text()
+    (work / "half.toml").write_text(re.sub(r"(?m)^(pue = \{ value = )[0-9.]+", r"\g<1>2.0", text))
+    double = of("half.toml")
+    close("--cluster FILE: its figures", double["cluster"]["site_j"], 2 * (double["cluster"]["devices_j"] + double["cluster"]["hosts_j"]), 1e-9)
+    case.refused(*described, "--cluster", "dgx-a10", "--ranks", 16, says="did you mean 'dgx-a100'")
+    case.refused(*described, "--cluster", "ipu-pod4", "--ranks", 4, says=["ipu-pod4", "calculus"])
+    case.refused(*described, "--cluster", "dgx-a100", "--ranks", 12, says="whole nodes")
+    case.refused(*described, "--cluster", "dgx-a100", "--ranks", 16, "--communicator", "mpi", says="--communicator")
+    case.refused("simulate", "tiny.toml", {"device.kind": "cpu"}, "--cluster", "dgx-a100", says="device.kind")
+
+
+@row("plan --calculus", "plan --model", "plan --set", "plan --sizes", "plan --tokens", "plan --cluster", "plan --nodes", "plan --devices", "plan --mfu", "plan --mfu-spread", "plan --recompute", "plan --noise-scale", "plan --format", "plan --plot")
+def calculus(case):
+    base = ["plan", "--calculus", "--cluster", "snellius-h100"]
+
+    def said(*words):
+        return json.loads(case.molen(*base, *words, "--format", "json").stdout)
+
+    def days(value):
+        return value["models"][0]["costs"]["days"]["value"]
+
+    sized = ["--tokens", "450e9", "--sizes", "30e9"]
+    one = said(*sized, "--nodes", 22)
+    p, costs, value = one["plan"], one["models"][0]["costs"], lambda key: p[key]["value"]
+    seconds = 6 * 30e9 * 450e9 / (88 * value("peak_16bit_flops_per_s") * 0.4)
+    power = 88 * (value("idle_power_w") + (value("peak_power_w") - value("idle_power_w")) * value("load")) + 22 * value("host_power_w")
+    computers, site = power * seconds, power * seconds * value("pue")
+    expected = dict(days=seconds / 86400, device_hours=88 * seconds / 3600, power_w=power, computer_energy_kwh=computers / 3.6e6, energy_kwh=site / 3.6e6, co2e_t=site * value("intensity_kg_per_j") / 1e3, water_l=computers * value("water_m3_per_j") * 1e3, electricity_eur=site * value("price_eur_per_j"), car_km=site * value("intensity_kg_per_j") / value("car_kg_per_m") / 1e3)
+    equal("the costs", sorted(costs), sorted(expected))
+    for name, amount in expected.items():
+        close(name, costs[name]["value"], amount)
+        assert costs[name]["low"] <= amount * (1 + 1e-9) and amount <= costs[name]["high"] * (1 + 1e-9), costs[name]
+    # Each option by its amount.
+    equal("--nodes: four devices each, as --devices", days(said(*sized, "--devices", 88)), days(one))
+    close("--devices", days(said(*sized, "--devices", 44)), 2 * days(one))
+    close("--tokens", days(said("--tokens", "0.9T", "--sizes", "30B", "--nodes", 22)), 2 * days(one))
+    close("--mfu", days(said(*sized, "--nodes", 22, "--mfu", 0.2)), 2 * days(one))
+    close("--recompute: 8 N", days(said(*sized, "--nodes", 22, "--recompute")), 8 / 6 * days(one))
+    for spread in (0, 0.5):
+        interval = said(*sized, "--mfu-spread", spread)["models"][0]["costs"]["days"]
+        close("--mfu-spread", interval["high"] / interval["value"] - 1, math.hypot(spread, p["peak_16bit_flops_per_s"]["spread"]), 1e-9, 1e-12)
+    several = said("--tokens", "450B", "--sizes", "1B,7e9", "--nodes", 22)["models"]
+    equal("--sizes", [m["parameters"] for m in several], [1e9, 7e9])
+    equal("the sizes of the figure without", [m["parameters"] for m in said("--tokens", "450B")["models"]], [1e9, 2e9, 7e9, 13e9, 30e9, 70e9])
+    close("ZeRO-3 over 88 devices", one["models"][0]["memory"][0]["zero_bytes_per_device"][3], 16 * 30e9 / 88)
+    close("Hoffmann's law", one["models"][0]["loss"][0]["loss"], 1.69 + 406.4 / 30e9**0.34 + 410.7 / 450e9**0.28)
+    # A model: the exact count, at the length of its sequences; and what else its configuration says.
+    for length in (1024, 4096):
+        model = said("--model", "llama3-8b", {"data.sequence_length": length}, "--tokens", "450B")["models"][0]
+        shown = json.loads(case.molen("model", "show", "llama3-8b", "--sequence", length, "--format", "json").stdout)
+        used = next(f for f in model["flops"] if f["used"])
+        equal("--model: its parameters", model["parameters"], shown["parameters"])
+        close("--set: the sequence", used["per_token"], shown["train_flops_per_token_causal"])
+    own = said("tiny.toml", {"parallel.recompute": "full"})
+    equal("train.until: 4 steps of 4 x 16 tokens", (own["plan"]["tokens"], own["plan"]["recompute"]), (256, True))
+    equal("--tokens over it", said("tiny.toml", "--tokens", "1B")["plan"]["tokens"], 1e9)
+    # Batches: at the noise scale twice the least tokens and twice the least steps.
+    rows = {b["batch_tokens"]: b for b in said(*sized, "--nodes", 22, "--noise-scale", "4M")["models"][0]["batches"]}
+    equal("--noise-scale", (rows[4e6]["token_ratio"], rows[4e6]["step_ratio"], rows[1e6]["step_ratio"]), (2, 2, 5))
+    close("the days to the loss", rows[4e6]["days"]["value"], 2 * days(one))
+    close("and the time of a step", rows[4e6]["step_s"]["value"], seconds * 4e6 / 450e9)
+    equal("none without", one["models"][0]["batches"], [])
+    # Clusters: those that are shipped, and one of a file.
+    refusal = case.molen("plan", "--calculus", "--tokens", "1B", code=2).stderr
+    names = refusal.split("molen has ")[1].strip().split(", ")
+    assert "--cluster" in refusal and "snellius-h100" in names and len(names) > 1, refusal
+    for name in names:
+        other = json.loads(case.molen("plan", "--calculus", "--cluster", name, "--sizes", "1B", "--tokens", "1B", "--devices", 1, "--format", "json").stdout)
+        close(f"--cluster {name}: its peak", days(other), 6e18 / (0.4 * other["plan"]["peak_16bit_flops_per_s"]["value"]) / 86400)
+    (work / "mine.toml").write_text((pathlib.Path(__file__).resolve().parents[2] / "clusters/snellius-h100.toml").read_text().replace('"snellius-h100"', '"mine"', 1))
+    equal("--cluster FILE", json.loads(case.molen("plan", "--calculus", "--cluster", "mine.toml", *sized, "--format", "json").stdout)["plan"]["cluster"], "mine")
+    # The tables that people read, and the plot.
+    text, markdown = case.molen(*base, *sized, "--nodes", 22).stdout, case.molen(*base, *sized, "--nodes", 22, "--format", "markdown").stdout
+    equal("text", case.molen(*base, *sized, "--nodes", 22, "--format", "text").stdout, text)
+    shown = f"{days(one):.1f} ("
+    assert shown in text and shown in markdown and "## Costs" in markdown and "|---|---:|" in markdown and "|" not in text, (text, markdown)
+    case.molen(*base, "--tokens", "450B", "--plot", "days.svg")
+    lines = [[tuple(map(float, xy.split(","))) for xy in e.attrib["points"].split()] for e in ElementTree.parse(work / "days.svg").getroot().iter("{http://www.w3.org/2000/svg}polyline")]
+    rises = [(line[0][1] - line[-1][1]) / (line[-1][0] - line[0][0]) for line in lines]
+    for size, rise in zip((1, 2, 7, 13, 30, 70), rises, strict=True):
+        close(f"--plot: the line of {size} B", rise, size / 70 * rises[-1], 0.05)
+    for words, says in (
+        (["--mfu", 1.2], ["--mfu: 1.2"]), (["--mfu", 0], ["--mfu: 0"]), (["--tokens", "0"], ["--tokens: '0'"]), (["--tokens", "-3"], ["--tokens"]), (["--devices", 10**6], ["--devices", "1000000"]),
+        (["--nodes", 10**6], ["--nodes", "1000000"]), (["--model", "lama3-8b"], ["lama3-8b", "did you mean 'llama3-8b'"]), (["--sizes", "x"], ["--sizes: 'x'"]), (["--noise-scale", "0"], ["--noise-scale"]),
+        (["--model", "gpt2", "--sizes", "1B"], ["--sizes"]), (["--model", "gpt2", {"parallel.recompute": ["attention"]}], ["parallel.recompute"]), (["--nodes", 1, "--devices", 1], ["--devices"]),
+    ):
+        given = words if "--tokens" in words else ["--tokens", "1B", *words]
+        case.refused(*base, *given, says=says)
+    case.refused(*base, says="--tokens")
+    case.refused("plan", says=["CONFIG", "--calculus", "--runs"])
+    case.refused(*base, *sized, "--ranks", 8, says="--ranks")
+
+
+@row("plan --objective", "plan --ranks", "plan --best", "plan --simulate", "plan --memory", "plan --watts", "plan --output")
+def plan_search(case):
+    model = ["--model", "llama3-8b", {"data.sequence_length": 2048, "batch.global": 64}]
+    base = ["plan", *model, "--cluster", "juwels-booster"]
+
+    def said(*words, ranks=16):
+        return json.loads(case.molen(*base, "--ranks", ranks, *words, "--format", "json").stdout)
+
+    one = said("--output", "plans")
+    steps = [b["step_s"] for b in one["best"]]
+    equal("the best first, five of them", steps, sorted(steps)[:5])
+    # Each file is the layout: simulated alone, it takes the same time and memory.
+    for found in one["best"]:
+        again = json.loads(case.molen("simulate", found["file"], "--cluster", "juwels-booster", "--ranks", 16, "--format", "json").stdout)
+        close("the file's step", again["step_s"], found["step_s"], 1e-9)
+        equal("the file's memory", again["memory_bytes"], found["memory_bytes"])
+        assert again["cluster"]["fits"] and found["bound_s"] <= found["step_s"]
+        close("tokens a second of a device", found["tokens_per_s_per_device"], 64 * 2048 / found["step_s"] / 16, 1e-9)
+        close("joules a token", found["j_per_token"], (again["cluster"]["devices_j"] + again["cluster"]["hosts_j"]) / (64 * 2048), 1e-9)
+    equal("--nodes of four devices", json.loads(case.molen(*base, "--nodes", 4, "--format", "json").stdout)["best"][0]["step_s"], steps[0])
+    equal("--best", len(said("--best", 2)["best"]), 2)
+    few = said("--simulate", 3)
+    equal("--simulate", (few["simulated"], few["complete"]), (3, False))
+    small = said("--memory", "14GiB")
+    assert all(b["memory_bytes"] <= 14 * 2**30 for b in small["best"]) and any(b["memory_bytes"] > 14 * 2**30 for b in one["best"])
+    for objective, key in (("energy", "j_per_token"), ("memory", "memory_bytes")):
+        values = [b[key] for b in said("--objective", objective)["best"]]
+        assert values == sorted(values) and values[0] <= min(b[key] for b in one["best"]), (objective, values)
+    # Nothing takes less than a node's idle power.
+    case.refused(*base, "--ranks", 16, "--watts", "1kW", says=["juwels-booster", "none of"])
+    equal("--watts that is enough", said("--watts", "100kW")["best"][0]["step_s"], steps[0])
+    text = case.molen(*base, "--ranks", 16).stdout
+    assert one["best"][0]["layout"] in text and "slower by" in text and "80 % of steps" in text, text
+    for words, says in ((["--objective", "tim"], ["--objective", "did you mean 'time'"]), (["--memory", "x"], ["--memory"]), (["--watts", "x"], ["--watts"]), (["--ranks", 10**7], ["--ranks"]), (["--format", "markdown"], ["--format"]), (["--memory", "1GiB"], ["--memory may help"])):
+        given = words if "--ranks" in words else ["--ranks", 16, *words]
+        case.refused(*base, *given, says=says)
+    case.refused("plan", *model, says="--cluster")
+    case.refused("plan", *model, "--cluster", "juwels-boster", says="did you mean 'juwels-booster'")
+
+
+@row("plan --runs", "plan --factors", "plan --print-factors")
+def plan_runs(case):
+    table = (pathlib.Path(__file__).resolve().parents[2] / "bench/published/runs.csv").read_text().splitlines()
+    header, rows = table[0], [r for r in table[1:] if r.startswith(("narayanan2021-t1-00", "frontier"))]
+    (work / "runs.csv").write_text("\n".join([header, *rows]) + "\n")
+    case.molen("plan", "--runs", "runs.csv", "--output", "out.jsonl")
+    lines = [json.loads(x) for x in (work / "out.jsonl").read_text().splitlines()]
+    equal("a line for each row, in order", [x["run_id"] for x in lines], [r.split(",")[0] for r in rows])
+    equal("on standard output without --output", [json.loads(x) for x in case.molen("plan", "--runs", "runs.csv").stdout.splitlines()], lines)
+    good = [x for x in lines if "error" not in x]
+    assert len(good) >= 9 and all("blank" in x["error"] for x in lines if "error" in x), lines
+    for x in good:
+        assert x["step_s"] > 0 and x["step_s_low"] < x["step_s"] < x["step_s_high"] and x["memory_bytes_per_gpu"] > x["memory_allocator_bytes_per_gpu"] > 0, x
+    factors = json.loads(case.molen("plan", "--print-factors").stdout)
+    (work / "slow.json").write_text(json.dumps({"outside": 1.0}))
+    slow = [json.loads(x) for x in case.molen("plan", "--runs", "runs.csv", "--factors", "slow.json").stdout.splitlines()]
+    for a, b in zip(good, [x for x in slow if "error" not in x], strict=True):
+        close("--factors: a step and as long outside", b["step_s"] / a["step_s"], 2 / (1 + factors["outside"]["value"]), 1e-9)
+    (work / "sets.json").write_text(json.dumps([{}, {"outside": 1.0}]))
+    several = [json.loads(x) for x in case.molen("plan", "--runs", "runs.csv", "--factors", "sets.json").stdout.splitlines()]
+    for a, b, both in zip(good, [x for x in slow if "error" not in x], [x for x in several if "error" not in x], strict=True):
+        close("--factors: several sets", both["step_s"][0], a["step_s"], 1e-9)
+        close("--factors: the second set", both["step_s"][1], b["step_s"], 1e-9)
+    (work / "bad.json").write_text('{"gem": 1}')
+    case.refused("plan", "--runs", "runs.csv", "--factors", "bad.json", says="did you mean 'gemm'")
+    (work / "none.csv").write_text("model\nx\n")
+    case.refused("plan", "--runs", "none.csv", says="run_id")
+    case.refused("plan", "--runs", "runs.csv", "--calculus", says="--calculus")
 
 
 def slots(program):

@@ -1,0 +1,111 @@
+// molen plan: the best layouts of a job, a table of runs, or the compute calculus.
+#include <fmt/format.h>
+
+#include "apps/cli.h"
+#include "apps/plan_calculus.h"
+#include "apps/plan_runs.h"
+#include "apps/plan_search.h"
+#include "base/error.h"
+#include "cluster/cluster.h"
+#include "plan/runs.h"
+
+namespace molen::apps {
+namespace {
+
+struct PlanArguments {
+  bool calculus = false;
+  std::string cluster, format = "text", output;
+  std::optional<int> nodes;
+  CalculusArguments of_calculus;
+  PlanRunsArguments of_runs;
+  PlanSearchArguments of_search;
+};
+
+void add_calculus_options(CLI::App& verb, PlanArguments& o) {
+  CalculusArguments& c = o.of_calculus;
+  verb.add_flag("--calculus", o.calculus,
+                "days, energy, CO2, money, memory and loss by formulas alone (docs/calculus.md)");
+  verb.add_option("--sizes", c.sizes,
+                  "calculus: numbers of parameters instead of a CONFIG, 1e9,7e9 or 1B,7B (default: 1, 2, 7, 13, 30 and "
+                  "70 B)");
+  verb.add_option("--tokens", c.tokens, "calculus: tokens to train on, 450e9 or 450B (default: train.until of CONFIG)");
+  verb.add_option("--devices", c.devices, "calculus: devices to train on, instead of --nodes");
+  verb.add_option("--mfu", c.mfu, "calculus: share of the devices' 16-bit peak that the counted FLOPs reach")
+      ->capture_default_str();
+  verb.add_option("--mfu-spread", c.mfu_spread,
+                  "calculus: the true share is within this of --mfu, relative to it, with a probability of 80 %")
+      ->capture_default_str();
+  verb.add_flag(
+      "--recompute", c.recompute,
+      "calculus: the backward computes all activations again, 8 N FLOPs per token instead of 6 N, all of them "
+      "in --mfu");
+  verb.add_option("--noise-scale", c.noise_scale,
+                  "calculus: gradient noise scale in tokens, for a table of batch sizes with steps, tokens and days");
+  verb.add_option("--plot", c.plot, "calculus: SVG file for tokens against days, with one line for each size");
+}
+
+void add_search_options(CLI::App& verb, PlanSearchArguments& s) {
+  verb.add_option("--objective", s.objective, "search: what the best layout has least of, time, energy or memory")
+      ->capture_default_str();
+  verb.add_option("--best", s.best, "search: layouts to show")->check(CLI::PositiveNumber)->capture_default_str();
+  verb.add_option("--simulate", s.simulate, "search: most layouts to simulate; the search says when it ends here")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  verb.add_option("--memory", s.memory,
+                  "search: most memory that the plan of a rank may take, such as 70GiB (default: 92 % of a device)");
+  verb.add_option("--watts", s.watts, "search: most power of a node over a step, such as 3kW");
+}
+
+void add_runs_options(CLI::App& verb, PlanRunsArguments& r) {
+  verb.add_option("--runs", r.runs, "predicts the rows of this CSV table (docs/formats/runs.md)");
+  verb.add_option("--factors", r.factors, "runs: JSON file of factors to predict with, instead of the shipped ones");
+  verb.add_flag("--print-factors", r.print_factors,
+                "runs: prints the factors, with their meaning, and predicts nothing");
+}
+
+int run_plan(const ConfigOptions& options, PlanArguments& o) {
+  const bool runs = o.of_runs.print_factors || !o.of_runs.runs.empty();
+  if (o.calculus && runs) throw UsageError("--calculus: a table of runs (--runs) is predicted without it");
+  if (runs) {
+    o.of_runs.output = o.output;
+    return run_plan_runs(o.of_runs);
+  }
+  if (!o.calculus && o.format == "markdown") throw UsageError("--format: the search writes text or json");
+  if (o.calculus) {
+    if (options.ranks) throw UsageError("--ranks: the calculus counts devices; --devices or --nodes says how many");
+    o.of_calculus.cluster = o.cluster, o.of_calculus.nodes = o.nodes, o.of_calculus.format = o.format;
+    return run_calculus(options, o.of_calculus);
+  }
+  if (!options.file && !options.model)
+    throw UsageError("`molen plan` needs a CONFIG or --model for a search, --calculus, or --runs FILE");
+  if (o.cluster.empty())
+    throw UsageError("--cluster: the name of a cluster, or a file that describes one, is needed; molen has {}",
+                     fmt::join(cluster::shipped(), ", "));
+  o.of_search.cluster = o.cluster, o.of_search.nodes = o.nodes, o.of_search.format = o.format;
+  o.of_search.output = o.output;
+  return run_plan_search(options, o.of_search);
+}
+
+}  // namespace
+
+void add_plan_verb(CLI::App& app, Chosen& chosen) {
+  CLI::App* verb =
+      app.add_subcommand("plan", "best layouts of a job on a cluster; a table of runs; or the compute calculus");
+  auto options = add_config_options(*verb);
+  auto o = std::make_shared<PlanArguments>();
+  verb->add_option("--cluster", o->cluster, "name of a cluster, or the TOML file of one (docs/formats/cluster.md)");
+  auto* nodes = verb->add_option("--nodes", o->nodes, "nodes of the cluster to use (default: all)");
+  verb->add_option("--format", o->format, "text or json; the calculus also writes markdown")
+      ->check(CLI::IsMember({"text", "markdown", "json"}))
+      ->capture_default_str();
+  verb->add_option("--output", o->output,
+                   "search: directory for the configurations of the best layouts; runs: file for the predictions");
+  add_search_options(*verb, o->of_search);
+  add_calculus_options(*verb, *o);
+  add_runs_options(*verb, o->of_runs);
+  verb->get_option("--devices")->excludes(nodes);
+  verb->footer("\nColumns of --runs:\n" + plan::columns_help());
+  verb->callback([&chosen, options, o] { chosen.action = [=] { return run_plan(*options, *o); }; });
+}
+
+}  // namespace molen::apps

@@ -1,0 +1,180 @@
+#include "apps/plan_search.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "cluster/cluster.h"
+#include "config/values.h"
+#include "plan/layouts.h"
+#include "plan/search.h"
+#include "sim/described_costs.h"
+
+namespace molen::apps {
+namespace {
+
+// The share of a device's memory that a plan may take: the rest is for the driver's context and the buffers of
+// libraries.
+constexpr double kPlannedShare = 0.92;
+
+// A job: the configuration with the choices of the model, on a number of ranks of a cluster.
+struct Job {
+  config::Config config;
+  arch::Architecture arch;
+  program::Setting base;
+  cluster::Cluster cluster;
+  int ranks = 1, local_ranks = 1;
+};
+
+Job job_of(const ConfigOptions& options, const PlanSearchArguments& o) {
+  Job job{.config = load_config(options), .arch = {}, .base = {}, .cluster = cluster::find(o.cluster)};
+  if (job.config.device.kind == "cpu")
+    throw UsageError("{}: {} describes {} devices; device.kind = \"auto\" takes them", job.config.where("device.kind"),
+                     job.cluster.name, job.cluster.device.name);
+  if (options.ranks && o.nodes) throw UsageError("--nodes: give --ranks or --nodes, not both");
+  const int of_node = job.cluster.node.devices;
+  job.ranks = options.ranks.value_or(o.nodes.value_or(job.cluster.nodes) * of_node);
+  if (job.ranks > job.cluster.devices())
+    throw UsageError("{}: {} ranks, but {} has {} devices in {} nodes", options.ranks ? "--ranks" : "--nodes",
+                     job.ranks, job.cluster.name, job.cluster.devices(), job.cluster.nodes);
+  job.local_ranks = std::min(job.ranks, of_node);
+  if (job.ranks % job.local_ranks != 0)
+    throw UsageError("--ranks: {} ranks are not whole nodes of {} devices", job.ranks, of_node);
+  job.arch = plan::resolve_architecture(job.config);
+  // The search chooses the layout, so the configuration's own is not resolved.
+  config::Config plain = job.config;
+  plain.parallel = {};
+  plain.batch.micro = 1;
+  plan::Machine one{.cuda = true, .threads = 1};
+  job.base = plan::resolve_setting(plain, job.arch, one);
+  return job;
+}
+
+plan::LayoutLimits limits_of(const Job& job, const PlanSearchArguments& o) {
+  plan::LayoutLimits limits;
+  limits.shown = static_cast<std::size_t>(o.best), limits.simulated = static_cast<std::size_t>(o.simulate);
+  limits.memory = Bytes(static_cast<std::int64_t>(kPlannedShare * job.cluster.device.memory.value));
+  if (o.memory) {
+    const auto bytes = config::parse_bytes(*o.memory);
+    if (!bytes) throw UsageError("--memory: {}", bytes.reason());
+    limits.memory = bytes.value();
+  }
+  if (o.watts) {
+    const auto watts = config::parse_watts(*o.watts);
+    if (!watts) throw UsageError("--watts: {}", watts.reason());
+    limits.watts = watts.value().value;
+  }
+  return limits;
+}
+
+// Returns the configuration with a layout's keys, checked as `molen train` would check it.
+config::Config config_of(const Job& job, const plan::Simulation& found) {
+  config::Config c = job.config;
+  const config::Origin origin{config::Origin::Kind::kOther, fmt::format("molen plan on {}", job.cluster.name)};
+  c.parallel = {};
+  for (const auto& [key, value] : plan::keys_of(found.candidate, found.setting)) config::assign(c, key, value, origin);
+  config::Config resolved = c;
+  plan::Machine machine{.ranks = job.ranks, .local_ranks = job.local_ranks, .cuda = true, .threads = 1};
+  const program::Setting s = plan::resolve_setting(resolved, job.arch, machine);
+  MOLEN_CHECK(s == found.setting, "the configuration of {} stands for another layout, {}",
+              plan::layout_of(found.setting).name, plan::layout_of(s).name);
+  return c;
+}
+
+Json json_of_layout(const Job& job, const plan::Simulation& found, const std::vector<std::string>& reasons,
+                    const std::string& file) {
+  Json keys = Json::object();
+  for (const auto& [key, value] : plan::keys_of(found.candidate, found.setting)) keys[key] = value;
+  const double tokens = static_cast<double>(found.setting.positions());
+  return {{"layout", plan::layout_of(found.setting).name},
+          {"keys", keys},
+          {"step_s", found.step_s},
+          {"bound_s", found.bound.step_s},
+          {"tokens_per_s", tokens / found.step_s},
+          {"tokens_per_s_per_device", tokens / found.step_s / job.ranks},
+          {"j_per_token", found.energy.computers().value / tokens},
+          {"kg_co2e_per_step", found.energy.kg_co2e},
+          {"memory_bytes", found.memory.value},
+          {"slower_by", reasons},
+          {"file", file.empty() ? Json() : Json(file)}};
+}
+
+void print_text(const Job& job, const plan::SearchResult& result, const sim::Factors& factors,
+                const std::vector<std::string>& files) {
+  fmt::print("{} on {} {} of {}, {} sequences of {} tokens a step, {}\n", job.arch.name, job.ranks,
+             job.cluster.device.name, job.cluster.name, job.base.global_batch, job.base.sequence,
+             name_of(job.base.compute));
+  std::vector<std::vector<std::string>> table{
+      {"", "layout", "micro", "step", "tokens/s a device", "MFU", "J/token", "memory", "slower by"}};
+  const double model =
+      arch::model_flops(job.arch, job.base.positions(), job.base.sequence, arch::FlopsConvention::kCausal).value;
+  for (std::size_t i = 0; i < result.best.size(); ++i) {
+    const auto& found = result.best[i];
+    const double tokens = static_cast<double>(found.setting.positions());
+    table.push_back(
+        {std::to_string(i + 1), plan::layout_of(found.setting).name, std::to_string(found.setting.micro_batch),
+         human(Seconds(found.step_s)), fmt::format("{:.0f}", tokens / found.step_s / job.ranks),
+         fmt::format("{:.1f}%", 100.0 * model / found.step_s / job.ranks / job.cluster.device.peak_16bit.value),
+         fmt::format("{:.3g}", found.energy.computers().value / tokens), human(found.memory),
+         fmt::format("{}", fmt::join(plan::reasons_beside(found, result.best.front()), ", "))});
+  }
+  print_columns(table, {2, 3, 4, 5, 6, 7});
+  fmt::print(
+      "\n{} layouts: {} keep more than the memory, the plans of {} exceed it, {} cannot be built, {} were "
+      "simulated, {} cannot be better by their bound\n",
+      result.all, result.too_large_kept, result.too_large, result.refused, result.simulated, result.excluded);
+  if (!result.complete)
+    fmt::print("the search stopped at its limit of simulations (--simulate): another layout may be better\n");
+  fmt::print("80 % of steps are expected within {:.0f} % of these predictions\n", 100.0 * factors.spread());
+  for (const auto& file : files) fmt::print("{}\n", file);
+}
+
+}  // namespace
+
+int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) {
+  const plan::Objective objective = plan::objective_from_name(o.objective);
+  const Job job = job_of(options, o);
+  const plan::LayoutLimits limits = limits_of(job, o);
+  const sim::Factors& factors = sim::Factors::shipped();
+  const sim::DescribedCosts costs(job.cluster, factors);
+  auto progress = make_progress("plan");
+  const plan::SearchResult result =
+      plan::search(job.arch, job.base, job.ranks, job.local_ranks, objective, limits, costs, factors,
+                   [&](double share, const std::string& doing) { progress->at("layouts", share, doing); });
+  progress->finish();
+  if (result.best.empty())
+    throw UsageError("{}: none of {} layouts of {} ranks fits into {} of a device; more nodes or --memory may help",
+                     job.cluster.name, result.all, job.ranks, human(limits.memory));
+  std::vector<std::string> files;
+  for (std::size_t i = 0; i < result.best.size(); ++i) {
+    const config::Config c = config_of(job, result.best[i]);
+    if (o.output.empty()) continue;
+    make_directories(o.output);
+    files.push_back((fs::path(o.output) / fmt::format("plan-{}.toml", i + 1)).string());
+    write_file_atomic(files.back(), config::to_toml(c));
+  }
+  if (o.format == "json") {
+    Json best = Json::array();
+    for (std::size_t i = 0; i < result.best.size(); ++i)
+      best.push_back(json_of_layout(job, result.best[i], plan::reasons_beside(result.best[i], result.best.front()),
+                                    files.empty() ? std::string() : files[i]));
+    fmt::print("{}\n", Json{{"cluster", job.cluster.name},
+                            {"ranks", job.ranks},
+                            {"objective", o.objective},
+                            {"spread", factors.spread()},
+                            {"layouts", result.all},
+                            {"simulated", result.simulated},
+                            {"excluded", result.excluded},
+                            {"complete", result.complete},
+                            {"best", best}}
+                           .dump(2));
+    return kOk;
+  }
+  print_text(job, result, factors, files);
+  return kOk;
+}
+
+}  // namespace molen::apps

@@ -1,0 +1,20 @@
+// `molen plan CONFIG --cluster NAME`: the best layouts of a job.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "apps/cli.h"
+
+namespace molen::apps {
+
+struct PlanSearchArguments {
+  std::string cluster, objective = "time", format = "text", output;
+  std::optional<int> nodes;
+  int best = 5, simulate = 200;
+  std::optional<std::string> memory, watts;  // limits, as "70GiB" and "3kW"
+};
+
+int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& arguments);
+
+}  // namespace molen::apps

@@ -1,0 +1,78 @@
+#include "plan/framework_memory.h"
+
+#include <algorithm>
+
+#include "program/memory/memory.h"
+
+namespace molen::plan {
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+// Assumptions: the context and the libraries' workspaces of a process on a device, the buffers of each communicator
+// of several ranks, and the share by which an allocator's blocks exceed what is asked of it.
+constexpr double kContext = 1.0 * kGiB, kCommunicator = 0.25 * kGiB, kFragments = 0.04;
+
+// What autograd keeps of a layer and molen does not, in bytes of one micro-batch on one rank. For GPT's layer,
+// Korthikanti et al. 2022 (section 4.1) count 34 bytes for each token and element of the residual stream, and 5 for
+// each score of unfused attention; molen keeps 28 of the former: it computes the outputs of norms again and has no
+// dropout. A gated MLP also keeps the result of its activation function.
+double extra_of_layer(const Run& run, const program::Setting& s) {
+  const double tokens = static_cast<double>(s.tokens()), hidden = static_cast<double>(run.hidden),
+               ffn = static_cast<double>(run.ffn), ranks = run.tp;
+  const bool gated = run.mlp == "swiglu";
+  const double rows = s.sharded_rows() ? tokens / ranks : tokens;
+  const double scores = 5.0 * static_cast<double>(run.heads) / ranks * tokens * static_cast<double>(s.local_sequence());
+  const bool keeps_scores = !run.flash_attention && run.recompute != "selective_attention";
+  return (gated ? 4.0 : 6.0) * rows * hidden + (gated ? 2.0 * tokens * ffn / ranks : 0.0) +
+         (keeps_scores ? scores : 0.0);
+}
+
+// The layers of a stage whose activations are kept at once, counted over micro-batches (Narayanan et al. 2021, section
+// 2.2).
+double layers_in_flight(const program::Program& p) {
+  const program::Setting& s = p.setting;
+  double layers = 0.0;
+  for (const program::Chunk& chunk : p.chunks) layers += static_cast<double>(chunk.end - chunk.first);
+  const double stages = s.stages(), chunks = s.pipeline.chunks;
+  double micro_batches = stages - s.pipeline.stage;
+  if (chunks > 1) micro_batches = stages * (1.0 + (stages - 1.0) / (stages * chunks));
+  return layers * std::min(micro_batches, static_cast<double>(s.micro_batches()));
+}
+
+double parameters_of(const program::Program& p) {
+  double elements = 0.0;
+  for (const program::Unit& unit : p.units) elements += static_cast<double>(unit.elements);
+  return elements;
+}
+
+// Bytes of parameters and gradients that the framework does not have: molen keeps gradients in fp32, and weights in 16
+// bits beside the fp32 ones where the framework's sharding gathers them from fp32.
+double fewer_of_state(const Run& run, const program::Program& p) {
+  const program::Setting& s = p.setting;
+  const double parameters = parameters_of(p), shards = s.shards();
+  if (s.zero >= 3) return 2.0 * parameters / shards;
+  return run.grad_dtype == "fp32" ? 0.0 : 2.0 * parameters / (s.zero == 2 ? shards : 1.0);
+}
+
+double of_stage(const Run& run, const program::Program& p) {
+  const double planned = static_cast<double>(program::planned_peak(p).device.value);
+  const bool kept = run.recompute != "full" && run.recompute != "selective_layer";
+  const double layers = kept                                 ? layers_in_flight(p)
+                        : run.recompute == "selective_layer" ? 0.5 * layers_in_flight(p)
+                                                             : 1.0;
+  return planned + layers * extra_of_layer(run, p.setting) - fewer_of_state(run, p);
+}
+
+}  // namespace
+
+FrameworkMemory memory_of(const Run& run, const std::vector<program::Program>& stages) {
+  FrameworkMemory m;
+  // The first stages keep the most micro-batches, and the last one has the logits.
+  for (std::size_t i = 0; i < stages.size(); ++i)
+    if (i < 2 || i + 1 == stages.size()) m.allocator = std::max(m.allocator, of_stage(run, stages[i]));
+  const int communicators = (run.tp > 1) + (run.pp > 1) + (run.dp > 1) + (run.cp > 1);
+  m.device = m.allocator * (1.0 + kFragments) + kContext + communicators * kCommunicator;
+  return m;
+}
+
+}  // namespace molen::plan

@@ -1,0 +1,20 @@
+// The memory that a published framework needs for a layout, beside what molen's own program needs.
+#pragma once
+
+#include <vector>
+
+#include "plan/runs.h"
+#include "program/ir/program.h"
+
+namespace molen::plan {
+
+struct FrameworkMemory {
+  double allocator = 0.0;  // bytes of the training program's own buffers, on the fullest device
+  double device = 0.0;     // bytes in use as the driver shows them
+};
+
+// Returns the memory of the stage that needs the most. It is the plan of the stage's program, plus what the framework
+// keeps for backward and molen does not, plus what libraries and the driver take.
+FrameworkMemory memory_of(const Run& run, const std::vector<program::Program>& stages);
+
+}  // namespace molen::plan

@@ -1,0 +1,261 @@
+#include "plan/published_runs.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/suggest.h"
+#include "plan/framework_memory.h"
+#include "program/build/build.h"
+#include "program/ir/stages.h"
+#include "program/memory/memory.h"
+#include "sim/simulate.h"
+
+namespace molen::plan {
+namespace {
+
+// The clusters whose devices tables name, the first of which has a device of the name.
+constexpr std::array kMachines{"dgx-a100", "dgx-a100-40gb", "dgx-h100", "h100-hbm2e",     "dgx-h200", "dgx-2h",
+                               "mi300x",   "gh200",         "frontier", "juwels-booster", "lumi-g",   "snellius-h100"};
+
+// Megatron-LM makes the vocabulary divisible by this number times the tensor ranks.
+constexpr std::int64_t kVocabularyOfRank = 128;
+
+cluster::Cluster described(const std::string& gpu) {
+  std::vector<std::string> known;
+  for (const char* name : kMachines) {
+    cluster::Cluster c = cluster::find(name);
+    // A table may leave out a power limit: "V100-SXM-32GB" is described as "V100-SXM-32GB-450W".
+    if (c.device.name == gpu || c.device.name.starts_with(gpu + "-")) return c;
+    known.push_back(c.device.name);
+  }
+  std::ranges::sort(known);
+  known.erase(std::unique(known.begin(), known.end()), known.end());
+  throw UsageError("gpu: unknown type '{}'{}; known: {}", gpu, did_you_mean(gpu, known), fmt::join(known, ", "));
+}
+
+program::Recompute recompute_of(const Run& run) {
+  using arch::Part;
+  program::Recompute r;
+  const std::string& how = run.recompute.value_or("none");
+  if (how == "full") return program::Recompute::full();
+  if (how == "selective_layer") return program::Recompute::full(2);
+  if (how == "selective_attention") r.add(Part::kAttention);
+  // TorchTitan's policy keeps the results of every second product.
+  if (how == "selective_op")
+    for (const Part part : {Part::kNormUp, Part::kActivation}) r.add(part);
+  return r;
+}
+
+void set_pipeline(const Run& run, const arch::Architecture& arch, program::Setting& s) {
+  if (run.pp == 1) return;
+  const bool interleaved = run.chunks > 1;
+  s.pipeline = program::pipeline_of(interleaved ? program::ScheduleKind::kInterleaved : program::ScheduleKind::k1f1b,
+                                    run.chunks);
+  const int places = run.pp * run.chunks;
+  if (run.ends_count_as_layers) {
+    if ((arch.layers + 2) % places != 0)
+      throw UsageError("pp_split: {} layers, embedding and output layer do not divide into {} equal parts", arch.layers,
+                       places);
+    s.pipeline.layers.assign(static_cast<std::size_t>(places), (arch.layers + 2) / places);
+    --s.pipeline.layers.front(), --s.pipeline.layers.back();
+  } else if (arch.layers % places == 0) {
+    s.pipeline.layers.assign(static_cast<std::size_t>(places), arch.layers / places);
+  }
+}
+
+// Communication over an axis that does not run beside compute is work of the compute stream.
+void expose(program::Program& p, program::Stream stream) {
+  for (program::Body& body : p.bodies)
+    for (program::Step& step : body.steps)
+      if (step.stream == stream) step.stream = program::Stream::kCompute;
+}
+
+sim::Framework framework_of(const Run& run) {
+  return {.flash_attention = run.flash_attention,
+          .fp8 = run.precision == "fp8",
+          .compiled = run.compiled,
+          .one_at_a_time = false};
+}
+
+// A run whose blanks have been chosen.
+struct ChosenRun {
+  Run run;
+  std::map<std::string, std::string> chosen;
+};
+
+// The programs of all stages of a run. Communication that does not run beside compute is work of the compute stream.
+std::vector<program::Program> programs_of(const Run& run) {
+  const arch::Architecture a = architecture_of(run);
+  auto programs = program::build_stages(a, setting_of(run, a), nullptr, false);
+  if (!run.overlap.contains("dp"))
+    for (auto& p : programs) expose(p, program::Stream::kDpComm);
+  return programs;
+}
+
+double seconds_of(const std::vector<program::Timeline>& timelines, const sim::Factors& factors) {
+  return sim::step_seconds(timelines) * (1.0 + factors.of("outside"));
+}
+
+RunPrediction predict_chosen(const ChosenRun& c, const cluster::Cluster& cluster, const sim::Factors& factors) {
+  const Run& run = c.run;
+  auto programs = programs_of(run);
+  RunPrediction out;
+  out.chosen = c.chosen;
+  if (cluster.device.name != run.gpu) out.chosen["gpu"] = cluster.device.name;
+  const FrameworkMemory memory = memory_of(run, programs);
+  out.allocator_bytes = memory.allocator, out.memory_bytes = memory.device;
+  out.fits = memory.device <= cluster.device.memory.value;
+  const program::Stages stages(std::move(programs));
+  const auto timelines = sim::simulate(stages, sim::DescribedCosts(cluster, factors, framework_of(run)));
+  out.step_s = seconds_of(timelines, factors);
+  out.spread = factors.spread();
+  const program::Setting& s = stages.program(0).setting;
+  out.model_flops =
+      arch::model_flops(stages.program(0).arch, s.positions(), s.sequence, arch::FlopsConvention::kCausal).value;
+  for (std::size_t i = 0; i < stages.size(); ++i)
+    out.bubble_s =
+        std::max(out.bubble_s, program::phase_seconds(stages.program(i).setting, stages.ops(i), timelines[i]).bubble_s);
+  for (const program::Axis axis : {program::Axis::kTp, program::Axis::kDp, program::Axis::kShard, program::Axis::kCp}) {
+    const auto overlap = program::overlap_of(stages.ops(0), timelines[0], axis);
+    if (overlap.seconds > overlap.hidden_s)
+      out.exposed_s[std::string(name_of(axis))] = overlap.seconds - overlap.hidden_s;
+  }
+  return out;
+}
+
+// Fills the blanks whose defaults depend on what fits: no recomputation and ZeRO-0 where they fit.
+RunPrediction predict_open(const Run& run, const cluster::Cluster& cluster, const sim::Factors& factors) {
+  std::optional<RunPrediction> last;
+  const std::vector<int> zeros = run.zero ? std::vector{*run.zero} : std::vector{0, 1};
+  const std::vector<std::string> recomputes =
+      run.recompute ? std::vector{*run.recompute} : std::vector<std::string>{"none", "full"};
+  for (const std::string& recompute : recomputes)
+    for (const int zero : zeros) {
+      ChosenRun c{run, {}};
+      if (!run.zero) c.chosen["zero_stage"] = std::to_string(zero);
+      if (!run.recompute) c.chosen["recompute"] = recompute;
+      c.run.zero = zero, c.run.recompute = recompute;
+      last = predict_chosen(c, cluster, factors);
+      if (last->fits || (zero == 0 && run.dp * run.cp == 1 && recompute == recomputes.back())) return *last;
+    }
+  return *last;
+}
+
+// Chooses a blank micro-batch: the one with the fastest step of those that fit, or 1 if none does.
+RunPrediction fastest_micro_batch(const Run& run, const cluster::Cluster& cluster, const sim::Factors& factors) {
+  std::optional<RunPrediction> best;
+  for (std::int64_t size = 1; size <= 64 && run.global_batch % (size * run.dp) == 0; size *= 2) {
+    Run sized = run;
+    sized.micro_batch = size;
+    RunPrediction p = predict_open(sized, cluster, factors);
+    p.chosen["mbs"] = std::to_string(size);
+    if (!best || (p.fits && (!best->fits || p.step_s < best->step_s))) best = std::move(p);
+  }
+  if (!best) throw UsageError("gbs: {} sequences do not divide over dp = {}", run.global_batch, run.dp);
+  return *best;
+}
+
+}  // namespace
+
+arch::Architecture architecture_of(const Run& run) {
+  arch::Architecture a;
+  a.name = "run";
+  const bool gated = run.mlp == "swiglu";
+  a.family = gated ? arch::Family::kLlama : arch::Family::kGpt;
+  a.layers = run.layers, a.hidden = run.hidden, a.ffn = run.ffn;
+  a.heads = run.heads, a.kv_heads = run.kv_heads, a.head_dim = run.hidden / run.heads;
+  const std::int64_t multiple = kVocabularyOfRank * run.tp;
+  a.vocabulary = (run.vocabulary + multiple - 1) / multiple * multiple;
+  a.max_sequence = run.sequence;
+  a.tied = run.tied;
+  if (!gated) {
+    a.biases = true;
+    a.norm = arch::Norm::kLayer;
+    a.position = arch::Position::kLearned;
+    a.activation = arch::Activation::kGeluTanh;
+  }
+  arch::validate(a);
+  return a;
+}
+
+program::Setting setting_of(const Run& run, const arch::Architecture& arch) {
+  using mesh::Axis;
+  program::Setting s;
+  s.mesh[Axis::kTp] = run.tp, s.mesh[Axis::kPp] = run.pp, s.mesh[Axis::kCp] = run.cp;
+  s.zero = run.zero.value_or(0);
+  const int shard = run.shard_group > 0 ? std::max(1, run.shard_group / run.cp) : run.dp;
+  if (run.dp % shard != 0) throw UsageError("shard_group: groups of {} do not divide dp = {}", run.shard_group, run.dp);
+  s.mesh[Axis::kDpShard] = s.zero >= 2 ? shard : 1;
+  s.mesh[Axis::kDpReplicate] = run.dp / s.mesh[Axis::kDpShard];
+  if (s.zero >= 2 && s.mesh[Axis::kDpShard] * run.cp == 1) s.zero = 0;  // one rank has nothing to shard over
+  s.sequence_parallel = run.sequence_parallel && run.tp > 1;
+  if (run.overlap.contains("tp") && s.sequence_parallel && run.sequence >= 4 * run.tp) s.tensor_chunks = 4;
+  set_pipeline(run, arch, s);
+  s.recompute = recompute_of(run);
+  s.global_batch = run.global_batch, s.micro_batch = run.micro_batch.value_or(1), s.sequence = run.sequence;
+  s.compute = DType::kBF16;  // fp16 has the same rates and sizes
+  s.reduce = run.grad_dtype == "fp32" ? DType::kF32 : DType::kBF16;
+  s.kernels = arch::Kernels::kAten;
+  s.head_chunk = s.tokens();  // other programs compute all logits of a micro-batch at once
+  return s;
+}
+
+cluster::Cluster cluster_of(const Run& run) {
+  cluster::Cluster c = described(run.gpu);
+  const auto given = [](cluster::Figure& figure, const std::optional<double>& value, const char* column) {
+    if (value) figure = {*value, 0.0, fmt::format("column {}", column)};
+  };
+  given(c.device.peak_16bit, run.peak_16bit, "peak_16bit_tflops");
+  given(c.device.peak_fp8, run.peak_fp8, "peak_fp8_tflops");
+  c.node.devices = std::min(run.gpus_per_node, run.gpus);
+  c.nodes = (run.gpus + c.node.devices - 1) / c.node.devices;
+  cluster::Tier network = c.tiers.back();
+  network.devices = c.devices();
+  given(network.bandwidth, run.network_bytes_per_s, "network_gbps_per_gpu");
+  std::erase_if(c.tiers, [&](const cluster::Tier& tier) { return tier.devices > c.node.devices; });
+  if (c.tiers.empty() || c.tiers.back().devices < c.node.devices) {
+    cluster::Tier node = cluster::find(described(run.gpu).name).tiers.front();
+    node.devices = c.node.devices;
+    if (node.devices > 1) c.tiers.push_back(node);
+  }
+  if (c.nodes > 1) c.tiers.push_back(network);
+  return c;
+}
+
+Result<RunPrediction> predict(const Run& run, const sim::Factors& factors) {
+  try {
+    const cluster::Cluster cluster = cluster_of(run);
+    if (!run.has_layout) return Failure{"tp: a blank layout would be chosen by a search, which is not built yet"};
+    return run.micro_batch ? predict_open(run, cluster, factors) : fastest_micro_batch(run, cluster, factors);
+  } catch (const UsageError& error) {
+    return Failure{error.what()};
+  }
+}
+
+Result<std::vector<double>> predict_times(const Run& run, const std::vector<sim::Factors>& sets) {
+  Run chosen = run;
+  if (!run.zero || !run.recompute || !run.micro_batch) {
+    const auto first = predict(run, sets.front());
+    if (!first) return Failure{first.reason()};
+    for (const auto& [column, value] : first.value().chosen) {
+      if (column == "recompute") chosen.recompute = value;
+      if (column == "mbs") chosen.micro_batch = std::stoll(value);
+      if (column == "zero_stage") chosen.zero = std::stoi(value);
+    }
+  }
+  try {
+    const cluster::Cluster cluster = cluster_of(chosen);
+    const program::Stages stages(programs_of(chosen));
+    std::vector<double> seconds;
+    for (const sim::Factors& factors : sets)
+      seconds.push_back(
+          seconds_of(sim::simulate(stages, sim::DescribedCosts(cluster, factors, framework_of(chosen))), factors));
+    return seconds;
+  } catch (const UsageError& error) {
+    return Failure{error.what()};
+  }
+}
+
+}  // namespace molen::plan

@@ -1,0 +1,128 @@
+#include "plan/published_runs.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "base/error.h"
+
+namespace molen::plan {
+namespace {
+
+// GPT of 5.9 B parameters on 64 GPUs, as no source has it.
+plan::Run gpt_run() {
+  plan::Run run;
+  run.id = "x";
+  run.layers = 32, run.hidden = 4096, run.ffn = 16384, run.heads = 32, run.kv_heads = 32, run.vocabulary = 51200;
+  run.sequence = 2048, run.mlp = "gelu", run.tied = true;
+  run.gpu = "A100-SXM-80GB", run.gpus = 64;
+  run.tp = 4, run.pp = 2, run.dp = 8;
+  run.schedule = "1f1b", run.zero = 1, run.micro_batch = 2, run.global_batch = 128, run.recompute = "full";
+  run.precision = "bf16", run.grad_dtype = "fp32";
+  return run;
+}
+
+RunPrediction predicted(const std::function<void(plan::Run&)>& change = {}) {
+  plan::Run run = gpt_run();
+  if (change) change(run);
+  auto prediction = predict(run, sim::Factors::shipped());
+  EXPECT_TRUE(prediction.ok()) << prediction.reason();
+  return prediction.ok() ? prediction.value() : RunPrediction{};
+}
+
+TEST(PublishedRuns, EachColumnHasItsEffect) {
+  const RunPrediction base = predicted();
+  EXPECT_GT(base.step_s, base.model_flops / (64 * 312e12));
+  EXPECT_TRUE(base.fits);
+  EXPECT_GT(base.memory_bytes, base.allocator_bytes);
+  const auto none = predicted([](plan::Run& r) { r.recompute = "none"; });
+  EXPECT_LT(none.step_s, 0.9 * base.step_s);
+  EXPECT_GT(none.allocator_bytes, 1.2 * base.allocator_bytes);
+  const auto unfused = predicted([](plan::Run& r) { r.flash_attention = false; });
+  EXPECT_GT(unfused.step_s, 1.02 * base.step_s);
+  const auto attention =
+      predicted([](plan::Run& r) { r.recompute = "selective_attention", r.flash_attention = false; });
+  EXPECT_LT(attention.step_s, unfused.step_s);
+  EXPECT_LT(attention.allocator_bytes,
+            predicted([](plan::Run& r) { r.recompute = "none", r.flash_attention = false; }).allocator_bytes);
+  EXPECT_LT(predicted([](plan::Run& r) { r.overlap = {"dp"}; }).step_s, base.step_s);
+  EXPECT_LT(predicted([](plan::Run& r) { r.compiled = true; }).step_s, base.step_s);
+  EXPECT_LT(predicted([](plan::Run& r) { r.grad_dtype = "bf16"; }).allocator_bytes, base.allocator_bytes);
+  EXPECT_LT(predicted([](plan::Run& r) { r.sequence_parallel = true; }).allocator_bytes, base.allocator_bytes);
+  EXPECT_GT(predicted([](plan::Run& r) { r.network_bytes_per_s = 1e9; }).step_s, 1.05 * base.step_s);
+  EXPECT_GT(predicted([](plan::Run& r) { r.peak_16bit = 150e12; }).step_s, 1.4 * base.step_s);
+  // More micro-batches in the same stages have a smaller share of bubble; interleaving has less of it.
+  const auto long_step = predicted([](plan::Run& r) { r.global_batch = 1024; });
+  EXPECT_LT(long_step.bubble_s / long_step.step_s, 0.5 * base.bubble_s / base.step_s);
+  EXPECT_LT(predicted([](plan::Run& r) { r.chunks = 4, r.schedule = "interleaved_1f1b"; }).bubble_s, base.bubble_s);
+  // A larger vocabulary takes the last stage longer, unless the output counts as a layer.
+  const auto wide = [](plan::Run& r) { r.vocabulary = 256000; };
+  EXPECT_GT(predicted(wide).step_s, 1.08 * base.step_s);
+}
+
+TEST(PublishedRuns, Fp8IsFasterOnDevicesThatHaveIt) {
+  const auto h100 = [](plan::Run& r) { r.gpu = "H100-SXM-80GB"; };
+  const auto fp8 = [](plan::Run& r) { r.gpu = "H100-SXM-80GB", r.precision = "fp8"; };
+  EXPECT_LT(predicted(fp8).step_s, 0.9 * predicted(h100).step_s);
+  plan::Run run = gpt_run();
+  run.precision = "fp8";
+  EXPECT_NE(predict(run, sim::Factors::shipped()).reason().find("fp8"), std::string::npos);
+}
+
+TEST(PublishedRuns, BlanksAreChosenAndNamed) {
+  const auto open = predicted([](plan::Run& r) { r.recompute.reset(), r.zero.reset(), r.micro_batch.reset(); });
+  EXPECT_TRUE(open.fits);
+  EXPECT_EQ(open.chosen.at("recompute"), "none");
+  EXPECT_EQ(open.chosen.at("zero_stage"), "0");
+  for (const std::int64_t size : {1, 2, 4})
+    EXPECT_LE(open.step_s,
+              predicted([&](plan::Run& r) { r.recompute = "none", r.zero = 0, r.micro_batch = size; }).step_s);
+  // A device with a power limit stands for its type, which is said.
+  EXPECT_EQ(predicted([](plan::Run& r) { r.gpu = "V100-SXM-32GB"; }).chosen.at("gpu"), "V100-SXM-32GB-450W");
+}
+
+TEST(PublishedRuns, SeveralSetsOfFactorsAreSeveralPredictions) {
+  const std::vector<sim::Factors> sets{sim::Factors::shipped(),
+                                       sim::Factors::parse(R"({"gemm": 0.4, "memory": 3})", "t")};
+  for (const bool open : {false, true}) {
+    plan::Run run = gpt_run();
+    if (open) run.recompute.reset(), run.micro_batch.reset();
+    const auto times = predict_times(run, sets);
+    ASSERT_TRUE(times.ok()) << times.reason();
+    EXPECT_DOUBLE_EQ(times.value()[0], predict(run, sets[0]).value().step_s);
+    EXPECT_GT(times.value()[1], 1.3 * times.value()[0]);
+    if (!open) {
+      EXPECT_DOUBLE_EQ(times.value()[1], predict(run, sets[1]).value().step_s);
+    }
+  }
+}
+
+TEST(PublishedRuns, FailuresNameTheColumn) {
+  plan::Run run = gpt_run();
+  run.gpu = "A100-SXM-80G";
+  EXPECT_EQ(predict(run, sim::Factors::shipped())
+                .reason()
+                .find("gpu: unknown type 'A100-SXM-80G'; did you mean "
+                      "'A100-SXM-80GB'"),
+            0u);
+  run = gpt_run();
+  run.ends_count_as_layers = true, run.layers = 31;
+  EXPECT_EQ(predict(run, sim::Factors::shipped()).reason().find("pp_split: "), 0u);
+  run = gpt_run();
+  run.has_layout = false;
+  EXPECT_EQ(predict(run, sim::Factors::shipped()).reason().find("tp: "), 0u);
+}
+
+TEST(PublishedRuns, TheMachineIsThatOfTheRow) {
+  plan::Run run = gpt_run();
+  run.gpus_per_node = 4, run.network_bytes_per_s = 3e9;
+  const cluster::Cluster c = cluster_of(run);
+  EXPECT_EQ(c.node.devices, 4);
+  EXPECT_EQ(c.devices(), 64);
+  EXPECT_EQ(c.tiers.back().devices, 64);
+  EXPECT_EQ(c.tiers.back().bandwidth.value, 3e9);
+  EXPECT_EQ(c.tier_of(4).devices, 4);
+}
+
+}  // namespace
+}  // namespace molen::plan

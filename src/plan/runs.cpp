@@ -1,0 +1,58 @@
+#include "plan/runs.h"
+
+#include <cmath>
+
+#include "base/error.h"
+
+namespace molen::plan {
+namespace {
+
+// Returns `value` if it is a finite number of at least zero, which JSON and every reader of the line can hold.
+double checked_figure(const Run& run, const char* name, double value) {
+  if (!std::isfinite(value) || value < 0.0)
+    throw Error("{}: the prediction of run {} is {}, which is no quantity", name, run.id, value);
+  return value;
+}
+
+double positive_figure(const Run& run, const char* name, double value) {
+  if (checked_figure(run, name, value) == 0.0) throw Error("{}: the prediction of run {} is 0", name, run.id);
+  return value;
+}
+
+std::int64_t bytes_figure(const Run& run, const char* name, double value) {
+  constexpr double kMost = 9e18;  // below the largest 64-bit integer
+  if (checked_figure(run, name, value) > kMost)
+    throw Error("{}: the prediction of run {} is {} bytes, which is no quantity", name, run.id, value);
+  return std::llround(value);
+}
+
+}  // namespace
+
+Json to_json(const Run& run, const RunPrediction& p) {
+  const double step_s = positive_figure(run, "step_s", p.step_s);
+  const double spread = checked_figure(run, "spread", p.spread);
+  const double gpu_seconds = step_s * run.gpus;
+  const double tokens = static_cast<double>(run.global_batch) * static_cast<double>(run.sequence);
+  Json exposed = Json::object();
+  for (const auto& [axis, seconds] : p.exposed_s) exposed[axis] = checked_figure(run, "exposed_comm_s", seconds);
+  auto assumed = run.assumed;
+  for (const auto& [column, value] : p.chosen) assumed.insert_or_assign(column, value);
+  return {{"run_id", run.id},
+          {"step_s", step_s},
+          {"step_s_low", positive_figure(run, "step_s_low", step_s / (1.0 + spread))},
+          {"step_s_high", checked_figure(run, "step_s_high", step_s * (1.0 + spread))},
+          {"tokens_per_s_per_gpu", positive_figure(run, "tokens_per_s_per_gpu", tokens / gpu_seconds)},
+          {"tflops_per_gpu", positive_figure(run, "tflops_per_gpu", p.model_flops / gpu_seconds / 1e12)},
+          {"memory_bytes_per_gpu", bytes_figure(run, "memory_bytes_per_gpu", p.memory_bytes)},
+          {"memory_allocator_bytes_per_gpu", bytes_figure(run, "memory_allocator_bytes_per_gpu", p.allocator_bytes)},
+          {"fits", p.fits},
+          {"bubble_s", checked_figure(run, "bubble_s", p.bubble_s)},
+          {"exposed_comm_s", exposed},
+          {"assumed", assumed.empty() ? Json::object() : Json(assumed)}};
+}
+
+Json to_json(const std::string& id, const std::string& error) {
+  return {{"run_id", id}, {"error", error}};
+}
+
+}  // namespace molen::plan

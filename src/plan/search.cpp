@@ -1,0 +1,206 @@
+#include "plan/search.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+
+#include "base/error.h"
+#include "base/suggest.h"
+#include "plan/layouts.h"
+#include "program/build/build.h"
+#include "program/memory/memory.h"
+#include "program/schedule/schedule.h"
+#include "sim/simulate.h"
+
+namespace molen::plan {
+namespace {
+
+constexpr std::array kObjectives{Objective::kTime, Objective::kEnergy, Objective::kMemory};
+
+struct Figures {
+  double step_s, energy_j, memory_bytes;
+  double of(Objective objective) const {
+    return objective == Objective::kTime ? step_s : objective == Objective::kEnergy ? energy_j : memory_bytes;
+  }
+};
+
+double figure_of(const Bound& b, Objective objective) {
+  return Figures{b.step_s, b.energy_j, b.memory_bytes}.of(objective);
+}
+
+// The stage of a step that computes for the longest time decides it.
+std::size_t busiest_of(const program::Stages& stages, const std::vector<program::Timeline>& timelines) {
+  std::size_t most = 0;
+  double longest = -1.0;
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    double busy = 0.0;
+    for (std::size_t i = 0; i < stages.ops(s).size(); ++i)
+      if (stages.ops(s)[i].step->stream == program::Stream::kCompute) busy += timelines[s].ops[i].seconds();
+    if (busy > longest) longest = busy, most = s;
+  }
+  return most;
+}
+
+// The time in which the streams of communication work and compute does not.
+std::vector<double> exposed_of(const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
+  std::vector<double> exposed;
+  for (const program::Stream stream : program::kCommStreams) {
+    program::Overlap sum;
+    for (const program::Axis axis : program::kAllAxes) {
+      if (program::stream_of(axis) != stream) continue;
+      const auto overlap = program::overlap_of(ops, timeline, axis);
+      sum.seconds += overlap.seconds, sum.hidden_s += overlap.hidden_s;
+    }
+    exposed.push_back(sum.seconds - sum.hidden_s);
+  }
+  return exposed;
+}
+
+// One search.
+class Search {
+ public:
+  Search(const arch::Architecture& arch, const program::Setting& base, int ranks, Objective objective,
+         const LayoutLimits& limits, const sim::DescribedCosts& costs, const sim::Factors& factors)
+      : arch_(arch),
+        base_(base),
+        ranks_(ranks),
+        objective_(objective),
+        limits_(limits),
+        costs_(costs),
+        factors_(factors) {}
+
+  SearchResult run(const std::vector<Candidate>& all,
+                   const std::function<void(double share, const std::string& doing)>& progress) {
+    result_.all = all.size();
+    const Bounds bounds(arch_, base_, ranks_, costs_, factors_);
+    std::vector<std::pair<Bound, const Candidate*>> order;
+    for (const Candidate& c : all)
+      if (const Bound bound = bounds.of(c); bound.memory_bytes > static_cast<double>(limits_.memory.value))
+        ++result_.too_large_kept;
+      else
+        order.emplace_back(bound, &c);
+    std::stable_sort(order.begin(), order.end(), [&](const auto& a, const auto& b) {
+      return figure_of(a.first, objective_) < figure_of(b.first, objective_);
+    });
+    result_.complete = true;
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      const auto& [bound, candidate] = order[i];
+      const bool full = result_.best.size() >= limits_.shown;
+      if (full && figure_of(bound, objective_) >= result_.best.back().of(objective_)) {
+        result_.excluded = order.size() - i;
+        break;
+      }
+      if (result_.simulated >= limits_.simulated) {
+        result_.complete = false;
+        break;
+      }
+      const program::Setting s = setting_of(*candidate, base_, ranks_);
+      if (progress)
+        progress(static_cast<double>(result_.simulated) / static_cast<double>(limits_.simulated), layout_of(s).name);
+      try {
+        take(*candidate, s, bound);
+      } catch (const UsageError&) {  // the builder refuses this combination of choices
+        ++result_.refused;
+      }
+    }
+    return std::move(result_);
+  }
+
+ private:
+  void take(const Candidate& candidate, const program::Setting& s, const Bound& bound) {
+    auto programs = program::build_stages(arch_, s, nullptr, false);
+    Bytes memory;
+    for (const auto& p : programs) {
+      if (!program::fits(p, limits_.memory)) {
+        ++result_.too_large;
+        return;
+      }
+      memory = std::max(memory, program::planned_peak(p).device);
+    }
+    const program::Stages stages(std::move(programs));
+    const auto timelines = sim::simulate(stages, costs_);
+    ++result_.simulated;
+    const std::size_t busiest = busiest_of(stages, timelines);
+    Simulation found{candidate,
+                     s,
+                     bound,
+                     sim::step_seconds(timelines),
+                     sim::energy_of(stages, timelines, costs_.cluster(), factors_, factors_.spread()),
+                     memory,
+                     program::phase_seconds(stages.program(busiest).setting, stages.ops(busiest), timelines[busiest]),
+                     exposed_of(stages.ops(busiest), timelines[busiest])};
+    const double nodes = std::ceil(static_cast<double>(ranks_) / costs_.cluster().node.devices);
+    if (limits_.watts && found.energy.computers().value / found.step_s / nodes > *limits_.watts) {
+      ++result_.too_much_power;
+      return;
+    }
+    const auto place =
+        std::upper_bound(result_.best.begin(), result_.best.end(), found,
+                         [&](const Simulation& a, const Simulation& b) { return a.of(objective_) < b.of(objective_); });
+    result_.best.insert(place, std::move(found));
+    if (result_.best.size() > limits_.shown) result_.best.pop_back();
+  }
+
+  const arch::Architecture& arch_;
+  const program::Setting& base_;
+  int ranks_;
+  Objective objective_;
+  const LayoutLimits& limits_;
+  const sim::DescribedCosts& costs_;
+  const sim::Factors& factors_;
+  SearchResult result_;
+};
+
+}  // namespace
+
+std::string_view name_of(Objective objective) {
+  switch (objective) {
+    case Objective::kTime:
+      return "time";
+    case Objective::kEnergy:
+      return "energy";
+    case Objective::kMemory:
+      return "memory";
+  }
+  throw Error("unknown objective");
+}
+
+Objective objective_from_name(const std::string& name) {
+  std::vector<std::string> names;
+  for (const Objective o : kObjectives) {
+    if (name == name_of(o)) return o;
+    names.emplace_back(name_of(o));
+  }
+  throw UsageError("--objective: '{}' is none of {}{}", name, fmt::join(names, ", "), did_you_mean(name, names));
+}
+
+double Simulation::of(Objective objective) const {
+  return Figures{step_s, energy.computers().value, static_cast<double>(memory.value)}.of(objective);
+}
+
+SearchResult search(const arch::Architecture& arch, const program::Setting& base, int ranks, int local_ranks,
+                    Objective objective, const LayoutLimits& limits, const sim::DescribedCosts& costs,
+                    const sim::Factors& factors,
+                    const std::function<void(double share, const std::string& doing)>& progress) {
+  return Search(arch, base, ranks, objective, limits, costs, factors)
+      .run(candidates_of(arch, base, ranks, local_ranks), progress);
+}
+
+std::vector<std::string> reasons_beside(const Simulation& loser, const Simulation& best) {
+  std::vector<std::pair<double, std::string>> more;
+  const auto a = loser.phases.values(), b = best.phases.values();
+  const auto keys = program::phase_keys();
+  for (std::size_t i = 0; i < a.size(); ++i) more.emplace_back(a[i] - b[i], keys[i]);
+  for (std::size_t i = 0; i < program::kCommStreams.size(); ++i)
+    more.emplace_back(loser.exposed_s[i] - best.exposed_s[i],
+                      fmt::format("waiting for {}", name_of(program::kCommStreams[i])));
+  std::stable_sort(more.begin(), more.end(), [](const auto& x, const auto& y) { return x.first > y.first; });
+  std::vector<std::string> reasons;
+  for (const auto& [seconds, name] : more)
+    if (seconds > 0.01 * best.step_s && reasons.size() < 3)
+      reasons.push_back(fmt::format("{} +{}", name, human(Seconds(seconds))));
+  return reasons;
+}
+
+}  // namespace molen::plan

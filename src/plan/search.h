@@ -1,0 +1,113 @@
+// The search for the best layout of a job on a described cluster: it bounds all layouts without building a program, and
+// simulates them in the order of their bounds until no other one can be better.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "arch/architecture.h"
+#include "base/units.h"
+#include "cluster/cluster.h"
+#include "program/ir/program.h"
+#include "program/ir/timeline.h"
+#include "sim/described_costs.h"
+#include "sim/described_energy.h"
+
+namespace molen::plan {
+
+// The figure that the best layout has least of.
+enum class Objective { kTime, kEnergy, kMemory };
+std::string_view name_of(Objective objective);           // "time", "energy", "memory"
+Objective objective_from_name(const std::string& name);  // throws UsageError with the nearest name
+
+// What distinguishes the layouts of a search.
+struct Candidate {
+  int tensor = 1, stages = 1, chunks = 1, context = 1;
+  int zero = 0, shards = 1;  // ZeRO stage, and the data-parallel ranks that share one copy in stages 2 and 3
+  bool sequence_parallel = false;
+  std::int64_t micro_batch = 1;
+  program::ScheduleKind schedule = program::ScheduleKind::k1f1b;
+  program::Recompute recompute;
+};
+
+// Returns every layout over exactly `ranks` ranks of nodes of `local_ranks`:
+//   - tensor ranks that fit the model and share a node, with sequence parallelism
+//   - numbers of stages that the model has layers for: 1F1B, interleaved (2 and 4 chunks) and ZB-H1
+//   - context ranks, for sequences of at least 16384 tokens
+//   - ZeRO 0 to 3 over all data-parallel ranks, and 2 and 3 over those of a node
+//   - micro-batches of powers of two sequences that divide a rank's share of the batch
+//   - nothing, attention, or everything computed again
+std::vector<Candidate> candidates_of(const arch::Architecture& arch, const program::Setting& base, int ranks,
+                                     int local_ranks);
+// Returns the setting of a candidate: `base` with its choices.
+program::Setting setting_of(const Candidate& candidate, const program::Setting& base, int ranks);
+
+// Lower bounds, from closed formulas.
+struct Bound {
+  double step_s = 0.0;        // of the step that sim::simulate would give
+  double energy_j = 0.0;      // of the computers in that step
+  double memory_bytes = 0.0;  // of the plan of the fullest rank
+};
+class Bounds {
+ public:
+  Bounds(const arch::Architecture& arch, const program::Setting& base, int ranks, const sim::DescribedCosts& costs,
+         const sim::Factors& factors);
+  Bound of(const Candidate& candidate) const;
+
+ private:
+  double layer_s(const Candidate& candidate, bool forward) const;  // of one micro-batch on one rank
+  double exchange_s(const Candidate& candidate) const;             // of tensor ranks, in the forward of one layer
+
+  const arch::Architecture& arch_;
+  const program::Setting& base_;
+  int ranks_;
+  const sim::DescribedCosts& costs_;
+  const sim::Factors& factors_;
+  double layer_flops_ = 0.0, head_flops_ = 0.0;  // forward FLOPs of one sequence
+  double parameters_ = 0.0;
+};
+
+// A layout that was simulated.
+struct Simulation {
+  Candidate candidate;
+  program::Setting setting;
+  Bound bound;
+  double step_s = 0.0;
+  sim::StepEnergy energy;
+  Bytes memory;                   // plan of the fullest rank
+  program::PhaseSeconds phases;   // of the stage that computes for the longest time
+  std::vector<double> exposed_s;  // of that stage, by program::kCommStreams: communication beside idle compute
+  double of(Objective objective) const;
+};
+
+struct LayoutLimits {
+  Bytes memory;                 // of a device, for the plan
+  std::size_t shown = 5;        // best layouts to return
+  std::size_t simulated = 200;  // most layouts to simulate
+  std::optional<double> watts;  // of a node, over a step
+};
+
+struct SearchResult {
+  std::vector<Simulation> best;  // the best first
+  // Layouts in all; those whose kept state exceeds the memory by its bound, whose plan does, which take more power than
+  // the limit, which were simulated, and which the bound excludes. `refused` cannot be built.
+  std::size_t all = 0, too_large_kept = 0, too_large = 0, too_much_power = 0, simulated = 0, excluded = 0, refused = 0;
+  bool complete = false;  // whether no layout that was not simulated can be better than those returned
+};
+
+// `progress` gets the share of the work that is done and the layout that is simulated.
+SearchResult search(const arch::Architecture& arch, const program::Setting& base, int ranks, int local_ranks,
+                    Objective objective, const LayoutLimits& limits, const sim::DescribedCosts& costs,
+                    const sim::Factors& factors,
+                    const std::function<void(double share, const std::string& doing)>& progress = {});
+
+// Returns the reasons why a layout takes longer than the best, largest first: "bubble +1.20 s", "tp +0.31 s".
+std::vector<std::string> reasons_beside(const Simulation& loser, const Simulation& best);
+
+// Returns the configuration keys of a candidate with their values, as `config::assign` takes them.
+std::vector<std::pair<std::string, Json>> keys_of(const Candidate& candidate, const program::Setting& setting);
+
+}  // namespace molen::plan

@@ -1,0 +1,182 @@
+// The layouts of a search, and their lower bounds.
+#include <algorithm>
+#include <cmath>
+
+#include "arch/parameters.h"
+#include "arch/parts.h"
+#include "arch/tensor_parallel.h"
+#include "plan/search.h"
+#include "program/build/build.h"
+#include "program/build/recompute.h"
+#include "program/schedule/schedule.h"
+
+namespace molen::plan {
+namespace {
+
+using program::ScheduleKind;
+
+// Shorter sequences have no need of context ranks.
+constexpr std::int64_t kLongSequence = 16384;
+
+struct StageChoice {
+  int stages, chunks;
+  ScheduleKind schedule;
+};
+
+std::vector<StageChoice> stage_choices(const arch::Architecture& arch, int ranks) {
+  std::vector<StageChoice> all{{1, 1, ScheduleKind::k1f1b}};
+  for (int stages = 2; stages <= ranks && stages <= arch.layers; ++stages) {
+    if (ranks % stages != 0) continue;
+    all.push_back({stages, 1, ScheduleKind::k1f1b});
+    all.push_back({stages, 1, ScheduleKind::kZbH1});
+    for (const int chunks : {2, 4})
+      if (std::int64_t{stages} * chunks <= arch.layers) all.push_back({stages, chunks, ScheduleKind::kInterleaved});
+  }
+  return all;
+}
+
+std::vector<std::pair<int, int>> sharding_choices(int data, int context, int data_in_node) {
+  std::vector<std::pair<int, int>> all{{0, 1}};
+  if (data * context == 1) return all;
+  all.emplace_back(1, 1);
+  for (const int zero : {2, 3}) {
+    all.emplace_back(zero, data);
+    if (data_in_node * context > 1 && data_in_node < data && data % data_in_node == 0)
+      all.emplace_back(zero, data_in_node);
+  }
+  return all;
+}
+
+std::vector<program::Recompute> recompute_choices() {
+  program::Recompute attention;
+  attention.add(arch::Part::kAttention);
+  return {{}, attention, program::Recompute::full()};
+}
+
+}  // namespace
+
+std::vector<Candidate> candidates_of(const arch::Architecture& arch, const program::Setting& base, int ranks,
+                                     int local_ranks) {
+  std::vector<Candidate> all;
+  const auto recomputes = recompute_choices();
+  for (const StageChoice& at : stage_choices(arch, ranks))
+    for (const int tensor : arch::tensor_degrees(arch, local_ranks)) {
+      if (local_ranks % tensor != 0 || ranks % (at.stages * tensor) != 0) continue;
+      const int left = ranks / at.stages / tensor;
+      for (int context = 1; context <= left && context <= 64; context *= 2) {
+        if (context > 1 && (base.sequence < kLongSequence || base.sequence % (2 * context) != 0)) break;
+        if (left % context != 0) break;
+        const int data = left / context;
+        if (base.global_batch % data != 0) continue;
+        const std::int64_t share = base.global_batch / data;
+        for (const auto& [zero, shards] :
+             sharding_choices(data, context, std::max(1, local_ranks / (tensor * context))))
+          for (std::int64_t micro = 1; micro <= 64 && share % micro == 0; micro *= 2)
+            for (const program::Recompute& recompute : recomputes)
+              all.push_back(
+                  {tensor, at.stages, at.chunks, context, zero, shards, tensor > 1, micro, at.schedule, recompute});
+      }
+    }
+  return all;
+}
+
+program::Setting setting_of(const Candidate& c, const program::Setting& base, int ranks) {
+  using mesh::Axis;
+  program::Setting s = base;
+  s.mesh = mesh::kOne;
+  s.mesh[Axis::kTp] = c.tensor, s.mesh[Axis::kPp] = c.stages, s.mesh[Axis::kCp] = c.context;
+  const int data = ranks / (c.tensor * c.stages * c.context);
+  s.mesh[Axis::kDpShard] = c.zero >= 2 ? c.shards : 1;
+  s.mesh[Axis::kDpReplicate] = data / s.mesh[Axis::kDpShard];
+  if (c.zero < 2) s.mesh[Axis::kDpShard] = data, s.mesh[Axis::kDpReplicate] = 1;
+  s.zero = c.zero;
+  s.sequence_parallel = c.sequence_parallel;
+  s.tensor_chunks = 1;
+  s.micro_batch = c.micro_batch;
+  s.pipeline = c.stages > 1 ? program::pipeline_of(c.schedule, c.chunks) : program::Pipeline{};
+  s.recompute = c.recompute;
+  return s;
+}
+
+Bounds::Bounds(const arch::Architecture& arch, const program::Setting& base, int ranks,
+               const sim::DescribedCosts& costs, const sim::Factors& factors)
+    : arch_(arch), base_(base), ranks_(ranks), costs_(costs), factors_(factors) {
+  const auto forward = [&](const arch::Architecture& a) {
+    return arch::model_flops(a, base.sequence, base.sequence, arch::FlopsConvention::kCausal).value / 3.0;
+  };
+  // Two models that differ by a layer have FLOPs that differ by those of a layer.
+  arch::Architecture more = arch;
+  more.layers += 1;
+  const double all = forward(arch);
+  layer_flops_ = forward(more) - all;
+  head_flops_ = std::max(0.0, all - layer_flops_ * static_cast<double>(arch.layers));
+  parameters_ = static_cast<double>(arch::num_parameters(arch));
+}
+
+double Bounds::exchange_s(const Candidate& c) const {
+  if (c.tensor == 1) return 0.0;
+  const double rows = static_cast<double>(c.micro_batch * base_.sequence / c.context),
+               bytes = rows * static_cast<double>(arch_.hidden * size_of(base_.compute));
+  const sim::DescribedCosts::Group group{c.tensor, std::min(c.tensor, costs_.cluster().node.devices), 1};
+  const double once = c.sequence_parallel ? costs_.collective_seconds("all_gather", bytes, group) +
+                                                costs_.collective_seconds("reduce_scatter", bytes, group)
+                                          : costs_.collective_seconds("all_reduce", bytes, group);
+  return 2.0 * once;  // one for each of a layer's two blocks
+}
+
+double Bounds::layer_s(const Candidate& c, bool forward) const {
+  const double share = static_cast<double>(c.micro_batch) / (c.tensor * c.context);
+  const double compute = layer_flops_ * share / costs_.fastest_rate(size_of(base_.compute)),
+               again = c.recompute == program::Recompute::full() ? 1.0 : 0.0;
+  return forward ? compute + exchange_s(c) : (2.0 + again) * compute + exchange_s(c);
+}
+
+Bound Bounds::of(const Candidate& c) const {
+  const int data = ranks_ / (c.tensor * c.stages * c.context);
+  const double micro_batches = static_cast<double>(base_.global_batch / data / c.micro_batch);
+  const double layers = static_cast<double>(arch_.layers), stages = c.stages;
+  const double head = 3.0 * head_flops_ * static_cast<double>(c.micro_batch) /
+                      (c.tensor * c.context * costs_.fastest_rate(size_of(base_.compute)));
+  const double forward = layer_s(c, true), backward = layer_s(c, false);
+  // The busiest stage works at least as long as the average one. A stage idles while earlier stages compute the first
+  // chunk of the first micro-batch, and while they compute the last backward, which a backward in halves may fill.
+  const double of_stage = ((forward + backward) * layers + head) / stages;
+  const double chunk = std::floor(layers / (stages * c.chunks));
+  const double idle = (stages - 1.0) / 2.0 * chunk * (forward + (c.schedule == ScheduleKind::kZbH1 ? 0.0 : backward));
+  Bound bound;
+  bound.step_s = micro_batches * of_stage + idle;
+  const cluster::Cluster& on = costs_.cluster();
+  const double range = on.device.peak_power.value - on.device.idle_power.value;
+  bound.energy_j = bound.step_s * (ranks_ * (on.device.idle_power.value + factors_.of("power_waiting") * range) +
+                                   std::ceil(static_cast<double>(ranks_) / on.node.devices) * on.node.host_power.value);
+  const double own = parameters_ / (c.tensor * stages), shards = c.shards * c.context;
+  const double weights = size_of(base_.compute), gradients = 4.0, states = 12.0;
+  bound.memory_bytes = own * (weights / (c.zero >= 3 ? shards : 1.0) + gradients / (c.zero >= 2 ? shards : 1.0) +
+                              states / (c.zero >= 2   ? shards
+                                        : c.zero == 1 ? data * c.context
+                                                      : 1.0));
+  return bound;
+}
+
+std::vector<std::pair<std::string, Json>> keys_of(const Candidate& c, const program::Setting& s) {
+  std::vector<std::pair<std::string, Json>> keys{
+      {"parallel.tensor", c.tensor},   {"parallel.sequence", c.sequence_parallel},
+      {"parallel.pipeline", c.stages}, {"parallel.context", c.context},
+      {"batch.micro", c.micro_batch},  {"parallel.recompute", program::text_of(c.recompute)}};
+  if (c.stages > 1) {
+    keys.emplace_back("parallel.schedule", std::string(name_of(c.schedule)));
+    keys.emplace_back("parallel.virtual_stages", c.chunks);
+  }
+  if (c.zero < 2) {
+    keys.emplace_back("parallel.zero", c.zero);
+    return keys;
+  }
+  const bool hybrid = s.replicas() > 1;
+  keys.emplace_back("parallel.sharding", hybrid ? (c.zero == 3 ? "HYBRID_SHARD" : "HYBRID_SHARD_ZERO2")
+                                                : (c.zero == 3 ? "FULL_SHARD" : "SHARD_GRAD_OP"));
+  keys.emplace_back("parallel.data_shard", c.shards);
+  if (hybrid) keys.emplace_back("parallel.data_replicate", s.replicas());
+  return keys;
+}
+
+}  // namespace molen::plan

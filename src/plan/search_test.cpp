@@ -1,0 +1,169 @@
+#include "plan/search.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "plan/layouts.h"
+#include "plan/resolve.h"
+#include "program/build/build.h"
+#include "program/memory/memory.h"
+#include "sim/simulate.h"
+
+namespace molen::plan {
+namespace {
+
+struct Small {
+  arch::Architecture arch = arch::preset("llama-tiny");
+  program::Setting base;
+  cluster::Cluster on = cluster::find("dgx-a100");
+  sim::DescribedCosts costs{on, sim::Factors::shipped()};
+  Small() {
+    base.compute = DType::kBF16, base.kernels = arch::Kernels::kAten;
+    base.global_batch = 64, base.sequence = 256;
+  }
+  SearchResult run(Objective objective, const LayoutLimits& limits, int ranks = 16) const {
+    return search(arch, base, ranks, 8, objective, limits, costs, sim::Factors::shipped());
+  }
+};
+
+LayoutLimits all_of(std::int64_t bytes = std::int64_t{1} << 40) {
+  return {.memory = Bytes(bytes), .shown = 3, .simulated = 1 << 20};
+}
+
+TEST(Search, CandidatesAreDistinctLayoutsOfAllRanks) {
+  const Small small;
+  std::set<std::string> seen;
+  const auto all = candidates_of(small.arch, small.base, 16, 8);
+  for (const Candidate& c : all) {
+    const program::Setting s = setting_of(c, small.base, 16);
+    EXPECT_EQ(s.ranks(), 16);
+    EXPECT_TRUE(share_node(s, mesh::Axis::kTp, 8));
+    EXPECT_TRUE(
+        seen.insert(fmt::format("{} micro {} {}", layout_of(s).name, s.micro_batch, program::sharding_text(s))).second)
+        << layout_of(s).name;
+  }
+  EXPECT_GT(all.size(), 300u);
+}
+
+// The best of a search is the best of all layouts that fit, although most of them were never simulated.
+TEST(Search, FindsTheBestOfAllThatFit) {
+  const Small small;
+  const std::int64_t room = std::int64_t{60} << 20;
+  constexpr int kRanks = 4;
+  std::map<Objective, double> best{{Objective::kTime, 1e300}, {Objective::kEnergy, 1e300}, {Objective::kMemory, 1e300}};
+  for (const Candidate& c : candidates_of(small.arch, small.base, kRanks, kRanks)) {
+    auto programs = program::build_stages(small.arch, setting_of(c, small.base, kRanks), nullptr, false);
+    Bytes peak;
+    for (const auto& p : programs) peak = std::max(peak, program::planned_peak(p).device);
+    if (peak.value > room) continue;
+    const program::Stages stages(std::move(programs));
+    const auto timelines = sim::simulate(stages, small.costs);
+    const auto energy = sim::energy_of(stages, timelines, small.on, sim::Factors::shipped(), 0.1);
+    best[Objective::kTime] = std::min(best[Objective::kTime], sim::step_seconds(timelines));
+    best[Objective::kEnergy] = std::min(best[Objective::kEnergy], energy.computers().value);
+    best[Objective::kMemory] = std::min(best[Objective::kMemory], static_cast<double>(peak.value));
+  }
+  for (const Objective objective : {Objective::kTime, Objective::kEnergy, Objective::kMemory}) {
+    const SearchResult found =
+        search(small.arch, small.base, kRanks, kRanks, objective, all_of(room), small.costs, sim::Factors::shipped());
+    ASSERT_FALSE(found.best.empty());
+    EXPECT_TRUE(found.complete);
+    EXPECT_GT(found.too_large + found.too_large_kept, 0u);
+    EXPECT_DOUBLE_EQ(found.best.front().of(objective), best[objective]) << name_of(objective);
+    EXPECT_EQ(found.all, found.too_large_kept + found.too_large + found.too_much_power + found.refused +
+                             found.simulated + found.excluded);
+    EXPECT_TRUE(std::is_sorted(found.best.begin(), found.best.end(),
+                               [&](const auto& a, const auto& b) { return a.of(objective) < b.of(objective); }));
+  }
+}
+
+// A bound never exceeds what the simulation gives, for any model, batch and layout.
+RC_GTEST_PROP(Search, BoundsAreLowerBounds, ()) {
+  Small small;
+  small.arch.layers = *rc::gen::inRange(2, 12);
+  small.arch.hidden = 64 * *rc::gen::inRange(1, 40), small.arch.heads = 8, small.arch.kv_heads = 8;
+  small.arch.head_dim = small.arch.hidden / 8, small.arch.ffn = 64 * *rc::gen::inRange(1, 80);
+  small.arch.vocabulary = 512 * *rc::gen::inRange(1, 100);
+  small.base.sequence = 64 << *rc::gen::inRange(0, 4);
+  small.arch.max_sequence = 1024;
+  small.base.global_batch = 16 << *rc::gen::inRange(0, 3);
+  const auto all = candidates_of(small.arch, small.base, 16, 8);
+  const Candidate& c = all.at(static_cast<std::size_t>(*rc::gen::inRange(0, static_cast<int>(all.size()))));
+  const program::Setting s = setting_of(c, small.base, 16);
+  std::vector<program::Program> programs;
+  try {
+    programs = program::build_stages(small.arch, s);
+  } catch (const UsageError&) {
+    RC_DISCARD("cannot be built");
+  }
+  Bytes peak;
+  for (const auto& p : programs) peak = std::max(peak, program::planned_peak(p).device);
+  const program::Stages stages(std::move(programs));
+  const auto timelines = sim::simulate(stages, small.costs);
+  const Bound bound = Bounds(small.arch, small.base, 16, small.costs, sim::Factors::shipped()).of(c);
+  const auto energy = sim::energy_of(stages, timelines, small.on, sim::Factors::shipped(), 0.1);
+  RC_ASSERT(bound.step_s <= sim::step_seconds(timelines));
+  RC_ASSERT(bound.energy_j <= energy.computers().value);
+  RC_ASSERT(bound.memory_bytes <= static_cast<double>(peak.value));
+}
+
+TEST(Search, StopsAtItsLimitsAndSaysSo) {
+  const Small small;
+  LayoutLimits limits = all_of();
+  limits.simulated = 4, limits.shown = 4;
+  const SearchResult few = small.run(Objective::kTime, limits);
+  EXPECT_EQ(few.simulated, 4u);
+  EXPECT_FALSE(few.complete);
+  limits = all_of(1000);
+  const SearchResult none = small.run(Objective::kTime, limits);
+  EXPECT_TRUE(none.best.empty());
+  EXPECT_EQ(none.too_large_kept, none.all);
+  limits = all_of();
+  limits.watts = 10.0;
+  limits.simulated = 50;
+  EXPECT_TRUE(small.run(Objective::kTime, limits).best.empty());
+  EXPECT_THROW(objective_from_name("tme"), UsageError);
+}
+
+TEST(Search, SaysWhyALayoutIsSlower) {
+  const Small small;
+  LayoutLimits limits = all_of();
+  limits.simulated = limits.shown = 5;
+  const auto found = small.run(Objective::kTime, limits);
+  EXPECT_TRUE(reasons_beside(found.best.front(), found.best.front()).empty());
+  Simulation slower = found.best.front();
+  slower.phases.bubble_s += 2.0 * slower.step_s;
+  ASSERT_FALSE(reasons_beside(slower, found.best.front()).empty());
+  EXPECT_TRUE(reasons_beside(slower, found.best.front()).front().starts_with("bubble +"));
+}
+
+// The keys of each candidate give its setting again, as the trainer resolves them.
+TEST(Search, KeysAreThoseOfTheLayout) {
+  const Small small;
+  for (const Candidate& c : candidates_of(small.arch, small.base, 16, 8)) {
+    if (c.micro_batch > 2) continue;
+    const program::Setting wanted = setting_of(c, small.base, 16);
+    config::Config config = config::parse(
+        "[model]\npreset = \"llama-tiny\"\n[data]\nsequence_length = 256\n[batch]\nglobal = 64\n[math]\nthreads = 1\n",
+        "t");
+    for (const auto& [key, value] : keys_of(c, wanted)) config::assign(config, key, value, {});
+    program::Setting s;
+    try {
+      s = resolve_setting(config, small.arch, {.ranks = 16, .local_ranks = 8, .cuda = true, .threads = 1});
+    } catch (const UsageError& error) {
+      ADD_FAILURE() << layout_of(wanted).name << ": " << error.what();
+      continue;
+    }
+    EXPECT_EQ(layout_of(s).name, layout_of(wanted).name);
+    EXPECT_EQ(s.mesh, wanted.mesh);
+    EXPECT_EQ(s.micro_batch, wanted.micro_batch);
+  }
+}
+
+}  // namespace
+}  // namespace molen::plan
