@@ -2,7 +2,7 @@
 """Predictions of `molen plan --runs` beside what others published of the same runs (bench/published/README.md).
 
 usage: published.py MOLEN [--runs TABLE.csv] [--json FILE] [-- more arguments of molen plan, such as --factors FILE]
-       published.py MOLEN --fit FILE [--lambda L] [--iterations N] [--refresh N] [--json FILE]
+       published.py MOLEN --fit FILE [--lambda L] [--iterations N] [--refresh N] [--json FILE] [--record]
        published.py --self-test
 
 Prints for each source the error of the predicted step time, |predicted / measured - 1|, and beside it that of a null model, which knows the machine's
@@ -11,7 +11,8 @@ median rate alone; how well predictions order the layouts of one job; the error 
 --fit fits the factors that `molen plan --print-factors` marks as fitted: {name: {"start": value before the fit, "prior": standard deviation of its logarithm, "fitted": bool}}. It
 minimises, over all rows that count, weight x Huber(log(predicted / measured)) + lambda x sum of ((log value - log start) / prior)^2 by damped Gauss-Newton on the
 logarithms. molen takes all sets of factors of an iteration at once. A source of n rows weighs sqrt(n) in all. Each source is predicted by factors that were fitted to the
-others before the factors that are fitted to all are written to FILE as {name: value}.
+others before the factors that are fitted to all are written to FILE as {name: value}. --record adds the figures of these predictions to docs/results/records.jsonl; the exit
+status is 1 where one of them misses its bound in docs/results/metrics.json.
 """
 import argparse
 import concurrent.futures
@@ -26,7 +27,8 @@ import tempfile
 import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE / "published"))
+sys.path[:0] = [str(HERE / "published"), str(HERE.parent / "tools")]
+import results as records  # noqa: E402
 from figures import BESIDE, by_source, choices, figures_of, measured_s, null_times, read_table  # noqa: E402
 from fit import NOISE, fit_all  # noqa: E402
 from self_test import self_test  # noqa: E402
@@ -145,6 +147,7 @@ def fit_command(args, rows, extra):
         raise SystemExit(f"factors to fit need a value and a prior above 0: {', '.join(bad) or 'there is none'}")
     start, prior = ({n: f[key] for n, f in fitted.items()} for key in ("start", "prior"))
     whole = predictions_of(args.molen, args.runs, rows, extra)
+    spread = next(line["step_s_high"] / line["step_s"] - 1 for line in whole.values() if "step_s" in line)
     timed = [r for r in rows if r["score"] == "yes" and measured_s(r) and "step_s" in whole[r["run_id"]]]
     model = Model(args.molen, timed, extra)
     left_out, values = fit_all(model, timed, start, prior, args.strength, args.iterations, args.refresh)
@@ -160,7 +163,19 @@ def fit_command(args, rows, extra):
     print_factors(values, start, prior)
     args.fit.write_text(json.dumps(values, indent=1) + "\n")
     print(f"{args.fit}: {len(values)} factors after {model.runs} runs of molen")
-    return {"time": figures, "layouts": orders, "factors": values, "start": start, "prior": prior}
+    errors = np.exp(left_out) / np.array([measured_s(r) for r in timed])
+    held = {"80 % interval holds": float(np.mean(abs(np.log(errors)) <= math.log1p(spread))), "80 % of errors are below": float(np.quantile(np.exp(abs(np.log(errors))) - 1, 0.8))}
+    print("each source by a fit to the others: " + "; ".join(f"{name} {percent(share)}" for name, share in held.items()))
+    return {"time": figures, "layouts": orders, "interval": held, "factors": values, "start": start, "prior": prior}
+
+
+def kept_bounds(figures, command, record):
+    """Whether the figures of predictions by fits to the other sources keep their bounds."""
+    name = "each source by a fit to the others"
+    of_all, order = figures["time"][name]["all"]["predicted"], figures["layouts"][name]
+    measured = [(f"published/{x}", 100 * of_all[x], None) for x in ("median", "mean", "p90", "bias")]
+    measured += [("published/regret", 100 * order["regret"], None), ("published/tau", order["tau"], None), ("published/interval", 100 * figures["interval"]["80 % interval holds"], None)]
+    return records.report(measured, command, record)
 
 
 def main():
@@ -172,6 +187,7 @@ def main():
     parser.add_argument("--lambda", dest="strength", type=float, default=NOISE**2 / 2, help="weight of the prior; the default is that of errors of 10 %% (%(default)s)")
     parser.add_argument("--iterations", type=int, default=5)
     parser.add_argument("--refresh", type=int, default=1, help="iterations between fresh finite differences (%(default)s); each costs a run of molen for every factor")
+    parser.add_argument("--record", action="store_true", help="adds the figures of --fit to docs/results/records.jsonl")
     parser.add_argument("--self-test", action="store_true")
     ours, separator, extra = sys.argv[1:], "--", []
     if separator in ours:
@@ -192,6 +208,8 @@ def main():
         print_figures(figures)
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1) + "\n")
+    if args.fit and not kept_bounds(figures, f"bench/published.py build/molen --fit FILE --iterations {args.iterations} --refresh {args.refresh}", args.record):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -85,10 +85,18 @@ struct ChosenRun {
   std::map<std::string, std::string> chosen;
 };
 
+// A step with more forwards of layers in one replica would take gigabytes to simulate.
+constexpr std::int64_t kMostForwards = 1 << 19;
+
 // The programs of all stages of a run. Communication that does not run beside compute is work of the compute stream.
 std::vector<program::Program> programs_of(const Run& run) {
   const arch::Architecture a = architecture_of(run);
-  auto programs = program::build_stages(a, setting_of(run, a), nullptr, false);
+  const program::Setting s = setting_of(run, a);
+  if (s.micro_batches() > kMostForwards / a.layers)
+    throw UsageError(
+        "gbs: {} sequences are {} micro-batches of {} layers; at most {} forwards of a layer are simulated",
+        run.global_batch, s.micro_batches(), a.layers, kMostForwards);
+  auto programs = program::build_stages(a, s, nullptr, false);
   if (!run.overlap.contains("dp"))
     for (auto& p : programs) expose(p, program::Stream::kDpComm);
   return programs;

@@ -109,6 +109,9 @@ TEST(PublishedRuns, FailuresNameTheColumn) {
   run.ends_count_as_layers = true, run.layers = 31;
   EXPECT_EQ(predict(run, sim::Factors::shipped()).reason().find("pp_split: "), 0u);
   run = gpt_run();
+  run.global_batch = 16'000'000;
+  EXPECT_EQ(predict(run, sim::Factors::shipped()).reason().find("gbs: "), 0u);
+  run = gpt_run();
   run.has_layout = false;
   EXPECT_EQ(predict(run, sim::Factors::shipped()).reason().find("tp: "), 0u);
 }
