@@ -1,5 +1,7 @@
 #include "apps/plan_calculus.h"
 
+#include "apps/plan_search.h"
+
 #include <fmt/format.h>
 
 #include <sstream>
@@ -44,11 +46,7 @@ std::optional<double> tokens_until(const config::Config& c) {
 
 int devices_of(const CalculusArguments& o, const cluster::Cluster& cluster) {
   if (o.devices) return *o.devices;
-  if (!o.nodes) return cluster.devices();
-  if (*o.nodes < 1) throw UsageError("--nodes: {}; at least one node is needed", *o.nodes);
-  if (*o.nodes > cluster.nodes)
-    throw UsageError("--nodes: {} has {}, not {}", cluster.name, counted(cluster.nodes, "node"), *o.nodes);
-  return *o.nodes * cluster.node.devices;
+  return nodes_on(cluster, o.nodes) * cluster.node.devices;
 }
 
 // Applies the model's configuration. The options of the command have precedence over it.

@@ -12,13 +12,10 @@
 #include "plan/layouts.h"
 #include "plan/search.h"
 #include "sim/described_costs.h"
+#include "sim/simulate.h"
 
 namespace molen::apps {
 namespace {
-
-// The share of a device's memory that a plan may take: the rest is for the driver's context and the buffers of
-// libraries.
-constexpr double kPlannedShare = 0.92;
 
 // A job: the configuration with the choices of the model, on a number of ranks of a cluster.
 struct Job {
@@ -27,6 +24,7 @@ struct Job {
   program::Setting base;
   cluster::Cluster cluster;
   int ranks = 1, local_ranks = 1;
+  std::vector<std::string> replaced = {};  // keys of the configuration whose values the search replaces
 };
 
 Job job_of(const ConfigOptions& options, const PlanSearchArguments& o) {
@@ -36,10 +34,10 @@ Job job_of(const ConfigOptions& options, const PlanSearchArguments& o) {
                      job.cluster.name, job.cluster.device.name);
   if (options.ranks && o.nodes) throw UsageError("--nodes: give --ranks or --nodes, not both");
   const int of_node = job.cluster.node.devices;
-  job.ranks = options.ranks.value_or(o.nodes.value_or(job.cluster.nodes) * of_node);
-  if (job.ranks > job.cluster.devices())
-    throw UsageError("{}: {} ranks, but {} has {} devices in {} nodes", options.ranks ? "--ranks" : "--nodes",
-                     job.ranks, job.cluster.name, job.cluster.devices(), job.cluster.nodes);
+  job.ranks = options.ranks ? *options.ranks : nodes_on(job.cluster, o.nodes) * of_node;
+  if (job.ranks < 1 || job.ranks > job.cluster.devices())
+    throw UsageError("--ranks: {} ranks, but {} has {} devices in {} nodes", job.ranks, job.cluster.name,
+                     job.cluster.devices(), job.cluster.nodes);
   job.local_ranks = std::min(job.ranks, of_node);
   if (job.ranks % job.local_ranks != 0)
     throw UsageError("--ranks: {} ranks are not whole nodes of {} devices", job.ranks, of_node);
@@ -48,15 +46,20 @@ Job job_of(const ConfigOptions& options, const PlanSearchArguments& o) {
   config::Config plain = job.config;
   plain.parallel = {};
   plain.batch.micro = 1;
+  for (const auto& [key, origin] : job.config.origins)
+    if (key.starts_with("parallel.") || key == "batch.micro") job.replaced.push_back(key);
   plan::Machine one{.cuda = true, .threads = 1};
   job.base = plan::resolve_setting(plain, job.arch, one);
+  if (const auto not_yet = sim::unsimulated(job.base))
+    throw UsageError("{}: {}", job.config.where(not_yet->key), not_yet->why);
   return job;
 }
 
 plan::LayoutLimits limits_of(const Job& job, const PlanSearchArguments& o) {
   plan::LayoutLimits limits;
   limits.shown = static_cast<std::size_t>(o.best), limits.simulated = static_cast<std::size_t>(o.simulate);
-  limits.memory = Bytes(static_cast<std::int64_t>(kPlannedShare * job.cluster.device.memory.value));
+  limits.memory = Bytes(
+      static_cast<std::int64_t>(sim::Factors::shipped().of("plannable_memory") * job.cluster.device.memory.value));
   if (o.memory) {
     const auto bytes = config::parse_bytes(*o.memory);
     if (!bytes) throw UsageError("--memory: {}", bytes.reason());
@@ -102,8 +105,31 @@ Json json_of_layout(const Job& job, const plan::Simulation& found, const std::ve
           {"file", file.empty() ? Json() : Json(file)}};
 }
 
-void print_text(const Job& job, const plan::SearchResult& result, const sim::Factors& factors,
-                const std::vector<std::string>& files) {
+std::string counts_text(const plan::SearchResult& r, const plan::LayoutLimits& limits) {
+  std::string text = fmt::format(
+      "{} layouts: {} keep more than {} from step to step, the plans of {} exceed it, {} cannot be built, {} were "
+      "simulated, {} cannot be better by their bound",
+      r.all, r.too_large_kept, human(limits.memory), r.too_large, r.refused, r.simulated, r.excluded);
+  if (limits.watts) text += fmt::format("; {} take more than {:g} W a node", r.too_much_power, *limits.watts);
+  if (!r.refusal.empty()) text += fmt::format("\nthe first that cannot be built: {}", r.refusal);
+  return text;
+}
+
+// Says why no layout is left, and what may help.
+[[noreturn]] void throw_nothing_found(const Job& job, const plan::SearchResult& r, const plan::LayoutLimits& limits) {
+  const std::string remedy =
+      r.all == 0 ? fmt::format("batch.global = {} divides over no number of data-parallel ranks of {} ranks",
+                               job.base.global_batch, job.ranks)
+      : r.too_much_power > 0 && r.too_much_power == r.simulated ? "a higher --watts may help"
+      : r.simulated == 0 && r.too_large + r.too_large_kept > 0  ? "more nodes or --memory may help"
+      : !r.complete                                             ? "a higher --simulate may help"
+                                                                : "another configuration may help";
+  throw UsageError("{}: no layout of {} ranks is left; {}\n{}", job.cluster.name, job.ranks, remedy,
+                   counts_text(r, limits));
+}
+
+void print_text(const Job& job, const plan::SearchResult& result, const plan::LayoutLimits& limits,
+                const sim::Factors& factors, const std::vector<std::string>& files) {
   fmt::print("{} on {} {} of {}, {} sequences of {} tokens a step, {}\n", job.arch.name, job.ranks,
              job.cluster.device.name, job.cluster.name, job.base.global_batch, job.base.sequence,
              name_of(job.base.compute));
@@ -122,10 +148,9 @@ void print_text(const Job& job, const plan::SearchResult& result, const sim::Fac
          fmt::format("{}", fmt::join(plan::reasons_beside(found, result.best.front()), ", "))});
   }
   print_columns(table, {2, 3, 4, 5, 6, 7});
-  fmt::print(
-      "\n{} layouts: {} keep more than the memory, the plans of {} exceed it, {} cannot be built, {} were "
-      "simulated, {} cannot be better by their bound\n",
-      result.all, result.too_large_kept, result.too_large, result.refused, result.simulated, result.excluded);
+  fmt::print("\n{}\n", counts_text(result, limits));
+  if (!job.replaced.empty())
+    fmt::print("the search replaces what the configuration says of {}\n", fmt::join(job.replaced, ", "));
   if (!result.complete)
     fmt::print("the search stopped at its limit of simulations (--simulate): another layout may be better\n");
   fmt::print("80 % of steps are expected within {:.0f} % of these predictions\n", 100.0 * factors.spread());
@@ -133,6 +158,14 @@ void print_text(const Job& job, const plan::SearchResult& result, const sim::Fac
 }
 
 }  // namespace
+
+int nodes_on(const cluster::Cluster& cluster, const std::optional<int>& nodes) {
+  if (!nodes) return cluster.nodes;
+  if (*nodes < 1) throw UsageError("--nodes: {}; at least one node is needed", *nodes);
+  if (*nodes > cluster.nodes)
+    throw UsageError("--nodes: {} has {}, not {}", cluster.name, counted(cluster.nodes, "node"), *nodes);
+  return *nodes;
+}
 
 int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) {
   const plan::Objective objective = plan::objective_from_name(o.objective);
@@ -145,9 +178,7 @@ int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) 
       plan::search(job.arch, job.base, job.ranks, job.local_ranks, objective, limits, costs, factors,
                    [&](double share, const std::string& doing) { progress->at("layouts", share, doing); });
   progress->finish();
-  if (result.best.empty())
-    throw UsageError("{}: none of {} layouts of {} ranks fits into {} of a device; more nodes or --memory may help",
-                     job.cluster.name, result.all, job.ranks, human(limits.memory));
+  if (result.best.empty()) throw_nothing_found(job, result, limits);
   std::vector<std::string> files;
   for (std::size_t i = 0; i < result.best.size(); ++i) {
     const config::Config c = config_of(job, result.best[i]);
@@ -166,14 +197,19 @@ int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) 
                             {"objective", o.objective},
                             {"spread", factors.spread()},
                             {"layouts", result.all},
+                            {"too_large_kept", result.too_large_kept},
+                            {"too_large", result.too_large},
+                            {"refused", result.refused},
+                            {"too_much_power", result.too_much_power},
                             {"simulated", result.simulated},
                             {"excluded", result.excluded},
                             {"complete", result.complete},
+                            {"replaced", job.replaced},
                             {"best", best}}
                            .dump(2));
     return kOk;
   }
-  print_text(job, result, factors, files);
+  print_text(job, result, limits, factors, files);
   return kOk;
 }
 

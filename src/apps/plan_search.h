@@ -5,6 +5,7 @@
 #include <string>
 
 #include "apps/cli.h"
+#include "cluster/cluster.h"
 
 namespace molen::apps {
 
@@ -14,6 +15,10 @@ struct PlanSearchArguments {
   int best = 5, simulate = 200;
   std::optional<std::string> memory, watts;  // limits, as "70GiB" and "3kW"
 };
+
+// Returns the nodes that --nodes says, or all nodes of the cluster. Throws UsageError for a number that it does not
+// have.
+int nodes_on(const cluster::Cluster& cluster, const std::optional<int>& nodes);
 
 int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& arguments);
 

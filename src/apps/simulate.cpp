@@ -79,6 +79,9 @@ Simulated simulate_described(config::Config c, plan::Machine machine, const clus
                      on.device.name);
   if (machine.ranks > on.devices())
     throw UsageError("--ranks: {} ranks, but {} has {} devices", machine.ranks, on.name, on.devices());
+  if (node_given && machine.local_ranks > on.node.devices)
+    throw UsageError("--ranks-per-node: {} ranks, but a node of {} has {} devices", machine.local_ranks, on.name,
+                     on.node.devices);
   if (!node_given) machine.local_ranks = std::min(machine.ranks, on.node.devices);
   if (machine.ranks % machine.local_ranks != 0)
     throw UsageError("--ranks: {} ranks are not whole nodes of {} devices of {}; --ranks-per-node says otherwise",
@@ -170,14 +173,20 @@ std::pair<double, double> interval_of(const Simulated& s) {
   return {s.step_s() / (1.0 + s.spread), s.step_s() * (1.0 + s.spread)};
 }
 
+// The bytes of a device that a plan may take.
+double plannable(const cluster::Cluster& cluster) {
+  return sim::Factors::shipped().of("plannable_memory") * cluster.device.memory.value;
+}
+
 Json cluster_json(const Simulated& s, Bytes memory) {
   if (!s.cluster) return nullptr;
-  const double room = s.cluster->device.memory.value;
+  const double room = plannable(*s.cluster);
   const auto [low, high] = interval_of(s);
   return {{"name", s.cluster->name},
           {"device", s.cluster->device.name},
           {"interval_s", {low, high}},
-          {"device_memory_bytes", room},
+          {"device_memory_bytes", s.cluster->device.memory.value},
+          {"plannable_memory_bytes", room},
           {"fits", static_cast<double>(memory.value) <= room},
           {"devices_j", s.energy.devices.value},
           {"hosts_j", s.energy.hosts.value},
@@ -238,10 +247,10 @@ void print_cluster(const Simulated& s, Bytes memory) {
   const auto& device = s.cluster->device;
   const auto [low, high] = interval_of(s);
   const double tokens = static_cast<double>(s.stages.program(0).setting.positions());
-  const Bytes room(static_cast<std::int64_t>(device.memory.value));
+  const Bytes room(static_cast<std::int64_t>(plannable(*s.cluster)));
   fmt::print("on the description of {} ({}): 80 % of steps are expected from {} to {}\n", s.cluster->name, device.name,
              human(Seconds(low)), human(Seconds(high)));
-  fmt::print("the plan {} the {} of a device, without the context of its driver and the buffers of libraries\n",
+  fmt::print("the plan {} the {} of a device that the driver's context and the buffers of libraries leave\n",
              memory <= room ? "fits into" : "exceeds", human(room));
   fmt::print(
       "energy of a step {:.4g} J +- {:.0f} % ({:.4g} J devices, {:.4g} J hosts), {:.3g} J a token; with the site "

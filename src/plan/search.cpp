@@ -29,33 +29,16 @@ double figure_of(const Bound& b, Objective objective) {
   return Figures{b.step_s, b.energy_j, b.memory_bytes}.of(objective);
 }
 
-// The stage of a step that computes for the longest time decides it.
-std::size_t busiest_of(const program::Stages& stages, const std::vector<program::Timeline>& timelines) {
-  std::size_t most = 0;
-  double longest = -1.0;
-  for (std::size_t s = 0; s < stages.size(); ++s) {
-    double busy = 0.0;
-    for (std::size_t i = 0; i < stages.ops(s).size(); ++i)
-      if (stages.ops(s)[i].step->stream == program::Stream::kCompute) busy += timelines[s].ops[i].seconds();
-    if (busy > longest) longest = busy, most = s;
-  }
-  return most;
-}
-
 // The time in which the streams of communication work and compute does not.
 std::vector<double> exposed_of(const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
   std::vector<double> exposed;
-  for (const program::Stream stream : program::kCommStreams) {
-    program::Overlap sum;
-    for (const program::Axis axis : program::kAllAxes) {
-      if (program::stream_of(axis) != stream) continue;
-      const auto overlap = program::overlap_of(ops, timeline, axis);
-      sum.seconds += overlap.seconds, sum.hidden_s += overlap.hidden_s;
-    }
-    exposed.push_back(sum.seconds - sum.hidden_s);
-  }
+  for (const program::Stream stream : program::kCommStreams)
+    exposed.push_back(program::exposed_seconds(ops, timeline, stream));
   return exposed;
 }
+
+// The programs that a search builds for each layout that it may simulate: many of them may not fit.
+constexpr std::size_t kBuiltForEach = 10;
 
 // One search.
 class Search {
@@ -91,25 +74,31 @@ class Search {
         result_.excluded = order.size() - i;
         break;
       }
-      if (result_.simulated >= limits_.simulated) {
+      const std::size_t built = result_.simulated + result_.too_large + result_.refused;
+      if (result_.simulated >= limits_.simulated || built >= kBuiltForEach * limits_.simulated) {
         result_.complete = false;
         break;
       }
       const program::Setting s = setting_of(*candidate, base_, ranks_);
+      const auto most = static_cast<double>(limits_.simulated);
       if (progress)
-        progress(static_cast<double>(result_.simulated) / static_cast<double>(limits_.simulated), layout_of(s).name);
-      try {
-        take(*candidate, s, bound);
-      } catch (const UsageError&) {  // the builder refuses this combination of choices
-        ++result_.refused;
-      }
+        progress(std::max(static_cast<double>(result_.simulated) / most,
+                          static_cast<double>(built) / (kBuiltForEach * most)),
+                 layout_of(s).name);
+      take(*candidate, s, bound);
     }
     return std::move(result_);
   }
 
  private:
   void take(const Candidate& candidate, const program::Setting& s, const Bound& bound) {
-    auto programs = program::build_stages(arch_, s, nullptr, false);
+    std::vector<program::Program> programs;
+    try {
+      programs = program::build_stages(arch_, s, nullptr, false);
+    } catch (const UsageError& error) {  // the builder refuses this combination of choices
+      if (result_.refused++ == 0) result_.refusal = fmt::format("{}: {}", layout_of(s).name, error.what());
+      return;
+    }
     Bytes memory;
     for (const auto& p : programs) {
       if (!program::fits(p, limits_.memory)) {
@@ -121,7 +110,7 @@ class Search {
     const program::Stages stages(std::move(programs));
     const auto timelines = sim::simulate(stages, costs_);
     ++result_.simulated;
-    const std::size_t busiest = busiest_of(stages, timelines);
+    const std::size_t busiest = sim::busiest_stage(stages, timelines);
     Simulation found{candidate,
                      s,
                      bound,

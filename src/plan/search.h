@@ -23,7 +23,7 @@ enum class Objective { kTime, kEnergy, kMemory };
 std::string_view name_of(Objective objective);           // "time", "energy", "memory"
 Objective objective_from_name(const std::string& name);  // throws UsageError with the nearest name
 
-// What distinguishes the layouts of a search.
+// The choices that distinguish the layouts of a search.
 struct Candidate {
   int tensor = 1, stages = 1, chunks = 1, context = 1;
   int zero = 0, shards = 1;  // ZeRO stage, and the data-parallel ranks that share one copy in stages 2 and 3
@@ -45,7 +45,7 @@ std::vector<Candidate> candidates_of(const arch::Architecture& arch, const progr
 // Returns the setting of a candidate: `base` with its choices.
 program::Setting setting_of(const Candidate& candidate, const program::Setting& base, int ranks);
 
-// Lower bounds, from closed formulas.
+// Lower bounds, from closed formulas. They hold for dense models, which are all that run on devices.
 struct Bound {
   double step_s = 0.0;        // of the step that sim::simulate would give
   double energy_j = 0.0;      // of the computers in that step
@@ -58,8 +58,8 @@ class Bounds {
   Bound of(const Candidate& candidate) const;
 
  private:
-  double layer_s(const Candidate& candidate, bool forward) const;  // of one micro-batch on one rank
-  double exchange_s(const Candidate& candidate) const;             // of tensor ranks, in the forward of one layer
+  double layer_s(const Candidate& candidate, bool forward) const;  // products of one micro-batch on one rank
+  double exchange_s(const Candidate& candidate) const;             // of tensor ranks, around one block of a layer
 
   const arch::Architecture& arch_;
   const program::Setting& base_;
@@ -67,6 +67,7 @@ class Bounds {
   const sim::DescribedCosts& costs_;
   const sim::Factors& factors_;
   double layer_flops_ = 0.0, head_flops_ = 0.0;  // forward FLOPs of one sequence
+  double down_share_ = 0.0;                      // share of the MLP's last product in the FLOPs of a layer
   double parameters_ = 0.0;
 };
 
@@ -86,15 +87,17 @@ struct Simulation {
 struct LayoutLimits {
   Bytes memory;                 // of a device, for the plan
   std::size_t shown = 5;        // best layouts to return
-  std::size_t simulated = 200;  // most layouts to simulate
+  std::size_t simulated = 200;  // most layouts to simulate; ten times as many programs are built at most
   std::optional<double> watts;  // of a node, over a step
 };
 
 struct SearchResult {
   std::vector<Simulation> best;  // the best first
-  // Layouts in all; those whose kept state exceeds the memory by its bound, whose plan does, which take more power than
-  // the limit, which were simulated, and which the bound excludes. `refused` cannot be built.
-  std::size_t all = 0, too_large_kept = 0, too_large = 0, too_much_power = 0, simulated = 0, excluded = 0, refused = 0;
+  // Layouts in all; those whose kept state exceeds the memory by its bound, whose plan does, which cannot be built,
+  // which were simulated, and which the bound excludes. Some of those that were simulated take more power than the
+  // limit.
+  std::size_t all = 0, too_large_kept = 0, too_large = 0, refused = 0, simulated = 0, excluded = 0, too_much_power = 0;
+  std::string refusal;    // why the first layout that cannot be built cannot
   bool complete = false;  // whether no layout that was not simulated can be better than those returned
 };
 

@@ -9,6 +9,7 @@
 #include "program/build/build.h"
 #include "program/build/recompute.h"
 #include "program/schedule/schedule.h"
+#include "program/values/optimizer.h"
 
 namespace molen::plan {
 namespace {
@@ -110,6 +111,7 @@ Bounds::Bounds(const arch::Architecture& arch, const program::Setting& base, int
   const double all = forward(arch);
   layer_flops_ = forward(more) - all;
   head_flops_ = std::max(0.0, all - layer_flops_ * static_cast<double>(arch.layers));
+  down_share_ = 2.0 * static_cast<double>(base.sequence * arch.ffn * arch.hidden) / layer_flops_;
   parameters_ = static_cast<double>(arch::num_parameters(arch));
 }
 
@@ -121,14 +123,12 @@ double Bounds::exchange_s(const Candidate& c) const {
   const double once = c.sequence_parallel ? costs_.collective_seconds("all_gather", bytes, group) +
                                                 costs_.collective_seconds("reduce_scatter", bytes, group)
                                           : costs_.collective_seconds("all_reduce", bytes, group);
-  return 2.0 * once;  // one for each of a layer's two blocks
+  return once;
 }
 
 double Bounds::layer_s(const Candidate& c, bool forward) const {
   const double share = static_cast<double>(c.micro_batch) / (c.tensor * c.context);
-  const double compute = layer_flops_ * share / costs_.fastest_rate(size_of(base_.compute)),
-               again = c.recompute == program::Recompute::full() ? 1.0 : 0.0;
-  return forward ? compute + exchange_s(c) : (2.0 + again) * compute + exchange_s(c);
+  return (forward ? 1.0 : 2.0) * layer_flops_ * share / costs_.fastest_rate(size_of(base_.compute));
 }
 
 Bound Bounds::of(const Candidate& c) const {
@@ -137,12 +137,18 @@ Bound Bounds::of(const Candidate& c) const {
   const double layers = static_cast<double>(arch_.layers), stages = c.stages;
   const double head = 3.0 * head_flops_ * static_cast<double>(c.micro_batch) /
                       (c.tensor * c.context * costs_.fastest_rate(size_of(base_.compute)));
-  const double forward = layer_s(c, true), backward = layer_s(c, false);
+  const double forward = layer_s(c, true), backward = layer_s(c, false), exchange = exchange_s(c);
+  // A layer's last product never runs again, because its result is the next layer's input.
+  const double again = c.recompute == program::Recompute::full() ? forward * (1.0 - down_share_) : 0.0;
+  // The first and the last exchange of an action may run beside the compute of another action.
+  const double chunks = stages * c.chunks, exchanges = std::max(0.0, 2.0 * layers / chunks - 1.0);
   // The busiest stage works at least as long as the average one. A stage idles while earlier stages compute the first
   // chunk of the first micro-batch, and while they compute the last backward, which a backward in halves may fill.
-  const double of_stage = ((forward + backward) * layers + head) / stages;
-  const double chunk = std::floor(layers / (stages * c.chunks));
-  const double idle = (stages - 1.0) / 2.0 * chunk * (forward + (c.schedule == ScheduleKind::kZbH1 ? 0.0 : backward));
+  const double of_stage = ((forward + backward + again) * layers + 2.0 * exchanges * exchange * chunks + head) / stages;
+  const double of_chunk = std::floor(layers / chunks);
+  const bool halves = c.schedule == ScheduleKind::kZbH1;
+  const double idle =
+      (stages - 1.0) / 2.0 * of_chunk * (forward + 2.0 * exchange + (halves ? 0.0 : backward + 2.0 * exchange));
   Bound bound;
   bound.step_s = micro_batches * of_stage + idle;
   const cluster::Cluster& on = costs_.cluster();
@@ -150,7 +156,11 @@ Bound Bounds::of(const Candidate& c) const {
   bound.energy_j = bound.step_s * (ranks_ * (on.device.idle_power.value + factors_.of("power_waiting") * range) +
                                    std::ceil(static_cast<double>(ranks_) / on.node.devices) * on.node.host_power.value);
   const double own = parameters_ / (c.tensor * stages), shards = c.shards * c.context;
-  const double weights = size_of(base_.compute), gradients = 4.0, states = 12.0;
+  const double weights = size_of(base_.compute), gradients = 4.0;
+  // The states that the optimizer has for each element of all parameters; others are left out.
+  double states = base_.has_master() ? size_of(base_.master) : 0.0;
+  for (const program::OptimizerState& state : program::optimizer_named(base_.optimizer).states)
+    if (state.of == program::StateOf::kAll) states += 4.0;
   bound.memory_bytes = own * (weights / (c.zero >= 3 ? shards : 1.0) + gradients / (c.zero >= 2 ? shards : 1.0) +
                               states / (c.zero >= 2   ? shards
                                         : c.zero == 1 ? data * c.context

@@ -75,8 +75,7 @@ TEST(Search, FindsTheBestOfAllThatFit) {
     EXPECT_TRUE(found.complete);
     EXPECT_GT(found.too_large + found.too_large_kept, 0u);
     EXPECT_DOUBLE_EQ(found.best.front().of(objective), best[objective]) << name_of(objective);
-    EXPECT_EQ(found.all, found.too_large_kept + found.too_large + found.too_much_power + found.refused +
-                             found.simulated + found.excluded);
+    EXPECT_EQ(found.all, found.too_large_kept + found.too_large + found.refused + found.simulated + found.excluded);
     EXPECT_TRUE(std::is_sorted(found.best.begin(), found.best.end(),
                                [&](const auto& a, const auto& b) { return a.of(objective) < b.of(objective); }));
   }
@@ -85,9 +84,16 @@ TEST(Search, FindsTheBestOfAllThatFit) {
 // A bound never exceeds what the simulation gives, for any model, batch and layout.
 RC_GTEST_PROP(Search, BoundsAreLowerBounds, ()) {
   Small small;
+  small.on = cluster::find(*rc::gen::elementOf(std::vector<std::string>{"dgx-a100", "frontier", "juwels-booster"}));
+  // Links of a hundredth of the speed, where exchanges decide.
+  if (*rc::gen::arbitrary<bool>()) small.on.tiers.front().bandwidth.value *= 0.01;
+  small.costs = sim::DescribedCosts(small.on, sim::Factors::shipped());
+  small.base.optimizer = *rc::gen::elementOf(std::vector<std::string>{"adamw", "lion", "muon", "adafactor"});
+  small.base.compute = *rc::gen::element(DType::kBF16, DType::kF32);
+  const int width = *rc::gen::element(1, 10);  // narrow products are slow, wide ones come near to the bound
   small.arch.layers = *rc::gen::inRange(2, 12);
-  small.arch.hidden = 64 * *rc::gen::inRange(1, 40), small.arch.heads = 8, small.arch.kv_heads = 8;
-  small.arch.head_dim = small.arch.hidden / 8, small.arch.ffn = 64 * *rc::gen::inRange(1, 80);
+  small.arch.hidden = 64 * width * *rc::gen::inRange(1, 40), small.arch.heads = 8, small.arch.kv_heads = 8;
+  small.arch.head_dim = small.arch.hidden / 8, small.arch.ffn = 64 * width * *rc::gen::inRange(1, 80);
   small.arch.vocabulary = 512 * *rc::gen::inRange(1, 100);
   small.base.sequence = 64 << *rc::gen::inRange(0, 4);
   small.arch.max_sequence = 1024;
