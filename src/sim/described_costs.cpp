@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "program/ir/stages.h"
 #include "program/parts/part.h"
 #include "program/values/costs.h"
 
@@ -14,7 +15,8 @@ namespace {
 using program::parts::MatrixProduct;
 
 // Tiles of a result that libraries choose from, and the rate at which a device computes them over that of the largest:
-// a smaller tile uses each loaded element less often.
+// a smaller tile uses each loaded element less often. The tiles are those of NVIDIA's libraries; the rates are
+// assumptions.
 struct Tile {
   double rows, columns, rate;
 };
@@ -82,11 +84,12 @@ double DescribedCosts::efficiency_of(const MatrixProduct& p) const {
   return best * k / (k + factors_.of("gemm_terms"));
 }
 
-double DescribedCosts::product_seconds(const MatrixProduct& p, int bytes) const {
+double DescribedCosts::product_seconds(const MatrixProduct& p, int bytes, bool linear_layer) const {
   if (p.flops() <= 0.0) return 0.0;
   const cluster::Device& device = cluster_.device;
   double rate = peak(bytes) * device.gemm_efficiency.value * factors_.of("gemm") * efficiency_of(p);
-  if (framework_.fp8 && bytes == 2) rate *= device.peak_fp8.value / device.peak_16bit.value * factors_.of("gemm_fp8");
+  if (framework_.fp8 && linear_layer && bytes == 2)
+    rate *= device.peak_fp8.value / device.peak_16bit.value * factors_.of("gemm_fp8");
   const double moving = operand_bytes(p, bytes) / (device.bandwidth.value * device.memory_efficiency.value);
   return device.launch.value * factors_.of("launch") + std::max(p.flops() / rate, moving);
 }
@@ -121,10 +124,11 @@ double DescribedCosts::attention_seconds(const program::Program& p, const progra
   // The products of whole scores, with the half above the diagonal, and the traffic of the scores: their softmax, mask
   // and dropout are kernels of their own. A backward has twice the products and the traffic.
   const program::Rows& rows = step.attributes.rows;
-  const std::int64_t heads = rows.sequences * p.local.heads, length = rows.length;
-  const double times = backward ? 2.0 : 1.0, scores = static_cast<double>(heads) * static_cast<double>(length * length);
-  const double products = product_seconds({heads * length, length, width, heads}, bytes) +
-                          product_seconds({heads * length, width, length, heads}, bytes);
+  const std::int64_t heads = rows.sequences * p.local.heads, length = rows.length,
+                     keys = length * p.grid.sizes[mesh::Axis::kCp];  // those of all context ranks
+  const double times = backward ? 2.0 : 1.0, scores = static_cast<double>(heads) * static_cast<double>(length * keys);
+  const double products = product_seconds({heads * length, keys, width, heads}, bytes, false) +
+                          product_seconds({heads * length, width, keys, heads}, bytes, false);
   const double traffic = scores * factors_.of("scores_bytes") /
                          (cluster_.device.bandwidth.value * cluster_.device.memory_efficiency.value);
   return times * (products / aligned + traffic);
@@ -137,7 +141,7 @@ double DescribedCosts::part_seconds(const program::Program& p, const program::St
   double seconds = 0.0, moved = static_cast<double>(step.moved.value);
   if (const auto of = program::products_of(p, step))
     for (const MatrixProduct& product : products_in(step, *of)) {
-      seconds += product_seconds(product, bytes);
+      seconds += product_seconds(product, bytes, !program::of_head(op.part));
       moved -= operand_bytes(product, bytes);
     }
   if (moved <= 0.0) return seconds;
@@ -157,8 +161,12 @@ DescribedCosts::Group DescribedCosts::group_of(const program::Program& p, progra
     stride *= size;
   }
   group.ranks = program::group_size(p.grid, axis);
-  group.in_node = std::min(group.in_node, group.ranks);
   group.distance = std::max(1, smallest);
+  if (axis == program::Axis::kEmbedding && group.ranks == 2) {  // the first and the last stage
+    group.distance *= p.grid.sizes[mesh::Axis::kPp] - 1;
+    group.in_node = group.distance < cluster_.node.devices ? 2 : 1;
+  }
+  group.in_node = std::min(group.in_node, group.ranks);
   return group;
 }
 
@@ -190,6 +198,18 @@ double DescribedCosts::collective_seconds(const std::string& kind, double bytes,
   return start + moving + waiting * latency;
 }
 
+const cluster::Tier& DescribedCosts::tier_of_message(const program::Program& p, const program::Step& step,
+                                                     const Group& group) const {
+  const int of_node = cluster_.node.devices, within = std::min({group.distance + 1, of_node, cluster_.devices()});
+  bool crosses = group.in_node < group.ranks;  // a ring has a neighbour in another node
+  const auto between = [&](int peer) {
+    return program::stage_shown(p) * group.distance / of_node != peer * group.distance / of_node;
+  };
+  if (const auto* send = std::get_if<program::Send>(&step.op)) crosses = between(send->peer);
+  if (const auto* receive = std::get_if<program::Receive>(&step.op)) crosses = between(receive->peer);
+  return cluster_.tier_of(crosses ? std::min(of_node + 1, cluster_.devices()) : within);
+}
+
 double DescribedCosts::communication_seconds(const program::Program& p, const program::Step& step) const {
   const auto axis = program::axis_of(step.op);
   const auto bytes = static_cast<double>(step.moved.value);
@@ -198,9 +218,9 @@ double DescribedCosts::communication_seconds(const program::Program& p, const pr
                        std::holds_alternative<program::Receive>(step.op) ||
                        std::holds_alternative<program::RingExchange>(step.op);
   if (!message) return collective_seconds(program::kind_of(step.op), bytes, group);
-  const cluster::Tier& tier = cluster_.tier_of(std::min(group.distance + 1, cluster_.devices()));
+  const cluster::Tier& tier = tier_of_message(p, step, group);
   return cluster_.device.launch.value * factors_.of("launch") + tier.latency.value * factors_.of("latency") +
-         bytes / (tier.bandwidth.value * factors_.of("messages"));
+         bytes / (tier.bandwidth.value * tier.efficiency.value * factors_.of("messages"));
 }
 
 double DescribedCosts::seconds(const program::Program& p, const program::Step& step) const {

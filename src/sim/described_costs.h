@@ -20,7 +20,7 @@ namespace molen::sim {
 // How a training program computes and communicates what a step program says, where that differs from molen.
 struct Framework {
   bool flash_attention = true;  // false: the scores of attention are written to memory and read again
-  bool fp8 = false;             // the products of linear layers are in fp8
+  bool fp8 = false;             // the products of linear layers are in fp8; those of the output layer are not
   bool compiled = false;        // element-wise ops are fused by a compiler
   // Whether all collectives of a rank take turns, as molen's do over NCCL.
   bool one_at_a_time = true;
@@ -35,8 +35,8 @@ class DescribedCosts : public Costs {
   const CoreContention& core_contention() const override { return sharing_; }
 
   // Returns the seconds of one product [rows, terms] x [terms, columns] of elements of `bytes` bytes, once for each
-  // group.
-  double product_seconds(const program::parts::MatrixProduct& product, int bytes) const;
+  // group. A framework with fp8 computes the products of linear layers in it.
+  double product_seconds(const program::parts::MatrixProduct& product, int bytes, bool linear_layer) const;
   // Returns FLOP/s that no product and no attention exceeds.
   double fastest_rate(int bytes) const;
   // Returns the seconds in which a kernel moves bytes of the device's memory.
@@ -57,6 +57,9 @@ class DescribedCosts : public Costs {
   double part_seconds(const program::Program& program, const program::Step& step) const;
   double attention_seconds(const program::Program& program, const program::Step& step) const;
   double communication_seconds(const program::Program& program, const program::Step& step) const;
+  // Returns the links that a message to a neighbour takes.
+  const cluster::Tier& tier_of_message(const program::Program& program, const program::Step& step,
+                                       const Group& group) const;
   double peak(int bytes) const;
   double bandwidth_within(const Group& group) const;
   double efficiency_of(const program::parts::MatrixProduct& product) const;

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "program/build/build.h"
+#include "program/ir/stages.h"
 #include "sim/described_energy.h"
 #include "sim/simulate.h"
 
@@ -58,10 +59,11 @@ program::Setting small_setting() {
 
 TEST(DescribedCosts, AWholeProductTakesItsFlopsOverThePeak) {
   const MatrixProduct p{8192, 8192, 8192};
-  EXPECT_NEAR(costs_of().product_seconds(p, 2), 1e-6 + p.flops() / 1e14, 1e-9);
-  EXPECT_NEAR(costs_of().product_seconds(p, 4), 1e-6 + p.flops() / 1e13, 1e-9);
-  EXPECT_NEAR(costs_of({.fp8 = true}).product_seconds(p, 2), 1e-6 + p.flops() / 1e14, 1e-9);  // twice the rate, halved
-  EXPECT_THROW(costs_of().product_seconds(p, 8), UsageError);
+  EXPECT_NEAR(costs_of().product_seconds(p, 2, true), 1e-6 + p.flops() / 1e14, 1e-9);
+  EXPECT_NEAR(costs_of().product_seconds(p, 4, true), 1e-6 + p.flops() / 1e13, 1e-9);
+  EXPECT_NEAR(costs_of({.fp8 = true}).product_seconds(p, 2, true), 1e-6 + p.flops() / 1e14,
+              1e-9);  // twice the rate, halved
+  EXPECT_THROW(costs_of().product_seconds(p, 8, true), UsageError);
 }
 
 TEST(DescribedCosts, TilesFillTheDeviceInWholeWaves) {
@@ -70,8 +72,8 @@ TEST(DescribedCosts, TilesFillTheDeviceInWholeWaves) {
   const DescribedCosts costs(c, neutral());
   // 100 tiles of 256 x 128 fill one wave. One column of tiles more needs a second wave of the same tiles, or one of
   // smaller ones.
-  const double full = costs.product_seconds({2560, 1280, 4096}, 2) - 1e-6,
-               more = costs.product_seconds({2560, 1281, 4096}, 2) - 1e-6;
+  const double full = costs.product_seconds({2560, 1280, 4096}, 2, true) - 1e-6,
+               more = costs.product_seconds({2560, 1281, 4096}, 2, true) - 1e-6;
   EXPECT_NEAR(full, 2.0 * 2560 * 1280 * 4096 / 1e14, 1e-12);
   EXPECT_GT(more, 1.05 * full);
   EXPECT_LE(more, 2.0 * full * 1281 / 1280);
@@ -79,7 +81,7 @@ TEST(DescribedCosts, TilesFillTheDeviceInWholeWaves) {
 
 TEST(DescribedCosts, ThinProductsTakeTheirBytesOverTheBandwidth) {
   const MatrixProduct p{1, 4096, 4096};
-  EXPECT_NEAR(costs_of().product_seconds(p, 2), 1e-6 + 2.0 * (4096 + 4096.0 * 4096 + 4096) / 1e12, 1e-8);
+  EXPECT_NEAR(costs_of().product_seconds(p, 2, true), 1e-6 + 2.0 * (4096 + 4096.0 * 4096 + 4096) / 1e12, 1e-8);
 }
 
 RC_GTEST_PROP(DescribedCosts, ProductsNeverBeatThePeakAndGrowWithTheirTerms, ()) {
@@ -88,8 +90,8 @@ RC_GTEST_PROP(DescribedCosts, ProductsNeverBeatThePeakAndGrowWithTheirTerms, ())
   const DescribedCosts costs(c, neutral());
   const MatrixProduct p{*rc::gen::inRange(1, 20000), *rc::gen::inRange(1, 20000), *rc::gen::inRange(1, 20000)};
   const MatrixProduct longer{p.rows, p.columns, p.terms + 1};
-  RC_ASSERT(costs.product_seconds(p, 2) >= p.flops() / 1e14);
-  RC_ASSERT(costs.product_seconds(longer, 2) > costs.product_seconds(p, 2));
+  RC_ASSERT(costs.product_seconds(p, 2, true) >= p.flops() / 1e14);
+  RC_ASSERT(costs.product_seconds(longer, 2, true) > costs.product_seconds(p, 2, true));
 }
 
 TEST(DescribedCosts, CollectivesTakeARingOverTheSlowestLinks) {
@@ -121,6 +123,36 @@ TEST(DescribedCosts, GroupsFollowTheOrderOfTheAxes) {
   EXPECT_EQ(dp.distance, 2);
 }
 
+TEST(DescribedCosts, MessagesTakeTheLinksBetweenTheirStages) {
+  program::Setting s = small_setting();
+  s.mesh[mesh::Axis::kPp] = 4, s.mesh[mesh::Axis::kTp] = 2;  // two stages of two ranks in a node of four devices
+  s.compute = DType::kBF16, s.kernels = arch::Kernels::kAten;
+  const DescribedCosts costs = costs_of();
+  for (const program::Program& p : program::build_stages(arch::preset("llama-tiny"), s))
+    for (const auto& body : p.bodies)
+      for (const auto& step : body.steps)
+        if (const auto* send = std::get_if<program::Send>(&step.op)) {
+          const bool crosses = program::stage_shown(p) / 2 != send->peer / 2;
+          EXPECT_NEAR(costs.seconds(p, step),
+                      1e-6 + (crosses ? 1e-5 : 1e-6) + static_cast<double>(step.moved.value) / (crosses ? 1e10 : 1e11),
+                      1e-12);
+        }
+}
+
+TEST(DescribedCosts, TheEndsOfAPipelineAreFarApart) {
+  program::Setting s = small_setting();
+  auto tied = arch::preset("llama-tiny");
+  tied.tied = true;
+  s.compute = DType::kBF16, s.kernels = arch::Kernels::kAten;
+  for (const int stages : {2, 4, 8}) {
+    tied.layers = s.mesh[mesh::Axis::kPp] = stages;
+    const auto group = costs_of().group_of(program::build_stages(tied, s).front(), program::Axis::kEmbedding);
+    EXPECT_EQ(group.ranks, 2);
+    EXPECT_EQ(group.distance, stages - 1);
+    EXPECT_EQ(group.in_node, stages <= 4 ? 2 : 1);
+  }
+}
+
 // The seconds of all ops of a part, over a step.
 double seconds_of(const DescribedCosts& costs, const program::Program& p, arch::Part part) {
   double sum = 0.0;
@@ -143,6 +175,20 @@ TEST(DescribedCosts, FrameworksDifferWhereTheySay) {
   EXPECT_LT(seconds_of(compiled, p, arch::Part::kActivation), 0.9 * seconds_of(plain, p, arch::Part::kActivation));
   EXPECT_EQ(seconds_of(compiled, p, arch::Part::kAttention), seconds_of(plain, p, arch::Part::kAttention));
   EXPECT_EQ(seconds_of(fp8, p, arch::Part::kActivation), seconds_of(plain, p, arch::Part::kActivation));
+  EXPECT_EQ(seconds_of(fp8, p, arch::Part::kHead), seconds_of(plain, p, arch::Part::kHead));
+}
+
+// Context ranks share the queries of a sequence, and each of them meets the keys of all.
+TEST(DescribedCosts, UnfusedAttentionMeetsTheKeysOfAllContextRanks) {
+  program::Setting s = small_setting();
+  s.sequence = 4096;
+  auto model = arch::preset("llama-tiny");
+  model.max_sequence = 4096;
+  s.compute = DType::kBF16, s.kernels = arch::Kernels::kAten;
+  const DescribedCosts unfused = costs_of({.flash_attention = false});
+  const double whole = seconds_of(unfused, program::build(model, s), arch::Part::kAttention);
+  s.mesh[mesh::Axis::kCp] = 4;
+  EXPECT_NEAR(seconds_of(unfused, program::build(model, s), arch::Part::kAttention), whole / 4, 0.2 * whole / 4);
 }
 
 // Every op of every stage has a cost, and the step takes at least as long as its FLOPs at the peak.

@@ -271,6 +271,21 @@ std::vector<program::Timeline> simulate(const program::Stages& stages, const Cos
   return timelines;
 }
 
+std::size_t busiest_stage(const program::Stages& stages, const std::vector<program::Timeline>& timelines) {
+  std::size_t most = 0;
+  double longest = -1.0;
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    double busy = 0.0;
+    for (std::size_t i = 0; i < stages.ops(s).size(); ++i) {
+      const program::Step& step = *stages.ops(s)[i].step;
+      if (step.stream == program::Stream::kCompute && !program::is_communication(step.op))
+        busy += timelines[s].ops[i].seconds();
+    }
+    if (busy > longest) longest = busy, most = s;
+  }
+  return most;
+}
+
 double step_seconds(const std::vector<program::Timeline>& stages) {
   double last = 0.0;
   for (const program::Timeline& stage : stages) last = std::max(last, stage.total_s);

@@ -33,6 +33,9 @@ std::vector<program::Timeline> simulate(const program::Stages& stages, std::vect
 std::vector<program::Timeline> simulate_events(const program::Stages& stages, std::vector<std::vector<double>> work,
                                                const CoreContention& sharing);
 
+// Returns the stage that computes for the longest time, which decides the step.
+std::size_t busiest_stage(const program::Stages& stages, const std::vector<program::Timeline>& timelines);
+
 // Returns the duration of a step, which ends when its last stage does.
 double step_seconds(const std::vector<program::Timeline>& stages);
 

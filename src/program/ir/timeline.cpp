@@ -118,7 +118,11 @@ PhaseSeconds phase_seconds(const Setting& setting, const std::vector<Expanded>& 
 Overlap overlap_of(const std::vector<Expanded>& ops, const Timeline& timeline, Axis axis) {
   MOLEN_CHECK(ops.size() == timeline.ops.size(), "a timeline of {} ops for a program of {}", timeline.ops.size(),
               ops.size());
-  const std::vector<OpTime> compute = times_of(ops, timeline, Stream::kCompute);
+  // Communication that a program puts on the compute stream is no computation.
+  std::vector<OpTime> compute;
+  for (std::size_t i = 0; i < ops.size(); ++i)
+    if (ops[i].step->stream == Stream::kCompute && !is_communication(ops[i].step->op))
+      compute.push_back(timeline.ops[i]);
   Overlap overlap;
   std::size_t first = 0;
   for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -128,6 +132,16 @@ Overlap overlap_of(const std::vector<Expanded>& ops, const Timeline& timeline, A
     overlap.hidden_s += beside(t, compute, first);
   }
   return overlap;
+}
+
+double exposed_seconds(const std::vector<Expanded>& ops, const Timeline& timeline, Stream comm) {
+  double exposed = 0.0;
+  for (const Axis axis : kAllAxes)
+    if (stream_of(axis) == comm) {
+      const Overlap overlap = overlap_of(ops, timeline, axis);
+      exposed += overlap.seconds - overlap.hidden_s;
+    }
+  return exposed;
 }
 
 std::vector<Work> work_of(const Step& step, const OpTime& time) {

@@ -47,6 +47,9 @@ struct Overlap {
   double share() const { return seconds > 0.0 ? hidden_s / seconds : 1.0; }
 };
 Overlap overlap_of(const std::vector<Expanded>& ops, const Timeline& timeline, Axis axis);
+// Returns the seconds in which nothing is computed beside communication over the axes of a stream (stream_of),
+// wherever the program puts that communication.
+double exposed_seconds(const std::vector<Expanded>& ops, const Timeline& timeline, Stream comm);
 
 // An op's own work, or one of its epilogues: one row of the tables by kind.
 struct Work {
