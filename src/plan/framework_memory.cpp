@@ -12,7 +12,7 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 // of several ranks, and the share by which an allocator's blocks exceed what is asked of it.
 constexpr double kContext = 1.0 * kGiB, kCommunicator = 0.25 * kGiB, kFragments = 0.04;
 
-// What autograd keeps of a layer and molen does not, in bytes of one micro-batch on one rank. For GPT's layer,
+// Returns the bytes that autograd keeps of a layer and molen does not, of one micro-batch on one rank. For GPT's layer,
 // Korthikanti et al. 2022 (section 4.1) count 34 bytes for each token and element of the residual stream, and 5 for
 // each score of unfused attention; molen keeps 28 of the former: it computes the outputs of norms again and has no
 // dropout. A gated MLP also keeps the result of its activation function.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 
 #include "base/error.h"
@@ -22,12 +23,20 @@ constexpr std::array kMachines{"dgx-a100", "dgx-a100-40gb", "dgx-h100", "h100-hb
 // Megatron-LM makes the vocabulary divisible by this number times the tensor ranks.
 constexpr std::int64_t kVocabularyOfRank = 128;
 
+// A table may leave out a power limit: "V100-SXM-32GB" is described as "V100-SXM-32GB-450W".
+std::string without_power_limit(const std::string& device) {
+  const std::size_t dash = device.rfind('-');
+  if (dash == std::string::npos || !device.ends_with('W') || dash + 2 >= device.size()) return device;
+  const bool watts = std::all_of(device.begin() + static_cast<std::ptrdiff_t>(dash) + 1, device.end() - 1,
+                                 [](unsigned char c) { return std::isdigit(c) != 0; });
+  return watts ? device.substr(0, dash) : device;
+}
+
 cluster::Cluster described(const std::string& gpu) {
   std::vector<std::string> known;
   for (const char* name : kMachines) {
     cluster::Cluster c = cluster::find(name);
-    // A table may leave out a power limit: "V100-SXM-32GB" is described as "V100-SXM-32GB-450W".
-    if (c.device.name == gpu || c.device.name.starts_with(gpu + "-")) return c;
+    if (c.device.name == gpu || without_power_limit(c.device.name) == gpu) return c;
     known.push_back(c.device.name);
   }
   std::ranges::sort(known);
@@ -85,18 +94,36 @@ struct ChosenRun {
   std::map<std::string, std::string> chosen;
 };
 
-// A step with more forwards of layers in one replica would take gigabytes to simulate.
+// A step with more forwards of layers in one replica would take gigabytes to simulate. With more elements in the widest
+// values of all layers, bytes would exceed 2^63.
 constexpr std::int64_t kMostForwards = 1 << 19;
+constexpr double kMostElements = 0x1p56;
+
+// Returns why a step is too large to simulate, with what may help.
+std::optional<std::string> too_large(const Run& run) {
+  const std::int64_t micro = run.micro_batch.value_or(1), micro_batches = run.global_batch / (micro * run.dp);
+  if (micro_batches > kMostForwards / run.layers)
+    return fmt::format(
+        "gbs: {} sequences are {} micro-batches of {} layers; at most {} forwards of a layer are "
+        "simulated, so a larger mbs may help",
+        run.global_batch, micro_batches, run.layers, kMostForwards);
+  const double widest = static_cast<double>(std::max({3 * run.hidden, 3 * run.ffn, run.vocabulary}));
+  if (static_cast<double>(micro) * static_cast<double>(run.sequence) * static_cast<double>(run.layers) * widest >
+      kMostElements)
+    return fmt::format(
+        "mbs: {} sequences of {} tokens in {} layers have more values than can be counted; a smaller "
+        "mbs may help",
+        micro, run.sequence, run.layers);
+  return std::nullopt;
+}
 
 // The programs of all stages of a run. Communication that does not run beside compute is work of the compute stream.
 std::vector<program::Program> programs_of(const Run& run) {
+  if (const auto why = too_large(run)) throw UsageError("{}", *why);
   const arch::Architecture a = architecture_of(run);
-  const program::Setting s = setting_of(run, a);
-  if (s.micro_batches() > kMostForwards / a.layers)
-    throw UsageError(
-        "gbs: {} sequences are {} micro-batches of {} layers; at most {} forwards of a layer are simulated",
-        run.global_batch, s.micro_batches(), a.layers, kMostForwards);
-  auto programs = program::build_stages(a, s, nullptr, false);
+  auto programs = program::build_stages(a, setting_of(run, a), nullptr, false);
+  // Messages between stages stay on their stream: on that of compute, a sender would also wait while the receiver still
+  // computes.
   if (!run.overlap.contains("dp"))
     for (auto& p : programs) expose(p, program::Stream::kDpComm);
   return programs;
@@ -112,6 +139,12 @@ RunPrediction predict_chosen(const ChosenRun& c, const cluster::Cluster& cluster
   RunPrediction out;
   out.chosen = c.chosen;
   if (cluster.device.name != run.gpu) out.chosen["gpu"] = cluster.device.name;
+  // Tensor ranks overlap their exchanges in pieces of sharded rows.
+  if (run.overlap.contains("tp") && run.tp > 1 && programs.front().setting.tensor_chunks == 1) {
+    std::set<std::string> rest = run.overlap;
+    rest.erase("tp");
+    out.chosen["overlap"] = rest.empty() ? "none" : fmt::format("{}", fmt::join(rest, "+"));
+  }
   const FrameworkMemory memory = memory_of(run, programs);
   out.allocator_bytes = memory.allocator, out.memory_bytes = memory.device;
   out.fits = memory.device <= cluster.device.memory.value;
@@ -120,16 +153,17 @@ RunPrediction predict_chosen(const ChosenRun& c, const cluster::Cluster& cluster
   out.step_s = seconds_of(timelines, factors);
   out.spread = factors.spread();
   const program::Setting& s = stages.program(0).setting;
-  out.model_flops =
-      arch::model_flops(stages.program(0).arch, s.positions(), s.sequence, arch::FlopsConvention::kCausal).value;
+  arch::Architecture as_stated = stages.program(0).arch;
+  as_stated.vocabulary = run.vocabulary;  // the rows that make it divisible are no work of the model
+  out.model_flops = arch::model_flops(as_stated, s.positions(), s.sequence, arch::FlopsConvention::kCausal).value;
   for (std::size_t i = 0; i < stages.size(); ++i)
     out.bubble_s =
         std::max(out.bubble_s, program::phase_seconds(stages.program(i).setting, stages.ops(i), timelines[i]).bubble_s);
-  for (const program::Axis axis : {program::Axis::kTp, program::Axis::kDp, program::Axis::kShard, program::Axis::kCp}) {
-    const auto overlap = program::overlap_of(stages.ops(0), timelines[0], axis);
-    if (overlap.seconds > overlap.hidden_s)
-      out.exposed_s[std::string(name_of(axis))] = overlap.seconds - overlap.hidden_s;
-  }
+  const std::size_t busiest = sim::busiest_stage(stages, timelines);
+  for (const auto& [axis, stream] :
+       {std::pair{"tp", program::Stream::kTpComm}, {"cp", program::Stream::kCpComm}, {"dp", program::Stream::kDpComm}})
+    if (const double exposed = program::exposed_seconds(stages.ops(busiest), timelines[busiest], stream); exposed > 0.0)
+      out.exposed_s[axis] = exposed;
   return out;
 }
 
@@ -157,10 +191,12 @@ RunPrediction fastest_micro_batch(const Run& run, const cluster::Cluster& cluste
   for (std::int64_t size = 1; size <= 64 && run.global_batch % (size * run.dp) == 0; size *= 2) {
     Run sized = run;
     sized.micro_batch = size;
+    if (too_large(sized)) continue;
     RunPrediction p = predict_open(sized, cluster, factors);
     p.chosen["mbs"] = std::to_string(size);
     if (!best || (p.fits && (!best->fits || p.step_s < best->step_s))) best = std::move(p);
   }
+  if (!best && run.global_batch % run.dp == 0) throw UsageError("{}", *too_large(run));
   if (!best) throw UsageError("gbs: {} sequences do not divide over dp = {}", run.global_batch, run.dp);
   return *best;
 }
@@ -193,7 +229,9 @@ program::Setting setting_of(const Run& run, const arch::Architecture& arch) {
   program::Setting s;
   s.mesh[Axis::kTp] = run.tp, s.mesh[Axis::kPp] = run.pp, s.mesh[Axis::kCp] = run.cp;
   s.zero = run.zero.value_or(0);
-  const int shard = run.shard_group > 0 ? std::max(1, run.shard_group / run.cp) : run.dp;
+  if (run.shard_group % run.cp != 0)
+    throw UsageError("shard_group: {} ranks do not hold whole groups of cp = {}", run.shard_group, run.cp);
+  const int shard = run.shard_group > 0 ? run.shard_group / run.cp : run.dp;
   if (run.dp % shard != 0) throw UsageError("shard_group: groups of {} do not divide dp = {}", run.shard_group, run.dp);
   s.mesh[Axis::kDpShard] = s.zero >= 2 ? shard : 1;
   s.mesh[Axis::kDpReplicate] = run.dp / s.mesh[Axis::kDpShard];
@@ -217,17 +255,18 @@ cluster::Cluster cluster_of(const Run& run) {
   };
   given(c.device.peak_16bit, run.peak_16bit, "peak_16bit_tflops");
   given(c.device.peak_fp8, run.peak_fp8, "peak_fp8_tflops");
-  c.node.devices = std::min(run.gpus_per_node, run.gpus);
-  c.nodes = (run.gpus + c.node.devices - 1) / c.node.devices;
-  cluster::Tier network = c.tiers.back();
+  const int of_node = std::min(run.gpus_per_node, run.gpus);
+  if (of_node > c.node.devices)
+    throw UsageError("gpus_per_node: {}, but a node of {} has {} of {}", run.gpus_per_node, c.name, c.node.devices,
+                     run.gpu);
+  cluster::Tier node, network = c.tiers.back();
+  if (of_node > 1) node = c.tier_of(of_node);
+  c.node.devices = node.devices = of_node;
+  c.nodes = (run.gpus + of_node - 1) / of_node;
   network.devices = c.devices();
   given(network.bandwidth, run.network_bytes_per_s, "network_gbps_per_gpu");
-  std::erase_if(c.tiers, [&](const cluster::Tier& tier) { return tier.devices > c.node.devices; });
-  if (c.tiers.empty() || c.tiers.back().devices < c.node.devices) {
-    cluster::Tier node = cluster::find(described(run.gpu).name).tiers.front();
-    node.devices = c.node.devices;
-    if (node.devices > 1) c.tiers.push_back(node);
-  }
+  std::erase_if(c.tiers, [&](const cluster::Tier& tier) { return tier.devices >= of_node; });
+  if (of_node > 1) c.tiers.push_back(node);
   if (c.nodes > 1) c.tiers.push_back(network);
   return c;
 }
@@ -235,7 +274,9 @@ cluster::Cluster cluster_of(const Run& run) {
 Result<RunPrediction> predict(const Run& run, const sim::Factors& factors) {
   try {
     const cluster::Cluster cluster = cluster_of(run);
-    if (!run.has_layout) return Failure{"tp: a blank layout would be chosen by a search, which is not built yet"};
+    if (!run.has_layout)
+      return Failure{
+          "tp: tp, pp and dp are blank, and no layout is searched for a row; `molen plan CONFIG` searches one"};
     return run.micro_batch ? predict_open(run, cluster, factors) : fastest_micro_batch(run, cluster, factors);
   } catch (const UsageError& error) {
     return Failure{error.what()};

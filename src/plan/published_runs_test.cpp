@@ -45,7 +45,18 @@ TEST(PublishedRuns, EachColumnHasItsEffect) {
   EXPECT_LT(attention.step_s, unfused.step_s);
   EXPECT_LT(attention.allocator_bytes,
             predicted([](plan::Run& r) { r.recompute = "none", r.flash_attention = false; }).allocator_bytes);
-  EXPECT_LT(predicted([](plan::Run& r) { r.overlap = {"dp"}; }).step_s, base.step_s);
+  const auto hides = predicted([](plan::Run& r) { r.overlap = {"dp"}; });
+  EXPECT_LT(hides.step_s, base.step_s);
+  EXPECT_GT(base.exposed_s.at("dp"), 2.0 * hides.exposed_s.at("dp"));
+
+  EXPECT_LT(predicted([](plan::Run& r) { r.overlap = {"tp"}, r.sequence_parallel = true; }).exposed_s.at("tp"),
+            predicted([](plan::Run& r) { r.sequence_parallel = true; }).exposed_s.at("tp"));
+  EXPECT_EQ(predicted([](plan::Run& r) { r.overlap = {"tp", "dp"}; }).chosen.at("overlap"), "dp");
+  // Three forwards of 2 W + A / 2 + H for each token (docs/formats/runs.md).
+  EXPECT_NEAR(base.model_flops,
+              128.0 * 2048 * 3 *
+                  (2 * 32.0 * (4 * 4096.0 * 4096 + 2 * 4096.0 * 16384) + 2 * 32.0 * 2048 * 4096 + 2 * 4096.0 * 51200),
+              1e-6 * base.model_flops);
   EXPECT_LT(predicted([](plan::Run& r) { r.compiled = true; }).step_s, base.step_s);
   EXPECT_LT(predicted([](plan::Run& r) { r.grad_dtype = "bf16"; }).allocator_bytes, base.allocator_bytes);
   EXPECT_LT(predicted([](plan::Run& r) { r.sequence_parallel = true; }).allocator_bytes, base.allocator_bytes);
@@ -108,6 +119,18 @@ TEST(PublishedRuns, FailuresNameTheColumn) {
   run = gpt_run();
   run.ends_count_as_layers = true, run.layers = 31;
   EXPECT_EQ(predict(run, sim::Factors::shipped()).reason().find("pp_split: "), 0u);
+  run = gpt_run();
+  run.gpu = "A100";
+  EXPECT_EQ(predict(run, sim::Factors::shipped()).reason().find("gpu: "), 0u);
+  run = gpt_run();
+  run.gpus_per_node = 16;
+  EXPECT_EQ(predict(run, sim::Factors::shipped()).reason().find("gpus_per_node: 16"), 0u);
+  run = gpt_run();
+  run.cp = 4, run.dp = 2, run.shard_group = 6, run.zero = 3;
+  EXPECT_EQ(predict(run, sim::Factors::shipped()).reason().find("shard_group: 6"), 0u);
+  run = gpt_run();
+  run.micro_batch = 10'000'000, run.sequence = 1 << 24, run.global_batch = 80'000'000;
+  EXPECT_EQ(predict(run, sim::Factors::shipped()).reason().find("mbs: "), 0u);
   run = gpt_run();
   run.global_batch = 16'000'000;
   EXPECT_EQ(predict(run, sim::Factors::shipped()).reason().find("gbs: "), 0u);

@@ -27,8 +27,8 @@ struct Run {
   int gpus = 0, gpus_per_node = 8;
   std::optional<double> network_bytes_per_s;   // of one GPU in one direction, between nodes
   std::optional<double> peak_16bit, peak_fp8;  // FLOP/s
-  // The layout. Without tp, pp and dp the prediction searches one. These sizes are then 1 and say nothing; cp is what
-  // the row states, which the search must keep, or 1 if the search may choose it.
+  // The layout. A row without tp, pp and dp has none, and no prediction yet: a search would have to choose it, with the
+  // row's cp if has_cp. The sizes are then 1 and say nothing.
   bool has_layout = true, has_cp = true;
   int tp = 1, pp = 1, chunks = 1, dp = 1, cp = 1;  // chunks: virtual stages of a pipeline rank
   std::string schedule;                            // "1f1b", "interleaved_1f1b"; "" without layout and blank
@@ -65,7 +65,7 @@ std::vector<RunRow> read_runs(std::string_view csv, const std::string& origin);
 // Returns a table for --help: each input column, its values, and what is taken for it where it is blank.
 std::string columns_help();
 
-// What is predicted for a run.
+// The prediction for a run.
 struct RunPrediction {
   double step_s = 0.0;
   double spread = 0.0;  // with a probability of 80 %, the step takes step_s / (1 + spread) to step_s * (1 + spread)

@@ -18,7 +18,7 @@ using ColumnPlaces = std::map<std::string, std::size_t, std::less<>>;
 using Words = std::vector<std::string>;
 
 constexpr std::size_t kMostColumns = 4096, kMostRuns = 100000;
-// Limits of the columns. They are far above every real job, and keep all products below 2^63.
+// Limits of the columns. They are far above every real job.
 constexpr std::int64_t kMostLayers = 10000, kMostHidden = 1 << 20, kMostWidth = 1 << 24, kMostHeads = 1 << 16;
 constexpr std::int64_t kMostGpus = 1000000, kMostPerNode = 1024, kMostSequences = 10000000;
 constexpr double kMostRate = 1e6;  // Gb/s and TFLOP/s
@@ -59,7 +59,7 @@ void read_rates(RunCells& cells, Run& run) {
 // Reads gpus and the sizes of the grid of ranks, whose product must be gpus.
 void read_grid(RunCells& cells, Run& run) {
   const bool has_dp = !cells.blank("dp");
-  // A cp of 1 alone says nothing about how the ranks share the model, so it leaves the rest to the search.
+  // A cp of 1 alone says nothing about how the ranks share the model, so it is no layout.
   run.has_layout = has_dp || !cells.blank("tp") || !cells.blank("pp");
   run.has_cp = run.has_layout || !cells.blank("cp");
   if (!run.has_layout) {
