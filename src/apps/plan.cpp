@@ -1,6 +1,8 @@
 // molen plan: the best layouts of a job, a table of runs, or the compute calculus.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "apps/cli.h"
 #include "apps/plan_calculus.h"
 #include "apps/plan_runs.h"
@@ -63,16 +65,39 @@ void add_runs_options(CLI::App& verb, PlanRunsArguments& r) {
                 "runs: prints the factors, with their meaning, and predicts nothing");
 }
 
-int run_plan(const ConfigOptions& options, PlanArguments& o) {
+// The options of each mode, besides --format of those that print. CONFIG is the configuration of a search or a
+// calculus.
+struct Mode {
+  const char* name;
+  std::vector<std::string> options;
+};
+const Mode kSearch{"a search",
+                   {"CONFIG", "--model", "--set", "--ranks", "--cluster", "--nodes", "--format", "--output",
+                    "--objective", "--best", "--simulate", "--memory", "--watts"}};
+const Mode kCalculus{"--calculus",
+                     {"CONFIG", "--model", "--set", "--cluster", "--nodes", "--format", "--calculus", "--sizes",
+                      "--tokens", "--devices", "--mfu", "--mfu-spread", "--recompute", "--noise-scale", "--plot"}};
+const Mode kRuns{"--runs", {"--runs", "--factors", "--print-factors", "--output"}};
+
+// Refuses an option that the mode does not take: it would have no effect.
+void require_options_of(const CLI::App& verb, const Mode& mode) {
+  for (const CLI::Option* option : verb.get_options()) {
+    const std::string name = option->get_name();
+    if (name == "--help" || option->count() == 0 || std::ranges::find(mode.options, name) != mode.options.end())
+      continue;
+    throw UsageError("{}: {} does not take it (`molen plan --help` says which does)", name, mode.name);
+  }
+}
+
+int run_plan(const CLI::App& verb, const ConfigOptions& options, PlanArguments& o) {
   const bool runs = o.of_runs.print_factors || !o.of_runs.runs.empty();
-  if (o.calculus && runs) throw UsageError("--calculus: a table of runs (--runs) is predicted without it");
+  require_options_of(verb, runs ? kRuns : o.calculus ? kCalculus : kSearch);
   if (runs) {
     o.of_runs.output = o.output;
     return run_plan_runs(o.of_runs);
   }
   if (!o.calculus && o.format == "markdown") throw UsageError("--format: the search writes text or json");
   if (o.calculus) {
-    if (options.ranks) throw UsageError("--ranks: the calculus counts devices; --devices or --nodes says how many");
     o.of_calculus.cluster = o.cluster, o.of_calculus.nodes = o.nodes, o.of_calculus.format = o.format;
     return run_calculus(options, o.of_calculus);
   }
@@ -89,8 +114,9 @@ int run_plan(const ConfigOptions& options, PlanArguments& o) {
 }  // namespace
 
 void add_plan_verb(CLI::App& app, Chosen& chosen) {
-  CLI::App* verb =
-      app.add_subcommand("plan", "best layouts of a job on a cluster; a table of runs; or the compute calculus");
+  CLI::App* verb = app.add_subcommand("plan",
+                                      "best layouts of a job on a cluster, in place of the configuration's own; a "
+                                      "table of runs; or the compute calculus");
   auto options = add_config_options(*verb);
   auto o = std::make_shared<PlanArguments>();
   verb->add_option("--cluster", o->cluster, "name of a cluster, or the TOML file of one (docs/formats/cluster.md)");
@@ -105,7 +131,7 @@ void add_plan_verb(CLI::App& app, Chosen& chosen) {
   add_runs_options(*verb, o->of_runs);
   verb->get_option("--devices")->excludes(nodes);
   verb->footer("\nColumns of --runs:\n" + plan::columns_help());
-  verb->callback([&chosen, options, o] { chosen.action = [=] { return run_plan(*options, *o); }; });
+  verb->callback([&chosen, verb, options, o] { chosen.action = [=] { return run_plan(*verb, *options, *o); }; });
 }
 
 }  // namespace molen::apps

@@ -48,7 +48,8 @@ class RunLines {
   std::optional<File> file_;
 };
 
-Json line_of(const plan::RunRow& row, const std::vector<sim::Factors>& sets) {
+// `failed` is set for an error that no column explains.
+Json line_of(const plan::RunRow& row, const std::vector<sim::Factors>& sets, bool& failed) {
   if (!row.run) return plan::to_json(row.id, row.run.reason());
   try {
     if (sets.size() > 1) {
@@ -60,8 +61,11 @@ Json line_of(const plan::RunRow& row, const std::vector<sim::Factors>& sets) {
     const auto prediction = plan::predict(row.run.value(), factors);
     if (!prediction) return plan::to_json(row.id, prediction.reason());
     return plan::to_json(row.run.value(), prediction.value());
-  } catch (const Error& error) {
-    return plan::to_json(row.id, error.what());  // the other rows are predicted all the same
+  } catch (const UsageError& error) {
+    return plan::to_json(row.id, error.what());
+  } catch (const Error& error) {  // a mistake of molen: the other rows are predicted all the same
+    failed = true;
+    return plan::to_json(row.id, error.what());
   }
 }
 
@@ -86,14 +90,15 @@ int run_plan_runs(const PlanRunsArguments& arguments) {
   if (!to_stdout(arguments.output)) refuse_same_file(arguments);
   RunLines lines(arguments.output);
   const auto progress = to_stdout(arguments.output) ? nullptr : make_progress("plan");
+  bool failed = false;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (progress)
       progress->at("runs", static_cast<double>(i) / static_cast<double>(rows.size()), printable(rows[i].id));
-    lines.write(line_of(rows[i], sets));
+    lines.write(line_of(rows[i], sets, failed));
   }
   if (progress) progress->finish();
   lines.close();
-  return kOk;
+  return failed ? kFailed : kOk;
 }
 
 }  // namespace molen::apps

@@ -12,7 +12,8 @@ struct PlanRunsArguments {
   bool print_factors = false;  // prints the factors as JSON instead of predicting; `runs` is then not read
 };
 
-// Returns kOk when the file was processed, also if rows of it have errors. Throws UsageError for a table or factors
+// Returns kOk when the file was processed, also if rows of it have errors, and kFailed if a row's error is a mistake of
+// molen. Throws UsageError for a table or factors
 // that cannot be read and for an output that is the table itself, and IoError when a line cannot be written.
 int run_plan_runs(const PlanRunsArguments& arguments);
 

@@ -106,6 +106,7 @@ def simulate(case):
     case.refused(*described, "--cluster", "dgx-a10", "--ranks", 16, says="did you mean 'dgx-a100'")
     case.refused(*described, "--cluster", "ipu-pod4", "--ranks", 4, says=["ipu-pod4", "calculus"])
     case.refused(*described, "--cluster", "dgx-a100", "--ranks", 12, says="whole nodes")
+    case.refused(*described, "--cluster", "snellius-h100", "--ranks", 16, "--ranks-per-node", 8, says="--ranks-per-node: 8")
     case.refused(*described, "--cluster", "dgx-a100", "--ranks", 16, "--communicator", "mpi", says="--communicator")
     case.refused("simulate", "tiny.toml", {"device.kind": "cpu"}, "--cluster", "dgx-a100", says="device.kind")
 
@@ -189,7 +190,7 @@ def calculus(case):
         case.refused(*base, *given, says=says)
     case.refused(*base, says="--tokens")
     case.refused("plan", says=["CONFIG", "--calculus", "--runs"])
-    case.refused(*base, *sized, "--ranks", 8, says="--ranks")
+    case.refused(*base, *sized, "--ranks", 8, says=["--ranks", "--calculus does not take it"])
 
 
 @row("plan --objective", "plan --ranks", "plan --best", "plan --simulate", "plan --memory", "plan --watts", "plan --output")
@@ -221,11 +222,21 @@ def plan_search(case):
         values = [b[key] for b in said("--objective", objective)["best"]]
         assert values == sorted(values) and values[0] <= min(b[key] for b in one["best"]), (objective, values)
     # Nothing takes less than a node's idle power.
-    case.refused(*base, "--ranks", 16, "--watts", "1kW", says=["juwels-booster", "none of"])
+    case.refused(*base, "--ranks", 16, "--watts", "1kW", says=["juwels-booster", "a higher --watts may help", "more than 1000 W"])
+    case.refused("plan", *model, {"data.document_mask": True}, "--cluster", "juwels-booster", "--ranks", 16, says="data.document_mask")
+    for nodes in (0, -1, 10**6):
+        case.refused(*base, "--nodes", nodes, says=f"--nodes: {nodes}" if nodes < 1 else "1000000")
+    case.refused(*base, "--ranks", 0, says="--ranks")
+    for words in (["--tokens", "1B"], ["--factors", "f.json"], ["--plot", "x.svg"]):
+        case.refused(*base, "--ranks", 16, *words, says=[words[0], "a search does not take it"])
+    # The configuration's own layout is replaced, which is said.
+    replaced = json.loads(case.molen("plan", *model, {"parallel.tensor": 2, "batch.micro": 2}, "--cluster", "juwels-booster", "--ranks", 16, "--format", "json").stdout)
+    equal("the keys that are replaced", (replaced["replaced"], replaced["best"][0]["step_s"]), (["batch.micro", "parallel.tensor"], steps[0]))
+    equal("where every layout went", one["layouts"], sum(one[k] for k in ("too_large_kept", "too_large", "refused", "simulated", "excluded")) if one["complete"] else one["layouts"])
     equal("--watts that is enough", said("--watts", "100kW")["best"][0]["step_s"], steps[0])
     text = case.molen(*base, "--ranks", 16).stdout
     assert one["best"][0]["layout"] in text and "slower by" in text and "80 % of steps" in text, text
-    for words, says in ((["--objective", "tim"], ["--objective", "did you mean 'time'"]), (["--memory", "x"], ["--memory"]), (["--watts", "x"], ["--watts"]), (["--ranks", 10**7], ["--ranks"]), (["--format", "markdown"], ["--format"]), (["--memory", "1GiB"], ["--memory may help"])):
+    for words, says in ((["--objective", "tim"], ["--objective", "did you mean 'time'"]), (["--memory", "x"], ["--memory"]), (["--watts", "x"], ["--watts"]), (["--ranks", 10**7], ["--ranks"]), (["--format", "markdown"], ["--format"]), (["--memory", "1GiB"], ["more nodes or --memory may help"])):
         given = words if "--ranks" in words else ["--ranks", 16, *words]
         case.refused(*base, *given, says=says)
     case.refused("plan", *model, says="--cluster")
@@ -259,7 +270,8 @@ def plan_runs(case):
     case.refused("plan", "--runs", "runs.csv", "--factors", "bad.json", says="did you mean 'gemm'")
     (work / "none.csv").write_text("model\nx\n")
     case.refused("plan", "--runs", "none.csv", says="run_id")
-    case.refused("plan", "--runs", "runs.csv", "--calculus", says="--calculus")
+    case.refused("plan", "--runs", "runs.csv", "--calculus", says=["--calculus", "--runs does not take it"])
+    case.refused("plan", "--runs", "runs.csv", "--cluster", "dgx-a100", says=["--cluster", "--runs does not take it"])
 
 
 def slots(program):
