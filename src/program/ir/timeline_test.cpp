@@ -236,6 +236,19 @@ TEST(Overlap, IsWhatComputeCovers) {
   EXPECT_DOUBLE_EQ(o.hidden_s, 3.0);
   EXPECT_DOUBLE_EQ(o.share(), 0.5);
   EXPECT_DOUBLE_EQ(overlap_of(m.ops, m.timeline, Axis::kTp).share(), 1.0);
+  EXPECT_DOUBLE_EQ(exposed_seconds(m.ops, m.timeline, Stream::kDpComm), 3.0);
+  EXPECT_DOUBLE_EQ(exposed_seconds(m.ops, m.timeline, Stream::kTpComm), 0.0);
+}
+
+// Communication on the compute stream does not hide itself.
+TEST(Overlap, CommunicationOnTheComputeStreamIsNoComputation) {
+  auto m = made(timeline_setting(2, 1), [](const Step&) { return 1.0; });
+  for (Body& body : m.program.bodies)
+    for (Step& step : body.steps)
+      if (step.stream == Stream::kDpComm) step.stream = Stream::kCompute;
+  const Overlap o = overlap_of(expand(m.program), m.timeline, Axis::kDp);
+  EXPECT_GT(o.seconds, 0.0);
+  EXPECT_EQ(o.hidden_s, 0.0);
 }
 
 }  // namespace
