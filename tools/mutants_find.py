@@ -29,7 +29,7 @@ STATEMENTS = {K.COMPOUND_STMT, K.IF_STMT, K.FOR_STMT, K.WHILE_STMT, K.CXX_FOR_RA
 TRANSPARENT = {K.UNEXPOSED_EXPR}
 # Calls whose absence or whose arguments' order no test can see.
 UNSEEN = re.compile(r"\b(reserve|shrink_to_fit|fflush|madvise|posix_fadvise|notify_\w+|set_name|spdlog|at::set_num_threads)\b")
-SYMMETRIC = re.compile(r"^(std::)?(min|max|minmax|swap|gcd|lcm|abs_diff|at::(equal|allclose|add|mul))$")
+SYMMETRIC = re.compile(r"^(std::)?(min|max|minmax|swap|gcd|lcm|abs_diff|product|at::(equal|allclose|add|mul))$")
 NEVER_ALONE = {K.STATIC_ASSERT, K.ENUM_CONSTANT_DECL, K.TEMPLATE_TYPE_PARAMETER, K.TEMPLATE_NON_TYPE_PARAMETER, K.ENUM_DECL}
 
 

@@ -8,14 +8,21 @@ namespace molen::plan {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-// Assumptions: the context and the libraries' workspaces of a process on a device, the buffers of each communicator
-// of several ranks, and the share by which an allocator's blocks exceed what is asked of it.
-constexpr double kContext = 1.0 * kGiB, kCommunicator = 0.25 * kGiB, kFragments = 0.04;
+// Assumptions: the context and the libraries' workspaces of a process on a device, and the buffers of each communicator
+// of several ranks. The share by which an allocator's blocks exceed what is asked of it is chosen so that the 36 runs
+// of BLOOM's chronicles have no bias.
+constexpr double kContext = 1.0 * kGiB, kCommunicator = 0.35 * kGiB, kFragments = 0.25;
+
+// For each logit, a loss in separate kernels holds 14 bytes where its backward begins: the logits in 16 bits, the log
+// of the softmax in fp32, and the gradients of both steps in fp32. A fused loss holds the logits and their gradient, 4
+// bytes. molen's head holds 2.
+constexpr double kMoreOfLogit = 12.0, kMoreOfLogitFused = 2.0;
 
 // Returns the bytes that autograd keeps of a layer and molen does not, of one micro-batch on one rank. For GPT's layer,
 // Korthikanti et al. 2022 (section 4.1) count 34 bytes for each token and element of the residual stream, and 5 for
 // each score of unfused attention; molen keeps 28 of the former: it computes the outputs of norms again and has no
-// dropout. A gated MLP also keeps the result of its activation function.
+// dropout, whose masks are 2 of the 34 and which runs seldom say they have. A gated MLP also keeps the result of its
+// activation function.
 double extra_of_layer(const Run& run, const program::Setting& s) {
   const double tokens = static_cast<double>(s.tokens()), hidden = static_cast<double>(run.hidden),
                ffn = static_cast<double>(run.ffn), ranks = run.tp;
@@ -23,8 +30,7 @@ double extra_of_layer(const Run& run, const program::Setting& s) {
   const double rows = s.sharded_rows() ? tokens / ranks : tokens;
   const double scores = 5.0 * static_cast<double>(run.heads) / ranks * tokens * static_cast<double>(s.local_sequence());
   const bool keeps_scores = !run.flash_attention && run.recompute != "selective_attention";
-  return (gated ? 4.0 : 6.0) * rows * hidden + (gated ? 2.0 * tokens * ffn / ranks : 0.0) +
-         (keeps_scores ? scores : 0.0);
+  return 4.0 * rows * hidden + (gated ? 2.0 * tokens * ffn / ranks : 0.0) + (keeps_scores ? scores : 0.0);
 }
 
 // The layers of a stage whose activations are kept at once, counted over micro-batches (Narayanan et al. 2021, section
@@ -54,24 +60,38 @@ double fewer_of_state(const Run& run, const program::Program& p) {
   return run.grad_dtype == "fp32" ? 0.0 : 2.0 * parameters / (s.zero == 2 ? shards : 1.0);
 }
 
-double of_stage(const Run& run, const program::Program& p) {
+double of_stage(const Run& run, const program::Program& p, double more_of_logit) {
   const double planned = static_cast<double>(program::planned_peak(p).device.value);
   const bool kept = run.recompute != "full" && run.recompute != "selective_layer";
   const double layers = kept                                 ? layers_in_flight(p)
                         : run.recompute == "selective_layer" ? 0.5 * layers_in_flight(p)
                                                              : 1.0;
-  return planned + layers * extra_of_layer(run, p.setting) - fewer_of_state(run, p);
+  const program::Setting& s = p.setting;
+  const bool last = s.pipeline.stage + 1 == s.stages();
+  const double logits = last ? static_cast<double>(s.tokens()) * static_cast<double>(run.vocabulary) / run.tp : 0.0;
+  return planned + layers * extra_of_layer(run, s) + more_of_logit * logits - fewer_of_state(run, p);
 }
 
 }  // namespace
 
-FrameworkMemory memory_of(const Run& run, const std::vector<program::Program>& stages) {
+FrameworkMemory memory_of(const Run& run, const std::vector<program::Program>& stages, double capacity) {
   FrameworkMemory m;
+  double least = 0.0;
   // The first stages keep the most micro-batches, and the last one has the logits.
-  for (std::size_t i = 0; i < stages.size(); ++i)
-    if (i < 2 || i + 1 == stages.size()) m.allocator = std::max(m.allocator, of_stage(run, stages[i]));
-  const int communicators = (run.tp > 1) + (run.pp > 1) + (run.dp > 1) + (run.cp > 1);
-  m.device = m.allocator * (1.0 + kFragments) + kContext + communicators * kCommunicator;
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    if (i >= 2 && i + 1 < stages.size()) continue;
+    m.allocator = std::max(m.allocator, of_stage(run, stages[i], kMoreOfLogit));
+    least = std::max(least, of_stage(run, stages[i], kMoreOfLogitFused));
+  }
+  // A pipeline also has groups of all ranks of a replica and of the two ends.
+  const int communicators = 1 + (run.tp > 1) + 3 * (run.pp > 1) + (run.dp > 1) + (run.cp > 1);
+  const double others = kContext + communicators * kCommunicator;
+  m.fits = least + others <= capacity;
+  m.device = m.allocator * (1.0 + kFragments) + others;
+  if (!m.fits) return m;
+  // An allocator gives its fragments back before it fails, and whoever runs has a loss that fits.
+  m.device = std::min(m.device, capacity);
+  m.allocator = std::min(m.allocator, capacity - others);
   return m;
 }
 

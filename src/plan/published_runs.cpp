@@ -57,12 +57,23 @@ program::Recompute recompute_of(const Run& run) {
   return r;
 }
 
+// What data-parallel ranks share in the program that stands for a run. TorchTitan, which combines fully sharded
+// parameters with a pipeline, gathers them once a step then, and reduces gradients after the last micro-batch.
+int zero_of(const Run& run) {
+  const int zero = run.zero.value_or(0);
+  return zero == 3 && run.pp > 1 ? 1 : zero;
+}
+
+// Fully sharded parameters are always gathered ahead.
+bool overlaps_data(const Run& run) {
+  return run.overlap.contains("dp") || run.zero == 3;
+}
+
 void set_pipeline(const Run& run, const arch::Architecture& arch, program::Setting& s) {
   if (run.pp == 1) return;
-  const bool interleaved = run.chunks > 1;
-  s.pipeline = program::pipeline_of(interleaved ? program::ScheduleKind::kInterleaved : program::ScheduleKind::k1f1b,
-                                    run.chunks);
-  const int places = run.pp * run.chunks;
+  const int chunks = run.chunks.value_or(1), places = run.pp * chunks;
+  s.pipeline =
+      program::pipeline_of(chunks > 1 ? program::ScheduleKind::kInterleaved : program::ScheduleKind::k1f1b, chunks);
   if (run.ends_count_as_layers) {
     if ((arch.layers + 2) % places != 0)
       throw UsageError("pp_split: {} layers, embedding and output layer do not divide into {} equal parts", arch.layers,
@@ -81,10 +92,24 @@ void expose(program::Program& p, program::Stream stream) {
       if (step.stream == stream) step.stream = program::Stream::kCompute;
 }
 
+// Other programs post a stage's sends and receives together, so that no receive queues behind a send. Receives
+// therefore get a stream of their own: that of expert ranks, which these programs do not have.
+void receive_beside_sends(program::Program& p) {
+  for (program::Body& body : p.bodies)
+    for (program::Step& step : body.steps)
+      if (std::holds_alternative<program::Receive>(step.op)) step.stream = program::Stream::kEpComm;
+}
+
 sim::Framework framework_of(const Run& run) {
   return {.flash_attention = run.flash_attention,
           .fp8 = run.precision == "fp8",
           .compiled = run.compiled,
+          .messages_beside_compute = run.overlap.contains("pp"),
+          // Whoever keeps whole gradients reduces them after the last micro-batch.
+          .reduces_last = !overlaps_data(run) && zero_of(run) < 2,
+          .gathers_in_forward = overlaps_data(run) && zero_of(run) == 1,
+          .pieces_at_once = true,
+          .whole_logits = true,
           .one_at_a_time = false};
 }
 
@@ -117,15 +142,17 @@ std::optional<std::string> too_large(const Run& run) {
   return std::nullopt;
 }
 
-// The programs of all stages of a run. Communication that does not run beside compute is work of the compute stream.
+// The programs of all stages of a run. Gathers and reductions of sharded gradients that do not run beside compute are
+// work of the compute stream. Messages stay on their stream: on that of compute, a sender would also wait while the
+// receiver still computes.
 std::vector<program::Program> programs_of(const Run& run) {
   if (const auto why = too_large(run)) throw UsageError("{}", *why);
   const arch::Architecture a = architecture_of(run);
   auto programs = program::build_stages(a, setting_of(run, a), nullptr, false);
-  // Messages between stages stay on their stream: on that of compute, a sender would also wait while the receiver still
-  // computes.
-  if (!run.overlap.contains("dp"))
-    for (auto& p : programs) expose(p, program::Stream::kDpComm);
+  for (auto& p : programs) {
+    if (!overlaps_data(run) && zero_of(run) >= 2) expose(p, program::Stream::kDpComm);
+    receive_beside_sends(p);
+  }
   return programs;
 }
 
@@ -145,9 +172,9 @@ RunPrediction predict_chosen(const ChosenRun& c, const cluster::Cluster& cluster
     rest.erase("tp");
     out.chosen["overlap"] = rest.empty() ? "none" : fmt::format("{}", fmt::join(rest, "+"));
   }
-  const FrameworkMemory memory = memory_of(run, programs);
+  const FrameworkMemory memory = memory_of(run, programs, cluster.device.memory.value);
   out.allocator_bytes = memory.allocator, out.memory_bytes = memory.device;
-  out.fits = memory.device <= cluster.device.memory.value;
+  out.fits = memory.fits;
   const program::Stages stages(std::move(programs));
   const auto timelines = sim::simulate(stages, sim::DescribedCosts(cluster, factors, framework_of(run)));
   out.step_s = seconds_of(timelines, factors);
@@ -160,6 +187,10 @@ RunPrediction predict_chosen(const ChosenRun& c, const cluster::Cluster& cluster
     out.bubble_s =
         std::max(out.bubble_s, program::phase_seconds(stages.program(i).setting, stages.ops(i), timelines[i]).bubble_s);
   const std::size_t busiest = sim::busiest_stage(stages, timelines);
+  for (std::size_t i = 0; i < stages.ops(busiest).size(); ++i) {
+    const program::OpTime& time = timelines[busiest].ops[i];
+    out.kinds_s[program::kind_of(stages.ops(busiest)[i].step->op)] += time.seconds() - time.waited_s;
+  }
   for (const auto& [axis, stream] :
        {std::pair{"tp", program::Stream::kTpComm}, {"cp", program::Stream::kCpComm}, {"dp", program::Stream::kDpComm}})
     if (const double exposed = program::exposed_seconds(stages.ops(busiest), timelines[busiest], stream); exposed > 0.0)
@@ -185,16 +216,47 @@ RunPrediction predict_open(const Run& run, const cluster::Cluster& cluster, cons
   return *last;
 }
 
-// Chooses a blank micro-batch: the one with the fastest step of those that fit, or 1 if none does.
-RunPrediction fastest_micro_batch(const Run& run, const cluster::Cluster& cluster, const sim::Factors& factors) {
+// Returns the micro-batches that a run may have: its own, or powers of two.
+std::vector<std::int64_t> micro_batches_of(const Run& run) {
+  if (run.micro_batch) return {*run.micro_batch};
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t size = 1; size <= 64 && run.global_batch % (size * run.dp) == 0; size *= 2) sizes.push_back(size);
+  return sizes;
+}
+
+constexpr int kMostChunks = 32;  // more chunks send more messages, and hardly shorten the bubble
+
+// Returns the chunks of a pipeline rank that a run may have: its own, or all that deal out the same number of layers.
+// Megatron-LM interleaves only where the micro-batches are a multiple of the stages (Narayanan et al. 2021, section
+// 2.2.2).
+std::vector<int> chunks_of(const Run& run) {
+  if (run.chunks) return {*run.chunks};
+  const bool interleaves = run.schedule == "interleaved_1f1b";
+  std::vector<int> all;
+  if (!interleaves) all.push_back(1);
+  const std::int64_t layers = run.layers + (run.ends_count_as_layers ? 2 : 0),
+                     micro_batches = run.global_batch / (run.micro_batch.value_or(1) * run.dp);
+  for (int chunks = 2; chunks <= kMostChunks; ++chunks)
+    if (layers % (std::int64_t{run.pp} * chunks) == 0 && micro_batches % run.pp == 0) all.push_back(chunks);
+  if (all.empty()) all.push_back(2);
+  return all;
+}
+
+// Fills a blank micro-batch and blank chunks: those with the fastest step of all that fit, or the fewest if none does.
+RunPrediction fastest(const Run& run, const cluster::Cluster& cluster, const sim::Factors& factors) {
   std::optional<RunPrediction> best;
-  for (std::int64_t size = 1; size <= 64 && run.global_batch % (size * run.dp) == 0; size *= 2) {
-    Run sized = run;
-    sized.micro_batch = size;
-    if (too_large(sized)) continue;
-    RunPrediction p = predict_open(sized, cluster, factors);
-    p.chosen["mbs"] = std::to_string(size);
-    if (!best || (p.fits && (!best->fits || p.step_s < best->step_s))) best = std::move(p);
+  Run filled = run;
+  for (const std::int64_t size : micro_batches_of(run)) {
+    filled.micro_batch = size, filled.chunks = run.chunks;
+    if (!run.micro_batch && too_large(filled)) continue;
+    for (const int chunks : chunks_of(filled)) {
+      filled.chunks = chunks;
+      RunPrediction p = predict_open(filled, cluster, factors);
+      if (!run.micro_batch) p.chosen["mbs"] = std::to_string(size);
+      if (!run.chunks) p.chosen["vpp"] = std::to_string(chunks);
+      if (run.schedule.empty()) p.chosen["schedule"] = chunks > 1 ? "interleaved_1f1b" : "1f1b";
+      if (!best || (p.fits && (!best->fits || p.step_s < best->step_s))) best = std::move(p);
+    }
   }
   if (!best && run.global_batch % run.dp == 0) throw UsageError("{}", *too_large(run));
   if (!best) throw UsageError("gbs: {} sequences do not divide over dp = {}", run.global_batch, run.dp);
@@ -228,7 +290,7 @@ program::Setting setting_of(const Run& run, const arch::Architecture& arch) {
   using mesh::Axis;
   program::Setting s;
   s.mesh[Axis::kTp] = run.tp, s.mesh[Axis::kPp] = run.pp, s.mesh[Axis::kCp] = run.cp;
-  s.zero = run.zero.value_or(0);
+  s.zero = zero_of(run);
   if (run.shard_group % run.cp != 0)
     throw UsageError("shard_group: {} ranks do not hold whole groups of cp = {}", run.shard_group, run.cp);
   const int shard = run.shard_group > 0 ? run.shard_group / run.cp : run.dp;
@@ -277,7 +339,7 @@ Result<RunPrediction> predict(const Run& run, const sim::Factors& factors) {
     if (!run.has_layout)
       return Failure{
           "tp: tp, pp and dp are blank, and no layout is searched for a row; `molen plan CONFIG` searches one"};
-    return run.micro_batch ? predict_open(run, cluster, factors) : fastest_micro_batch(run, cluster, factors);
+    return fastest(run, cluster, factors);
   } catch (const UsageError& error) {
     return Failure{error.what()};
   }
@@ -285,13 +347,14 @@ Result<RunPrediction> predict(const Run& run, const sim::Factors& factors) {
 
 Result<std::vector<double>> predict_times(const Run& run, const std::vector<sim::Factors>& sets) {
   Run chosen = run;
-  if (!run.zero || !run.recompute || !run.micro_batch) {
+  if (!run.zero || !run.recompute || !run.micro_batch || !run.chunks) {
     const auto first = predict(run, sets.front());
     if (!first) return Failure{first.reason()};
     for (const auto& [column, value] : first.value().chosen) {
       if (column == "recompute") chosen.recompute = value;
       if (column == "mbs") chosen.micro_batch = std::stoll(value);
       if (column == "zero_stage") chosen.zero = std::stoi(value);
+      if (column == "vpp") chosen.chunks = std::stoi(value);
     }
   }
   try {

@@ -16,7 +16,7 @@ plan::Run gpt_run() {
   run.layers = 32, run.hidden = 4096, run.ffn = 16384, run.heads = 32, run.kv_heads = 32, run.vocabulary = 51200;
   run.sequence = 2048, run.mlp = "gelu", run.tied = true;
   run.gpu = "A100-SXM-80GB", run.gpus = 64;
-  run.tp = 4, run.pp = 2, run.dp = 8;
+  run.tp = 4, run.pp = 2, run.dp = 8, run.chunks = 1;
   run.schedule = "1f1b", run.zero = 1, run.micro_batch = 2, run.global_batch = 128, run.recompute = "full";
   run.precision = "bf16", run.grad_dtype = "fp32";
   return run;
@@ -40,6 +40,8 @@ TEST(PublishedRuns, EachColumnHasItsEffect) {
   EXPECT_GT(none.allocator_bytes, 1.2 * base.allocator_bytes);
   const auto unfused = predicted([](plan::Run& r) { r.flash_attention = false; });
   EXPECT_GT(unfused.step_s, 1.02 * base.step_s);
+  EXPECT_GT(unfused.kinds_s.at("forward attention"), 1.5 * base.kinds_s.at("forward attention"));
+  EXPECT_NEAR(unfused.kinds_s.at("forward down"), base.kinds_s.at("forward down"), 1e-9);
   const auto attention =
       predicted([](plan::Run& r) { r.recompute = "selective_attention", r.flash_attention = false; });
   EXPECT_LT(attention.step_s, unfused.step_s);
@@ -52,6 +54,8 @@ TEST(PublishedRuns, EachColumnHasItsEffect) {
   EXPECT_LT(predicted([](plan::Run& r) { r.overlap = {"tp"}, r.sequence_parallel = true; }).exposed_s.at("tp"),
             predicted([](plan::Run& r) { r.sequence_parallel = true; }).exposed_s.at("tp"));
   EXPECT_EQ(predicted([](plan::Run& r) { r.overlap = {"tp", "dp"}; }).chosen.at("overlap"), "dp");
+  const auto slow = [](plan::Run& r) { r.network_bytes_per_s = 1e9; };
+  EXPECT_LT(predicted([&](plan::Run& r) { slow(r), r.overlap = {"pp"}; }).step_s, 0.99 * predicted(slow).step_s);
   // Three forwards of 2 W + A / 2 + H for each token (docs/formats/runs.md).
   EXPECT_NEAR(base.model_flops,
               128.0 * 2048 * 3 *
@@ -71,6 +75,35 @@ TEST(PublishedRuns, EachColumnHasItsEffect) {
   EXPECT_GT(predicted(wide).step_s, 1.08 * base.step_s);
 }
 
+TEST(PublishedRuns, ShardedParametersOfAPipelineAreGatheredOnceAStep) {
+  plan::Run run = gpt_run();
+  run.zero = 3;
+  EXPECT_EQ(setting_of(run, architecture_of(run)).zero, 1);
+  run.pp = 1, run.dp = 16;
+  EXPECT_EQ(setting_of(run, architecture_of(run)).zero, 3);
+  // They are gathered ahead, whatever the column says.
+  const auto sharded = [](plan::Run& r) { r.pp = 1, r.dp = 16, r.zero = 3; };
+  const double step_s = predicted(sharded).step_s;
+  EXPECT_EQ(predicted([&](plan::Run& r) { sharded(r), r.overlap = {"dp"}; }).step_s, step_s);
+}
+
+TEST(PublishedRuns, TheLossHasItsMemory) {
+  const auto with = [](std::int64_t vocabulary, bool near_full) {
+    return predicted(
+        [=](plan::Run& r) { r.vocabulary = vocabulary, r.pp = 1, r.dp = 16, r.micro_batch = near_full ? 8 : 2; });
+  };
+  // 14 bytes for each of 4,096 tokens and a quarter of the vocabulary, and 20 for each parameter of the tied embedding
+  // but for the optimizer's shards.
+  const double more = with(512 * 400, false).allocator_bytes - with(512 * 200, false).allocator_bytes;
+  const double rows = 512.0 * 200.0 / 4.0, parameters = rows * 4096.0;
+  EXPECT_GT(more, 14.0 * 4096.0 * rows + 6.0 * parameters);
+  EXPECT_LT(more, 14.0 * 4096.0 * rows + 18.0 * parameters);
+  // A run that fits with a fused loss uses no more than there is.
+  const auto full = with(512 * 480, true);
+  EXPECT_TRUE(full.fits);
+  EXPECT_LE(full.memory_bytes, 8.5e10);
+}
+
 TEST(PublishedRuns, Fp8IsFasterOnDevicesThatHaveIt) {
   const auto h100 = [](plan::Run& r) { r.gpu = "H100-SXM-80GB"; };
   const auto fp8 = [](plan::Run& r) { r.gpu = "H100-SXM-80GB", r.precision = "fp8"; };
@@ -88,6 +121,19 @@ TEST(PublishedRuns, BlanksAreChosenAndNamed) {
   for (const std::int64_t size : {1, 2, 4})
     EXPECT_LE(open.step_s,
               predicted([&](plan::Run& r) { r.recompute = "none", r.zero = 0, r.micro_batch = size; }).step_s);
+  // Blank chunks are those of the fastest step.
+  const auto chunks = predicted([](plan::Run& r) { r.chunks.reset(), r.schedule = ""; });
+  EXPECT_EQ(chunks.chosen.at("schedule"), "interleaved_1f1b");
+  for (const int n : {1, 2, 4, 8, 16})
+    EXPECT_LE(chunks.step_s, predicted([&](plan::Run& r) { r.chunks = n; }).step_s) << n;
+  // Nine micro-batches of two stages do not interleave.
+  const auto odd = predicted([](plan::Run& r) { r.chunks.reset(), r.schedule = "", r.global_batch = 144; });
+  EXPECT_EQ(odd.chosen.at("vpp"), "1");
+  EXPECT_EQ(odd.chosen.at("schedule"), "1f1b");
+  const auto told =
+      predicted([](plan::Run& r) { r.chunks.reset(), r.schedule = "interleaved_1f1b", r.global_batch = 144; });
+  EXPECT_EQ(told.chosen.at("vpp"), "2");
+  EXPECT_FALSE(told.chosen.contains("schedule"));
   // A device with a power limit stands for its type, which is said.
   EXPECT_EQ(predicted([](plan::Run& r) { r.gpu = "V100-SXM-32GB"; }).chosen.at("gpu"), "V100-SXM-32GB-450W");
 }

@@ -35,6 +35,8 @@ Json to_json(const Run& run, const RunPrediction& p) {
   const double tokens = static_cast<double>(run.global_batch) * static_cast<double>(run.sequence);
   Json exposed = Json::object();
   for (const auto& [axis, seconds] : p.exposed_s) exposed[axis] = checked_figure(run, "exposed_comm_s", seconds);
+  Json kinds = Json::object();
+  for (const auto& [kind, seconds] : p.kinds_s) kinds[kind] = checked_figure(run, "kinds_s", seconds);
   auto assumed = run.assumed;
   for (const auto& [column, value] : p.chosen) assumed.insert_or_assign(column, value);
   return {{"run_id", run.id},
@@ -48,6 +50,7 @@ Json to_json(const Run& run, const RunPrediction& p) {
           {"fits", p.fits},
           {"bubble_s", checked_figure(run, "bubble_s", p.bubble_s)},
           {"exposed_comm_s", exposed},
+          {"kinds_s", kinds},
           {"assumed", assumed.empty() ? Json::object() : Json(assumed)}};
 }
 

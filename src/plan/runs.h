@@ -30,14 +30,15 @@ struct Run {
   // The layout. A row without tp, pp and dp has none, and no prediction yet: a search would have to choose it, with the
   // row's cp if has_cp. The sizes are then 1 and say nothing.
   bool has_layout = true, has_cp = true;
-  int tp = 1, pp = 1, chunks = 1, dp = 1, cp = 1;  // chunks: virtual stages of a pipeline rank
-  std::string schedule;                            // "1f1b", "interleaved_1f1b"; "" without layout and blank
-  bool ends_count_as_layers = false;               // pp_split = embedding_and_head_as_layers
-  bool sequence_parallel = false;                  // has no effect where tp is 1
-  std::optional<int> zero;                         // 0 to 3
-  int shard_group = 0;                             // ranks that share one sharded copy; 0: all of dp x cp
-  std::optional<std::int64_t> micro_batch;         // sequences
-  std::int64_t global_batch = 0;                   // sequences
+  int tp = 1, pp = 1, dp = 1, cp = 1;
+  std::optional<int> chunks;          // virtual stages of a pipeline rank
+  std::string schedule;               // "1f1b", "interleaved_1f1b"; "" where it follows from `chunks`, which is chosen
+  bool ends_count_as_layers = false;  // pp_split = embedding_and_head_as_layers
+  bool sequence_parallel = false;     // has no effect where tp is 1
+  std::optional<int> zero;            // 0 to 3
+  int shard_group = 0;                // ranks that share one sharded copy; 0: all of dp x cp
+  std::optional<std::int64_t> micro_batch;  // sequences
+  std::int64_t global_batch = 0;            // sequences
   // How it computes.
   std::optional<std::string> recompute;  // "none", "selective_attention", "selective_op", "selective_layer", "full"
   std::string precision;                 // "fp16", "bf16", "fp8"
@@ -75,6 +76,7 @@ struct RunPrediction {
   bool fits = false;
   double bubble_s = 0.0;                      // of the stage that is idle for the longest time
   std::map<std::string, double> exposed_s;    // communication over each axis in which the stage computes nothing
+  std::map<std::string, double> kinds_s;      // by kind of op: the work of the stage that computes for the longest time
   std::map<std::string, std::string> chosen;  // what the prediction chose for columns that were blank
 };
 

@@ -38,7 +38,7 @@ constexpr RunColumn kColumns[] = {
     {"pp", "1 to 1000000", "the same"},
     {"cp", "1 to 1000000", "the same"},
     {"dp", "1 to 1000000", "gpus / (tp x pp x cp); chosen as tp is"},
-    {"vpp", "1 to 10000", "1; 2 where schedule is interleaved_1f1b"},
+    {"vpp", "1 to 10000", kChosen},
     {"schedule", "1f1b, interleaved_1f1b", "1f1b; interleaved_1f1b where vpp is above 1"},
     {"pp_split", "embedding_and_head_as_layers, layers", "layers"},
     {"sequence_parallel", "yes, no", "yes where tp is above 1 and divides seq / cp, else no"},

@@ -97,22 +97,27 @@ void read_stages(RunCells& cells, Run& run) {
   run.ends_count_as_layers = cells.word_or("pp_split", kSplits, "layers") != "layers";
   const auto chunks = cells.count("vpp", 1, kMostLayers);
   const auto schedule = cells.word("schedule", kSchedules);
-  const bool interleaved = schedule ? *schedule == "interleaved_1f1b" : chunks.value_or(1) > 1;
-  run.chunks = static_cast<int>(chunks.value_or(interleaved ? 2 : 1));
-  if (run.has_layout || chunks || schedule) {
-    if (!chunks) cells.assume("vpp", std::to_string(run.chunks));
+  if (chunks) run.chunks = static_cast<int>(*chunks);
+  const bool interleaved = schedule ? *schedule == kSchedules[1] : chunks.value_or(1) > 1;
+  if (chunks && interleaved != (*chunks > 1))
+    throw UsageError("schedule: '{}' needs a vpp {}, and vpp is {}", *schedule, interleaved ? "of at least 2" : "of 1",
+                     *chunks);
+  if (interleaved && run.has_layout && run.pp == 1)
+    throw UsageError("{} needs a pp of at least 2, and pp is 1",
+                     chunks ? fmt::format("vpp: {}", *chunks) : fmt::format("schedule: '{}'", *schedule));
+  if (!chunks && ((run.has_layout && run.pp == 1) || (schedule && !interleaved))) {
+    run.chunks = 1;
+    cells.assume("vpp", "1");
+  }
+  if (schedule || run.chunks) {
     run.schedule = kSchedules[interleaved ? 1 : 0];
     if (!schedule) cells.assume("schedule", run.schedule);
   }
-  if (interleaved != (run.chunks > 1))
-    throw UsageError("schedule: '{}' needs a vpp {}, and vpp is {}", run.schedule,
-                     interleaved ? "of at least 2" : "of 1", run.chunks);
   if (!run.has_layout) return;
-  if (run.chunks > 1 && run.pp == 1) throw UsageError("vpp: {} needs a pp of at least 2, and pp is 1", run.chunks);
-  const std::int64_t places = std::int64_t{run.pp} * run.chunks,
+  const std::int64_t least = run.chunks.value_or(interleaved ? 2 : 1), places = run.pp * least,
                      units = run.layers + (run.ends_count_as_layers ? 2 : 0);
   if (units < places)
-    throw UsageError("pp: {} stages of {} chunks are {}, and there are only {} layers to deal out", run.pp, run.chunks,
+    throw UsageError("pp: {} stages of {} chunks are {}, and there are only {} layers to deal out", run.pp, least,
                      places, units);
 }
 

@@ -140,11 +140,13 @@ TEST(RunsTable, ContextRanksAloneAreNoLayout) {
 }
 
 TEST(RunsTable, DefaultsOfThePipeline) {
-  EXPECT_EQ(assumed_for("schedule", {{"pp", "4"}}), "1f1b");
-  EXPECT_EQ(assumed_for("vpp", {{"pp", "4"}}), "1");
+  EXPECT_EQ(assumed_for("schedule", {{"pp", "1"}}), "1f1b");
+  EXPECT_EQ(assumed_for("vpp", {{"pp", "1"}}), "1");
+  EXPECT_EQ(assumed_for("schedule", {{"pp", "4"}}), "-");  // the prediction chooses it with vpp
+  EXPECT_EQ(assumed_for("vpp", {{"pp", "4"}}), "-");
   EXPECT_EQ(assumed_for("schedule", {{"pp", "4"}, {"vpp", "2"}}), "interleaved_1f1b");
   EXPECT_EQ(assumed_for("schedule", {{"vpp", "2"}}), "interleaved_1f1b");
-  EXPECT_EQ(assumed_for("vpp", {{"pp", "4"}, {"schedule", "interleaved_1f1b"}}), "2");
+  EXPECT_EQ(assumed_for("vpp", {{"pp", "4"}, {"schedule", "interleaved_1f1b"}}), "-");
   EXPECT_EQ(assumed_for("vpp", {{"pp", "4"}, {"schedule", "1f1b"}}), "1");
 }
 

@@ -130,6 +130,7 @@ RunPrediction prediction() {
   p.step_s = 4.0, p.spread = 0.25, p.model_flops = 64.0 * 4.0 * 150e12;
   p.memory_bytes = 61e9, p.allocator_bytes = 59e9, p.fits = true, p.bubble_s = 0.5;
   p.exposed_s = {{"tp", 0.25}, {"dp", 0.0}};
+  p.kinds_s = {{"forward attention", 1.5}, {"all_gather", 0.5}};
   return p;
 }
 
@@ -142,6 +143,7 @@ TEST(RunsJson, KeysOfAPrediction) {
             R"({"run_id":"r","step_s":4.0,"step_s_low":3.2,"step_s_high":5.0,"tokens_per_s_per_gpu":1024.0,)"
             R"("tflops_per_gpu":150.0,"memory_bytes_per_gpu":61000000000,"memory_allocator_bytes_per_gpu":59000000000,)"
             R"("fits":true,"bubble_s":0.5,"exposed_comm_s":{"dp":0.0,"tp":0.25},)"
+            R"("kinds_s":{"all_gather":0.5,"forward attention":1.5},)"
             R"("assumed":{"mbs":"2","recompute":"full","vpp":"3"}})");
   run.assumed.clear();
   EXPECT_EQ(to_json(run, prediction()).at("assumed").dump(), "{}");
@@ -175,6 +177,7 @@ TEST(RunsJson, OnlyQuantitiesAreWritten) {
     EXPECT_EQ(refusal([&](RunPrediction& p) { p.allocator_bytes = bad; }), "memory_allocator_bytes_per_gpu");
     EXPECT_EQ(refusal([&](RunPrediction& p) { p.bubble_s = bad; }), "bubble_s");
     EXPECT_EQ(refusal([&](RunPrediction& p) { p.exposed_s["tp"] = bad; }), "exposed_comm_s");
+    EXPECT_EQ(refusal([&](RunPrediction& p) { p.kinds_s["all_gather"] = bad; }), "kinds_s");
   }
   EXPECT_EQ(refusal([](RunPrediction& p) { p.step_s = 0.0; }), "step_s");
   EXPECT_EQ(refusal([](RunPrediction& p) { p.step_s = 1e-320; }), "tokens_per_s_per_gpu");

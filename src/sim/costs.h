@@ -6,6 +6,7 @@
 #include <string>
 
 #include "sim/cost_model.h"
+#include "sim/interference.h"
 
 namespace molen::sim {
 
@@ -34,6 +35,14 @@ class Costs {
   // Returns the seconds of each of the op's epilogues.
   virtual std::vector<double> epilogue_seconds(const program::Step& step) const = 0;
   virtual const CoreContention& core_contention() const = 0;
+  // Returns what compute loses beside communication. On a CPU it is nothing: streams share cores instead.
+  virtual Interference interference() const { return {}; }
+  // Whether the reductions of gradients over data-parallel ranks begin when the last of the gradients is complete. If
+  // not, each begins when the gradients of its unit are.
+  virtual bool reduces_last() const { return false; }
+  // Whether the parameters that a step has updated are gathered beside the first forward of the next step. If not, the
+  // step ends when they are.
+  virtual bool gathers_in_forward() const { return false; }
 };
 
 // Returns the bytes that one rank reads and writes in a collective of `bytes` among `ranks`: for "threads" those of the

@@ -42,6 +42,17 @@ std::vector<MatrixProduct> products_in(const program::Step& step, const program:
   }
 }
 
+// The bytes that kernels of a loss move for each logit. Forward: a cast to fp32 reads 2 and writes 4, the log of the
+// softmax reads 4 and writes 4. Backward: the gradient of the softmax reads and writes 4, and its cast to 16 bits reads
+// 4 and writes 2. The products read and write their own operands.
+constexpr double kForwardOfLogit = 14.0, kBackwardOfLogit = 14.0;
+
+double loss_bytes(const MatrixProduct& logits, int products) {
+  const double forward = products == 1 || products == 3 ? kForwardOfLogit : 0.0,
+               backward = products >= 2 ? kBackwardOfLogit : 0.0;
+  return (forward + backward) * static_cast<double>(logits.rows) * static_cast<double>(logits.columns);
+}
+
 double operand_bytes(const MatrixProduct& p, int bytes) {
   const auto m = static_cast<double>(p.rows), n = static_cast<double>(p.columns), k = static_cast<double>(p.terms);
   return bytes * (m * k + static_cast<double>(p.groups) * k * n + m * n);
@@ -60,6 +71,14 @@ DescribedCosts::DescribedCosts(cluster::Cluster cluster, Factors factors, Framew
   if (framework_.fp8 && cluster_.device.peak_fp8.value <= 0.0)
     throw UsageError("{}: {} does not compute in fp8", cluster_.name, cluster_.device.name);
   sharing_.one_at_a_time = framework_.one_at_a_time;
+}
+
+Interference DescribedCosts::interference() const {
+  Interference all{};
+  for (const program::Stream stream : program::kCommStreams)
+    all[static_cast<std::size_t>(stream)] = factors_.of("interference");
+  if (!framework_.messages_beside_compute) all[static_cast<std::size_t>(program::Stream::kPpComm)] = 1.0;
+  return all;
 }
 
 double DescribedCosts::peak(int bytes) const {
@@ -81,6 +100,9 @@ double DescribedCosts::efficiency_of(const MatrixProduct& p) const {
     best = std::max(best, tile.rate * groups * m * n / (tile.rows * tile.columns) / computed);
   }
   const auto k = static_cast<double>(p.terms);
+  // Tensor cores take whole groups of 8 elements of 16 bits (NVIDIA, the guide above, section "Requirements to use
+  // tensor cores").
+  if (p.terms % 8 != 0 || p.columns % 8 != 0) best *= factors_.of("ragged");
   return best * k / (k + factors_.of("gemm_terms"));
 }
 
@@ -121,8 +143,11 @@ double DescribedCosts::attention_seconds(const program::Program& p, const progra
     const double rate = peak(bytes) * cluster_.device.attention_efficiency.value * factors_.of("attention") * aligned;
     return memory_seconds(0.0) + (backward ? 1.25 * flops / (rate * factors_.of("attention_backward")) : flops / rate);
   }
-  // The products of whole scores, with the half above the diagonal, and the traffic of the scores: their softmax, mask
-  // and dropout are kernels of their own. A backward has twice the products and the traffic.
+  // The products of whole scores, with the half above the diagonal, and the traffic of the scores. In 16 bits a forward
+  // moves 13 bytes for each score: the product writes 2, softmax with scale and mask reads 2 and writes 2, dropout
+  // reads 2 and writes 2 and a mask of 1, and the product with the values reads 2. A backward moves 19 bytes: 3
+  // products of scores and what comes back through dropout and softmax. A backward has twice the products.
+  constexpr double kBackwardTraffic = 19.0 / 13.0;
   const program::Rows& rows = step.attributes.rows;
   const std::int64_t heads = rows.sequences * p.local.heads, length = rows.length,
                      keys = length * p.grid.sizes[mesh::Axis::kCp];  // those of all context ranks
@@ -131,7 +156,7 @@ double DescribedCosts::attention_seconds(const program::Program& p, const progra
                           product_seconds({heads * length, width, keys, heads}, bytes, false);
   const double traffic = scores * factors_.of("scores_bytes") /
                          (cluster_.device.bandwidth.value * cluster_.device.memory_efficiency.value);
-  return times * (products / aligned + traffic);
+  return times * products / aligned + (backward ? kBackwardTraffic : 1.0) * traffic;
 }
 
 double DescribedCosts::part_seconds(const program::Program& p, const program::Step& step) const {
@@ -139,11 +164,19 @@ double DescribedCosts::part_seconds(const program::Program& p, const program::St
   if (program::declaration_of(op.part).mixes_positions()) return attention_seconds(p, step);
   const int bytes = size_of(step.attributes.compute.value_or(DType::kF32));
   double seconds = 0.0, moved = static_cast<double>(step.moved.value);
-  if (const auto of = program::products_of(p, step))
-    for (const MatrixProduct& product : products_in(step, *of)) {
-      seconds += product_seconds(product, bytes, !program::of_head(op.part));
-      moved -= operand_bytes(product, bytes);
+  if (auto of = program::products_of(p, step)) {
+    if (framework_.whole_logits && program::of_head(op.part))
+      seconds += memory_seconds(loss_bytes(of->forward, of->count));
+    for (const MatrixProduct& product : products_in(step, *of)) moved -= operand_bytes(product, bytes);
+    double share = 1.0;
+    if (const std::int64_t rows = of->forward.rows, tokens = p.setting.tokens();
+        framework_.pieces_at_once && rows < tokens && of->forward.groups == 1) {
+      share = static_cast<double>(rows) / static_cast<double>(tokens);
+      of->forward.rows = tokens;
     }
+    for (const MatrixProduct& product : products_in(step, *of))
+      seconds += share * product_seconds(product, bytes, !program::of_head(op.part));
+  }
   if (moved <= 0.0) return seconds;
   return seconds + memory_seconds(moved * (framework_.compiled ? factors_.of("compiled") : 1.0));
 }

@@ -22,6 +22,15 @@ struct Framework {
   bool flash_attention = true;  // false: the scores of attention are written to memory and read again
   bool fp8 = false;             // the products of linear layers are in fp8; those of the output layer are not
   bool compiled = false;        // element-wise ops are fused by a compiler
+  // Whether a stage computes while it sends and receives. If not, compute stands still as long as a message moves.
+  bool messages_beside_compute = true;
+  bool reduces_last = false, gathers_in_forward = false;  // as in Costs
+  // Whether the pieces of a tensor-parallel product fill the device together (parallel.tensor_chunks); if not, each
+  // piece is a product of its own.
+  bool pieces_at_once = false;
+  // Whether the logits of a micro-batch are written to memory, and the loss is made of kernels that read them again. If
+  // not, they stay in the op of the head.
+  bool whole_logits = false;
   // Whether all collectives of a rank take turns, as molen's do over NCCL.
   bool one_at_a_time = true;
 };
@@ -33,6 +42,9 @@ class DescribedCosts : public Costs {
   double seconds(const program::Program& program, const program::Step& step) const override;
   std::vector<double> epilogue_seconds(const program::Step& step) const override;
   const CoreContention& core_contention() const override { return sharing_; }
+  Interference interference() const override;
+  bool reduces_last() const override { return framework_.reduces_last; }
+  bool gathers_in_forward() const override { return framework_.gathers_in_forward; }
 
   // Returns the seconds of one product [rows, terms] x [terms, columns] of elements of `bytes` bytes, once for each
   // group. A framework with fp8 computes the products of linear layers in it.

@@ -38,7 +38,7 @@ Factors neutral() {
   return Factors::parse(
       R"({"gemm": 1, "gemm_terms": 1e-9, "memory": 1, "launch": 1, "inside": 1, "between": 1, "latency": 1, "messages": 1,
           "attention": 1, "attention_backward": 1, "misaligned": 0.5, "scores_bytes": 10, "optimizer": 1, "compiled": 0.25,
-          "gemm_fp8": 0.5, "power_products": 1, "power_memory": 0.5, "power_waiting": 0.25})",
+          "gemm_fp8": 0.5, "ragged": 1, "interference": 1e-9, "power_products": 1, "power_memory": 0.5, "power_waiting": 0.25})",
       "test");
 }
 
@@ -79,6 +79,17 @@ TEST(DescribedCosts, TilesFillTheDeviceInWholeWaves) {
   EXPECT_LE(more, 2.0 * full * 1281 / 1280);
 }
 
+TEST(DescribedCosts, SizesThatAreNoMultipleOf8AreSlower) {
+  const DescribedCosts costs(round_cluster(),
+                             Factors::parse(R"({"ragged": 0.125, "gemm": 1, "gemm_terms": 1e-9})", "t"));
+  const double launch = costs.product_seconds({1, 1, 1}, 2, true),
+               whole = costs.product_seconds({8192, 8192, 8192}, 2, true) - launch;
+  for (const MatrixProduct ragged : {MatrixProduct{8192, 8192, 8192 - 4}, MatrixProduct{8192, 8192 - 4, 8192}})
+    EXPECT_NEAR(costs.product_seconds(ragged, 2, true) - launch, 8.0 * whole, 0.01 * 8.0 * whole);
+  EXPECT_NEAR(costs.product_seconds({8192 - 4, 8192, 8192}, 2, true) - launch, whole,
+              0.01 * whole);  // rows are no matter
+}
+
 TEST(DescribedCosts, ThinProductsTakeTheirBytesOverTheBandwidth) {
   const MatrixProduct p{1, 4096, 4096};
   EXPECT_NEAR(costs_of().product_seconds(p, 2, true), 1e-6 + 2.0 * (4096 + 4096.0 * 4096 + 4096) / 1e12, 1e-8);
@@ -89,7 +100,7 @@ RC_GTEST_PROP(DescribedCosts, ProductsNeverBeatThePeakAndGrowWithTheirTerms, ())
   c.device.multiprocessors = *rc::gen::inRange(1, 300);
   const DescribedCosts costs(c, neutral());
   const MatrixProduct p{*rc::gen::inRange(1, 20000), *rc::gen::inRange(1, 20000), *rc::gen::inRange(1, 20000)};
-  const MatrixProduct longer{p.rows, p.columns, p.terms + 1};
+  const MatrixProduct longer{p.rows, p.columns, p.terms + 8};  // as many beyond a multiple of 8
   RC_ASSERT(costs.product_seconds(p, 2, true) >= p.flops() / 1e14);
   RC_ASSERT(costs.product_seconds(longer, 2, true) > costs.product_seconds(p, 2, true));
 }
@@ -176,6 +187,35 @@ TEST(DescribedCosts, FrameworksDifferWhereTheySay) {
   EXPECT_EQ(seconds_of(compiled, p, arch::Part::kAttention), seconds_of(plain, p, arch::Part::kAttention));
   EXPECT_EQ(seconds_of(fp8, p, arch::Part::kActivation), seconds_of(plain, p, arch::Part::kActivation));
   EXPECT_EQ(seconds_of(fp8, p, arch::Part::kHead), seconds_of(plain, p, arch::Part::kHead));
+  // A loss in kernels of its own moves 14 bytes a logit forward and 14 backward, in each of 16 micro-batches.
+  const DescribedCosts whole = costs_of({.whole_logits = true});
+  const double chunks = 16.0 * static_cast<double>(p.setting.head_chunks()),
+               logits = 16.0 * 1024.0 * static_cast<double>(long_model.vocabulary);
+  EXPECT_NEAR(seconds_of(whole, p, arch::Part::kHead) - seconds_of(plain, p, arch::Part::kHead),
+              chunks * 1e-6 + 28.0 * logits / 1e12, 1e-9);
+  EXPECT_EQ(seconds_of(whole, p, arch::Part::kAttention), seconds_of(plain, p, arch::Part::kAttention));
+}
+
+// Pieces of a product that fill the device together take the time of the whole.
+TEST(DescribedCosts, PiecesAtOnceHaveTheEfficiencyOfTheWhole) {
+  cluster::Cluster c = round_cluster();
+  c.device.multiprocessors = 100;
+  program::Setting s = small_setting();
+  s.sequence = 4096, s.micro_batch = 1;
+  s.mesh[mesh::Axis::kTp] = 2, s.sequence_parallel = true;
+  s.compute = DType::kBF16, s.kernels = arch::Kernels::kAten;
+  auto model = arch::preset("llama-tiny");
+  model.max_sequence = 4096;
+  model.hidden = 1280, model.heads = model.kv_heads = 16, model.head_dim = 80, model.ffn = 5120;
+  const auto down = [&](int pieces, bool at_once) {
+    s.tensor_chunks = pieces;
+    return seconds_of(DescribedCosts(c, neutral(), {.pieces_at_once = at_once}), program::build(model, s),
+                      arch::Part::kDown);
+  };
+  // 160 tiles of 256 x 128 take two waves of 100; a quarter of them takes one, or smaller and slower tiles.
+  EXPECT_GT(down(4, false), 1.04 * down(4, true));
+  EXPECT_NEAR(down(4, true), down(1, false), 0.1 * down(1, false));
+  EXPECT_EQ(down(1, true), down(1, false));
 }
 
 // Context ranks share the queries of a sequence, and each of them meets the keys of all.

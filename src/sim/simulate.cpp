@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "sim/longest_paths.h"
+#include "sim/rescheduled.h"
 
 namespace molen::sim {
 namespace {
@@ -265,8 +266,14 @@ std::vector<program::Timeline> simulate(const program::Stages& stages, const Cos
       throw UsageError("{}: {}", not_yet->key, not_yet->why);
     of_stage.emplace_back(stages.program(s), stages.ops(s), costs);
     work.push_back(of_stage.back().work());
+    if (costs.reduces_last()) reduce_last(stages.ops(s), work.back());
+    if (costs.gathers_in_forward()) gather_in_forward(stages.ops(s), work.back());
   }
-  auto timelines = simulate(stages, std::move(work), costs.core_contention());
+  auto timelines = simulate(stages, work, costs.core_contention());
+  // What runs beside an op follows from a first simulation without interference. Slower compute moves the ops after it,
+  // but hardly changes how much communication runs beside compute in all.
+  if (const Interference interference = costs.interference(); interference != Interference{})
+    timelines = simulate(stages, interfered(stages, timelines, std::move(work), interference), costs.core_contention());
   for (std::size_t s = 0; s < stages.size(); ++s) of_stage[s].set_epilogues(timelines[s]);
   return timelines;
 }
