@@ -3,7 +3,7 @@
 JOBS ?= $(shell nproc)
 PRESET ?= release
 
-.PHONY: help setup build demo test bench nightly lint clean
+.PHONY: help setup build demo test bench validate nightly lint clean
 
 help:            ## this list
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/:/' | column -t -s:
@@ -27,6 +27,11 @@ test: build      ## every test; the last lines are ctest's summary, what was ski
 bench: build     ## trainer, sharding and tokenizer beside their peers, predictions beside runs; fails where a bound is missed
 	@tools/setup.sh test
 	@bench/run.sh
+
+validate: build  ## predictions beside what others published of their runs; fails where a bound is missed
+	@tools/setup.sh test
+	@.venv/bin/python bench/other_machines.py build/molen
+	@.venv/bin/python bench/published.py build/molen --fit build/factors.json --iterations 4 --refresh 4
 
 nightly: build   ## long checks: fuzzing, TSan, mutants, exhaustive matrices; records in docs/results
 	@tools/setup.sh test

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/suggest.h"
 #include "plan/framework_memory.h"
+#include "plan/runs_choices.h"
 #include "program/build/build.h"
 #include "program/ir/stages.h"
 #include "program/memory/memory.h"
@@ -113,35 +114,6 @@ sim::Framework framework_of(const Run& run) {
           .one_at_a_time = false};
 }
 
-// A run whose blanks have been chosen.
-struct ChosenRun {
-  Run run;
-  std::map<std::string, std::string> chosen;
-};
-
-// A step with more forwards of layers in one replica would take gigabytes to simulate. With more elements in the widest
-// values of all layers, bytes would exceed 2^63.
-constexpr std::int64_t kMostForwards = 1 << 19;
-constexpr double kMostElements = 0x1p56;
-
-// Returns why a step is too large to simulate, with what may help.
-std::optional<std::string> too_large(const Run& run) {
-  const std::int64_t micro = run.micro_batch.value_or(1), micro_batches = run.global_batch / (micro * run.dp);
-  if (micro_batches > kMostForwards / run.layers)
-    return fmt::format(
-        "gbs: {} sequences are {} micro-batches of {} layers; at most {} forwards of a layer are "
-        "simulated, so a larger mbs may help",
-        run.global_batch, micro_batches, run.layers, kMostForwards);
-  const double widest = static_cast<double>(std::max({3 * run.hidden, 3 * run.ffn, run.vocabulary}));
-  if (static_cast<double>(micro) * static_cast<double>(run.sequence) * static_cast<double>(run.layers) * widest >
-      kMostElements)
-    return fmt::format(
-        "mbs: {} sequences of {} tokens in {} layers have more values than can be counted; a smaller "
-        "mbs may help",
-        micro, run.sequence, run.layers);
-  return std::nullopt;
-}
-
 // The programs of all stages of a run. Gathers and reductions of sharded gradients that do not run beside compute are
 // work of the compute stream. Messages stay on their stream: on that of compute, a sender would also wait while the
 // receiver still computes.
@@ -160,11 +132,9 @@ double seconds_of(const std::vector<program::Timeline>& timelines, const sim::Fa
   return sim::step_seconds(timelines) * (1.0 + factors.of("outside"));
 }
 
-RunPrediction predict_chosen(const ChosenRun& c, const cluster::Cluster& cluster, const sim::Factors& factors) {
-  const Run& run = c.run;
+RunPrediction predict_filled(const Run& run, const cluster::Cluster& cluster, const sim::Factors& factors) {
   auto programs = programs_of(run);
   RunPrediction out;
-  out.chosen = c.chosen;
   if (cluster.device.name != run.gpu) out.chosen["gpu"] = cluster.device.name;
   // Tensor ranks overlap their exchanges in pieces of sharded rows.
   if (run.overlap.contains("tp") && run.tp > 1 && programs.front().setting.tensor_chunks == 1) {
@@ -196,71 +166,6 @@ RunPrediction predict_chosen(const ChosenRun& c, const cluster::Cluster& cluster
     if (const double exposed = program::exposed_seconds(stages.ops(busiest), timelines[busiest], stream); exposed > 0.0)
       out.exposed_s[axis] = exposed;
   return out;
-}
-
-// Fills the blanks whose defaults depend on what fits: no recomputation and ZeRO-0 where they fit.
-RunPrediction predict_open(const Run& run, const cluster::Cluster& cluster, const sim::Factors& factors) {
-  std::optional<RunPrediction> last;
-  const std::vector<int> zeros = run.zero ? std::vector{*run.zero} : std::vector{0, 1};
-  const std::vector<std::string> recomputes =
-      run.recompute ? std::vector{*run.recompute} : std::vector<std::string>{"none", "full"};
-  for (const std::string& recompute : recomputes)
-    for (const int zero : zeros) {
-      ChosenRun c{run, {}};
-      if (!run.zero) c.chosen["zero_stage"] = std::to_string(zero);
-      if (!run.recompute) c.chosen["recompute"] = recompute;
-      c.run.zero = zero, c.run.recompute = recompute;
-      last = predict_chosen(c, cluster, factors);
-      if (last->fits || (zero == 0 && run.dp * run.cp == 1 && recompute == recomputes.back())) return *last;
-    }
-  return *last;
-}
-
-// Returns the micro-batches that a run may have: its own, or powers of two.
-std::vector<std::int64_t> micro_batches_of(const Run& run) {
-  if (run.micro_batch) return {*run.micro_batch};
-  std::vector<std::int64_t> sizes;
-  for (std::int64_t size = 1; size <= 64 && run.global_batch % (size * run.dp) == 0; size *= 2) sizes.push_back(size);
-  return sizes;
-}
-
-constexpr int kMostChunks = 32;  // more chunks send more messages, and hardly shorten the bubble
-
-// Returns the chunks of a pipeline rank that a run may have: its own, or all that deal out the same number of layers.
-// Megatron-LM interleaves only where the micro-batches are a multiple of the stages (Narayanan et al. 2021, section
-// 2.2.2).
-std::vector<int> chunks_of(const Run& run) {
-  if (run.chunks) return {*run.chunks};
-  const bool interleaves = run.schedule == "interleaved_1f1b";
-  std::vector<int> all;
-  if (!interleaves) all.push_back(1);
-  const std::int64_t layers = run.layers + (run.ends_count_as_layers ? 2 : 0),
-                     micro_batches = run.global_batch / (run.micro_batch.value_or(1) * run.dp);
-  for (int chunks = 2; chunks <= kMostChunks; ++chunks)
-    if (layers % (std::int64_t{run.pp} * chunks) == 0 && micro_batches % run.pp == 0) all.push_back(chunks);
-  if (all.empty()) all.push_back(2);
-  return all;
-}
-
-// Fills a blank micro-batch and blank chunks: those with the fastest step of all that fit, or the fewest if none does.
-RunPrediction fastest(const Run& run, const cluster::Cluster& cluster, const sim::Factors& factors) {
-  std::optional<RunPrediction> best;
-  Run filled = run;
-  for (const std::int64_t size : micro_batches_of(run)) {
-    filled.micro_batch = size, filled.chunks = run.chunks;
-    if (!run.micro_batch && too_large(filled)) continue;
-    for (const int chunks : chunks_of(filled)) {
-      filled.chunks = chunks;
-      RunPrediction p = predict_open(filled, cluster, factors);
-      if (!run.micro_batch) p.chosen["mbs"] = std::to_string(size);
-      if (!run.chunks) p.chosen["vpp"] = std::to_string(chunks);
-      if (run.schedule.empty()) p.chosen["schedule"] = chunks > 1 ? "interleaved_1f1b" : "1f1b";
-      if (!best || (p.fits && (!best->fits || p.step_s < best->step_s))) best = std::move(p);
-    }
-  }
-  if (!best && run.global_batch % run.dp == 0) throw UsageError("{}", *too_large(run));
-  if (!best) throw UsageError("gbs: {} sequences do not divide over dp = {}", run.global_batch, run.dp);
-  return *best;
 }
 
 }  // namespace
@@ -336,10 +241,7 @@ cluster::Cluster cluster_of(const Run& run) {
 Result<RunPrediction> predict(const Run& run, const sim::Factors& factors) {
   try {
     const cluster::Cluster cluster = cluster_of(run);
-    if (!run.has_layout)
-      return Failure{
-          "tp: tp, pp and dp are blank, and no layout is searched for a row; `molen plan CONFIG` searches one"};
-    return fastest(run, cluster, factors);
+    return predict_best(run, [&](const Run& filled) { return predict_filled(filled, cluster, factors); });
   } catch (const UsageError& error) {
     return Failure{error.what()};
   }
@@ -347,15 +249,10 @@ Result<RunPrediction> predict(const Run& run, const sim::Factors& factors) {
 
 Result<std::vector<double>> predict_times(const Run& run, const std::vector<sim::Factors>& sets) {
   Run chosen = run;
-  if (!run.zero || !run.recompute || !run.micro_batch || !run.chunks) {
+  if (has_choices(run)) {
     const auto first = predict(run, sets.front());
     if (!first) return Failure{first.reason()};
-    for (const auto& [column, value] : first.value().chosen) {
-      if (column == "recompute") chosen.recompute = value;
-      if (column == "mbs") chosen.micro_batch = std::stoll(value);
-      if (column == "zero_stage") chosen.zero = std::stoi(value);
-      if (column == "vpp") chosen.chunks = std::stoi(value);
-    }
+    chosen = filled_with(run, first.value().chosen);
   }
   try {
     const cluster::Cluster cluster = cluster_of(chosen);

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "base/error.h"
+#include "plan/runs_choices.h"
 
 namespace molen::plan {
 namespace {
@@ -138,6 +139,34 @@ TEST(PublishedRuns, BlanksAreChosenAndNamed) {
   EXPECT_EQ(predicted([](plan::Run& r) { r.gpu = "V100-SXM-32GB"; }).chosen.at("gpu"), "V100-SXM-32GB-450W");
 }
 
+TEST(PublishedRuns, ABlankLayoutIsThatOfTheFastestStep) {
+  const auto blank = [](plan::Run& r) {
+    r.layers = 8, r.gpus = 16, r.global_batch = 32;
+    r.tp = r.pp = r.dp = 1, r.has_layout = false, r.sequence_parallel = true;
+    r.micro_batch.reset(), r.chunks.reset(), r.schedule = "", r.recompute.reset();
+  };
+  const RunPrediction found = predicted(blank);
+  EXPECT_TRUE(found.fits);
+  const auto size = [&](const char* column) { return std::stoi(found.chosen.at(column)); };
+  EXPECT_EQ(size("tp") * size("pp") * size("dp"), 16);
+  for (const int tp : {1, 2, 4, 8})
+    for (const int pp : {1, 2, 4}) {
+      if (tp * pp > 16) continue;
+      const auto given = predicted([&](plan::Run& r) {
+        blank(r);
+        r.has_layout = true, r.tp = tp, r.pp = pp, r.dp = 16 / (tp * pp), r.sequence_parallel = tp > 1;
+      });
+      // Short steps stand for whole ones while layouts are compared.
+      if (given.fits) {
+        EXPECT_LE(found.step_s, 1.03 * given.step_s) << tp << " x " << pp;
+      }
+    }
+  // A row with the values that were chosen has the same prediction.
+  plan::Run run = gpt_run();
+  blank(run);
+  EXPECT_EQ(predict(filled_with(run, found.chosen), sim::Factors::shipped()).value().step_s, found.step_s);
+}
+
 TEST(PublishedRuns, SeveralSetsOfFactorsAreSeveralPredictions) {
   const std::vector<sim::Factors> sets{sim::Factors::shipped(),
                                        sim::Factors::parse(R"({"gemm": 0.4, "memory": 3})", "t")};
@@ -181,8 +210,8 @@ TEST(PublishedRuns, FailuresNameTheColumn) {
   run.global_batch = 16'000'000;
   EXPECT_EQ(predict(run, sim::Factors::shipped()).reason().find("gbs: "), 0u);
   run = gpt_run();
-  run.has_layout = false;
-  EXPECT_EQ(predict(run, sim::Factors::shipped()).reason().find("tp: "), 0u);
+  run.has_layout = false, run.gpus = 7;  // 128 sequences do not divide, nor do 32 layers
+  EXPECT_EQ(predict(run, sim::Factors::shipped()).reason().find("tp: no layout of 7 GPUs"), 0u);
 }
 
 TEST(PublishedRuns, TheMachineIsThatOfTheRow) {

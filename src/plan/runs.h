@@ -27,8 +27,8 @@ struct Run {
   int gpus = 0, gpus_per_node = 8;
   std::optional<double> network_bytes_per_s;   // of one GPU in one direction, between nodes
   std::optional<double> peak_16bit, peak_fp8;  // FLOP/s
-  // The layout. A row without tp, pp and dp has none, and no prediction yet: a search would have to choose it, with the
-  // row's cp if has_cp. The sizes are then 1 and say nothing.
+  // The layout. A row without tp, pp and dp has none, and the prediction chooses it, with the row's cp if has_cp. The
+  // sizes are then 1 and say nothing.
   bool has_layout = true, has_cp = true;
   int tp = 1, pp = 1, dp = 1, cp = 1;
   std::optional<int> chunks;          // virtual stages of a pipeline rank

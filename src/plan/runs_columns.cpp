@@ -34,7 +34,7 @@ constexpr RunColumn kColumns[] = {
     {"network_gbps_per_gpu", "Gb/s, one direction", kChosen},
     {"peak_16bit_tflops", "TFLOP/s", kChosen},
     {"peak_fp8_tflops", "TFLOP/s", kChosen},
-    {"tp", "1 to 1000000", "1; one of tp, pp and dp is needed"},
+    {"tp", "1 to 1000000", "1; chosen where tp, pp and dp are all blank"},
     {"pp", "1 to 1000000", "the same"},
     {"cp", "1 to 1000000", "the same"},
     {"dp", "1 to 1000000", "gpus / (tp x pp x cp); chosen as tp is"},

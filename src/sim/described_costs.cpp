@@ -152,8 +152,10 @@ double DescribedCosts::attention_seconds(const program::Program& p, const progra
   const std::int64_t heads = rows.sequences * p.local.heads, length = rows.length,
                      keys = length * p.grid.sizes[mesh::Axis::kCp];  // those of all context ranks
   const double times = backward ? 2.0 : 1.0, scores = static_cast<double>(heads) * static_cast<double>(length * keys);
-  const double products = product_seconds({heads * length, keys, width, heads}, bytes, false) +
-                          product_seconds({heads * length, width, keys, heads}, bytes, false);
+  // The few terms of a product of scores do not slow it as they do other products: its result is in the traffic.
+  const double rate = peak(bytes) * cluster_.device.gemm_efficiency.value * factors_.of("gemm") *
+                      (width % 8 == 0 ? 1.0 : factors_.of("ragged"));
+  const double products = memory_seconds(0.0) * 2.0 + 4.0 * scores * static_cast<double>(width) / rate;
   const double traffic = scores * factors_.of("scores_bytes") /
                          (cluster_.device.bandwidth.value * cluster_.device.memory_efficiency.value);
   return times * products / aligned + (backward ? kBackwardTraffic : 1.0) * traffic;
