@@ -31,6 +31,20 @@ TEST(Digest, StaysAsItIs) {
   EXPECT_EQ(of(DType::kF64, counting<std::uint64_t>()).hex(), "dd92fc9d60a35b787ad89e8152186628");
 }
 
+// A tensor without dimensions is one element.
+TEST(Digest, HasScalars) {
+  const float value = 2.5F, other = 2.0F;
+  const auto of_box = [](const float& v) {
+    StateDigest d;
+    d.add("scale", DType::kF32, {}, Box{}, &v);
+    return d.hex();
+  };
+  StateDigest element;
+  element.add("scale", DType::kF32, {}, 0, 1, &value);
+  EXPECT_EQ(of_box(value), element.hex());
+  EXPECT_NE(of_box(value), of_box(other));
+}
+
 // 128 bits detect more than 64 only if the lanes are independent: each bit flip changes both lanes, by amounts that do
 // not follow from each other, and each flip changes them by different amounts.
 TEST(Digest, TheLanesAreTwo) {

@@ -96,6 +96,10 @@ TEST(CommMessages, OfARankAlone) {
     EXPECT_NOTED(self->send(x, 1, DType::kF64, peer), Error);
     EXPECT_NOTED(self->recv(x, 1, DType::kF64, peer), Error);
   }
+  for (const DType integer : {DType::kI8, DType::kI16}) {
+    EXPECT_THROW(self->all_reduce(x, 1, integer, Reduce::kSum), Error);
+    EXPECT_THROW(self->reduce_scatter(x, y, one, integer, Reduce::kSum), Error);
+  }
   EXPECT_NOTED((void)self->split(-4, 0), Error);
   self->abort("");
   EXPECT_NOTED(self->barrier(), Error);

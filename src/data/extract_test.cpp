@@ -28,6 +28,7 @@ TEST(Html, BlocksAndInlineText) {
   EXPECT_EQ(html("<p>Een <b>twee</b>\n  drie</p><p>vier</p>"), "Een twee drie\n\nvier\n");
   EXPECT_EQ(html("<ul><li>a</li><li>b <code>c</code></li></ul><p>d</p>"), "a\nb c\n\nd\n");
   EXPECT_EQ(html("<p>x</p><pre>if (a)\n  b &lt; c\n</pre><p>y</p>"), "x\n\nif (a)\n  b < c\n\ny\n");
+  EXPECT_EQ(html("<pre>a&nbsp;&nbsp;b</pre>"), "a  b\n") << "each is a space where spaces count";
   EXPECT_EQ(html("<p>een<br>twee<br/>drie</p>"), "een\ntwee\ndrie\n");
   EXPECT_EQ(html("<table><tr><td>a</td><td>b</td></tr><tr><td>c</td></tr></table>"), "a b\nc\n");
 }

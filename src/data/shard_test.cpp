@@ -150,6 +150,33 @@ TEST(Shard, WritesWhatItReads) {
   }
 }
 
+// Other tools write 1 and 2 byte tokens, with and without a sign.
+TEST(Shard, ReadsTokensOfEveryWidth) {
+  const TestFolder folder;
+  const auto bytes = [](auto... values) {
+    std::string all;
+    (all.append(reinterpret_cast<const char*>(&values), sizeof values), ...);
+    return all;
+  };
+  const fs::path prefix = folder.path() / "narrow";
+  for (const auto& [code, width] :
+       {std::pair{std::uint8_t{1}, 1}, {std::uint8_t{2}, 1}, {std::uint8_t{3}, 2}, {std::uint8_t{8}, 2}}) {
+    write_file_atomic(
+        prefix.string() + ".idx",
+        std::string("MMIDIDX\0\0", 9) + bytes(std::uint64_t{1}, code, std::uint64_t{1}, std::uint64_t{2},
+                                              std::int32_t{3}, std::int64_t{0}, std::int64_t{0}, std::int64_t{1}));
+    std::string raw;
+    for (const std::uint16_t token : {std::uint16_t{5}, std::uint16_t{0}, std::uint16_t{90}})
+      raw += bytes(token).substr(0, static_cast<std::size_t>(width));
+    write_file_atomic(prefix.string() + ".bin", raw);
+    std::vector<std::int32_t> tokens(3);
+    ShardReader(prefix).read(0, tokens, 91);
+    EXPECT_EQ(tokens, (std::vector<std::int32_t>{5, 0, 90})) << int{code};
+    EXPECT_NE(shard_reason([&] { ShardReader(prefix).read(0, tokens, 90); }).find("token 2 is outside"),
+              std::string::npos);
+  }
+}
+
 TEST(Shard, AbandonedWriterLeavesNothing) {
   const TestFolder folder;
   {

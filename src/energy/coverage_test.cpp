@@ -128,6 +128,11 @@ TEST(Coverage, FindsGpusOfThisProcess) {
   amd.write(node + "0/gpu_id", "0\n");
   amd.write(node + "0/properties", "cpu_cores_count 64\nsimd_count 0\n");
   EXPECT_FALSE(has_gpus(amd.machine, std::nullopt));
+  amd.write(node + "2/gpu_id", "5510\n");
+  amd.write(node + "2/properties", "cpu_cores_count 16\nsimd_count 8\n");
+  EXPECT_FALSE(has_gpus(amd.machine, std::nullopt)) << "within a processor";
+  amd.write(node + "3/properties", "cpu_cores_count 0\nsimd_count 440\n");
+  EXPECT_FALSE(has_gpus(amd.machine, std::nullopt)) << "without an id";
   amd.write(node + "1/gpu_id", "51211\n");
   amd.write(node + "1/properties", "cpu_cores_count 0\nsimd_count 440\n");
   EXPECT_TRUE(has_gpus(amd.machine, std::nullopt));

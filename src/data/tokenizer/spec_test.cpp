@@ -64,6 +64,18 @@ TEST(Spec, RefusesWhatItCannotHonour) {
          [](Json& j) { j["post_processor"]["processors"][1]["special_tokens"]["<|begin_of_text|>"]["ids"] = {99999}; });
 }
 
+// As in tokenizers: a ByteLevel without the key puts a space before the first word.
+TEST(Spec, ASpaceComesFirstUnlessTheFileSaysOtherwise) {
+  for (const std::string base : {"gpt2", "llama3"}) {
+    Json root = read_json("tests/golden/tokenizer/" + base + ".json");
+    Json& bytes = base == "gpt2" ? root["pre_tokenizer"] : root["pre_tokenizer"]["pretokenizers"][1];
+    bytes["add_prefix_space"] = false;
+    EXPECT_FALSE(Tokenizer::parse(root.dump(), "t.json").spec().add_prefix_space) << base;
+    bytes.erase("add_prefix_space");
+    EXPECT_TRUE(Tokenizer::parse(root.dump(), "t.json").spec().add_prefix_space) << base;
+  }
+}
+
 TEST(Spec, RefusesInconsistentVocabularies) {
   const GoldenMessages golden;
   const auto refused = [](const char* key, const Change& change) { expect_refused("gpt2", key, change); };
