@@ -212,6 +212,10 @@ TEST(PublishedRuns, FailuresNameTheColumn) {
   run = gpt_run();
   run.has_layout = false, run.gpus = 7;  // 128 sequences do not divide, nor do 32 layers
   EXPECT_EQ(predict(run, sim::Factors::shipped()).reason().find("tp: no layout of 7 GPUs"), 0u);
+  run = gpt_run();
+  run.has_layout = false, run.layers = 10000;
+  EXPECT_EQ(predict(run, sim::Factors::shipped()).reason(),
+            "layers: 10000 are too many to choose a layout; give tp, pp and dp");
 }
 
 TEST(PublishedRuns, TheMachineIsThatOfTheRow) {

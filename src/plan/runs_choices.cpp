@@ -14,8 +14,10 @@ namespace {
 constexpr std::int64_t kMostForwards = 1 << 19;
 constexpr double kMostElements = 0x1p56;
 
-constexpr int kMostChunks = 32;   // more chunks send more messages, and hardly shorten the bubble
-constexpr int kMostStages = 64;   // of a layout that is chosen
+constexpr int kMostChunks = 32;                   // more chunks send more messages, and hardly shorten the bubble
+constexpr std::int64_t kShortForwards = 1 << 12;  // of layers, in a step that is simulated as it is while choosing
+constexpr std::int64_t kMostShort = 1 << 14;      // the same, of a step that stands for a longer one
+constexpr int kMostStages = 64;                   // of a layout that is chosen
 constexpr int kTriedLayouts = 3;  // with all micro-batches and chunks, of those that a short step shows to be fast
 
 std::int64_t units_of(const Run& run) {
@@ -117,14 +119,15 @@ std::vector<Run> layouts_of(const Run& run) {
   return all;
 }
 
-// Returns a function that predicts a step of so few micro-batches that the stages are filled twice, and scales it to
-// all of them. Each micro-batch takes its time on one stage, and the first fills the others (Narayanan et al. 2021,
+// Returns a function that predicts a long step by one of twice as many micro-batches as stages, which it scales to all
+// of them. Each micro-batch takes its time on one stage, and the first fills the others (Narayanan et al. 2021,
 // section 2.2).
 Predict of_short_steps(const Predict& predict) {
   return [&predict](const Run& run) {
     Run shortened = run;
     const std::int64_t of_one = *run.micro_batch * run.dp, all = run.global_batch / of_one,
-                       few = std::min(all, std::int64_t{run.pp} + 2);
+                       few = std::min(all, std::int64_t{2} * run.pp);
+    if (all * run.layers <= kShortForwards) return predict(run);
     shortened.global_batch = few * of_one;
     RunPrediction p = predict(shortened);
     const auto dp = p.exposed_s.find("dp");
@@ -136,15 +139,21 @@ Predict of_short_steps(const Predict& predict) {
 
 // Fills a blank layout: the fastest of those that fit. Short steps of single sequences show which layouts are fast, and
 // of these which micro-batch and chunks are.
-RunPrediction fastest_layout(const Run& run, const Predict& predict) {
-  const Predict quick = of_short_steps(predict);
+RunPrediction fastest_layout(const Run& run, const Predict& quick) {
   std::vector<std::pair<RunPrediction, Run>> tried;
+  bool too_long = false;
   for (const Run& layout : layouts_of(run)) {
+    if (2 * layout.pp * layout.layers > kMostShort) {
+      too_long = true;
+      continue;
+    }
     Run plain = layout;
     plain.micro_batch = layout.micro_batch.value_or(1);
     plain.chunks = chunks_of(plain).front();
     tried.emplace_back(predict_open(plain, quick), layout);
   }
+  if (tried.empty() && too_long)
+    throw UsageError("layers: {} are too many to choose a layout; give tp, pp and dp", run.layers);
   if (tried.empty())
     throw UsageError(
         "tp: no layout of {} GPUs has whole heads, layers and sequences for each rank: {} heads, {} layers, gbs {}",
@@ -162,9 +171,7 @@ RunPrediction fastest_layout(const Run& run, const Predict& predict) {
     if (run.sequence_parallel && !layout.sequence_parallel) p.chosen["sequence_parallel"] = "no";
     if (better(p, best)) best = std::move(p);
   }
-  RunPrediction whole = predict(filled_with(run, best->chosen));
-  whole.chosen.insert(best->chosen.begin(), best->chosen.end());
-  return whole;
+  return *best;
 }
 
 }  // namespace
@@ -209,7 +216,12 @@ Run filled_with(const Run& run, const std::map<std::string, std::string>& chosen
 }
 
 RunPrediction predict_best(const Run& run, const Predict& predict) {
-  return run.has_layout ? fastest(run, predict) : fastest_layout(run, predict);
+  if (!has_choices(run)) return predict(run);
+  const Predict quick = of_short_steps(predict);
+  const RunPrediction best = run.has_layout ? fastest(run, quick) : fastest_layout(run, quick);
+  RunPrediction whole = predict(filled_with(run, best.chosen));
+  whole.chosen.insert(best.chosen.begin(), best.chosen.end());
+  return whole;
 }
 
 }  // namespace molen::plan
