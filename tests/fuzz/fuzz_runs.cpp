@@ -18,7 +18,7 @@ bool sizes_agree(const Run& r) {
     return false;
   if (r.heads < 1 || r.hidden % r.heads != 0 || r.kv_heads < 1 || r.heads % r.kv_heads != 0) return false;
   if (r.gpus < 1 || r.gpus_per_node < 1 || r.gpu.empty() || r.mlp.empty() || r.precision.empty()) return false;
-  if (r.tp < 1 || r.pp < 1 || r.dp < 1 || r.cp < 1 || r.chunks < 1) return false;
+  if (r.tp < 1 || r.pp < 1 || r.dp < 1 || r.cp < 1 || r.chunks.value_or(1) < 1) return false;
   const std::int64_t ranks = std::int64_t{r.tp} * r.pp * r.dp * r.cp;
   if (r.has_layout ? ranks != r.gpus : ranks != r.cp || r.gpus % r.cp != 0) return false;
   return r.global_batch % (r.dp * r.micro_batch.value_or(1)) == 0;
