@@ -30,8 +30,8 @@ bench: build     ## trainer, sharding and tokenizer beside their peers, predicti
 
 validate: build  ## predictions beside what others published of their runs; fails where a bound is missed
 	@tools/setup.sh test
-	@.venv/bin/python bench/other_machines.py build/molen
-	@.venv/bin/python bench/published.py build/molen --fit build/factors.json --iterations 4 --refresh 4
+	@.venv/bin/python bench/other_machines.py build/molen; others=$$?; \
+	.venv/bin/python bench/published.py build/molen --fit build/factors.json --iterations 4 --refresh 4 && exit $$others
 
 nightly: build   ## long checks: fuzzing, TSan, mutants, exhaustive matrices; records in docs/results
 	@tools/setup.sh test

@@ -127,6 +127,10 @@ TEST(PublishedRuns, BlanksAreChosenAndNamed) {
   EXPECT_EQ(chunks.chosen.at("schedule"), "interleaved_1f1b");
   for (const int n : {1, 2, 4, 8, 16})
     EXPECT_LE(chunks.step_s, predicted([&](plan::Run& r) { r.chunks = n; }).step_s) << n;
+  // Where the ends count as layers, no chunk is an end alone.
+  const auto ends =
+      predicted([](plan::Run& r) { r.chunks.reset(), r.schedule = "", r.ends_count_as_layers = true, r.layers = 14; });
+  EXPECT_LT(std::stoi(ends.chosen.at("vpp")), 8);
   // Nine micro-batches of two stages do not interleave.
   const auto odd = predicted([](plan::Run& r) { r.chunks.reset(), r.schedule = "", r.global_batch = 144; });
   EXPECT_EQ(odd.chosen.at("vpp"), "1");

@@ -24,6 +24,11 @@ std::int64_t units_of(const Run& run) {
   return run.layers + (run.ends_count_as_layers ? 2 : 0);
 }
 
+// Whether so many chunks have the same number of layers, and each at least one of its own.
+bool deals_out(const Run& run, std::int64_t chunks) {
+  return units_of(run) % chunks == 0 && units_of(run) / chunks > (run.ends_count_as_layers ? 1 : 0);
+}
+
 bool better(const RunPrediction& p, const std::optional<RunPrediction>& best) {
   return !best || (p.fits && (!best->fits || p.step_s < best->step_s));
 }
@@ -64,7 +69,7 @@ std::vector<int> chunks_of(const Run& run) {
   if (!interleaves) all.push_back(1);
   const std::int64_t micro_batches = run.global_batch / (run.micro_batch.value_or(1) * run.dp);
   for (int chunks = 2; run.pp > 1 && chunks <= kMostChunks; ++chunks)
-    if (units_of(run) % (std::int64_t{run.pp} * chunks) == 0 && micro_batches % run.pp == 0) all.push_back(chunks);
+    if (deals_out(run, run.pp * chunks) && micro_batches % run.pp == 0) all.push_back(chunks);
   if (all.empty()) all.push_back(2);
   return all;
 }
@@ -105,7 +110,7 @@ std::vector<Run> layouts_of(const Run& run) {
       const int ranks = layout.tp * layout.pp * run.cp;
       const bool parts = run.heads % layout.tp == 0 && run.ffn % layout.tp == 0 &&
                          (run.kv_heads % layout.tp == 0 || layout.tp % run.kv_heads == 0) &&
-                         units_of(run) % (layout.pp * chunks) == 0;
+                         deals_out(run, layout.pp * chunks);
       if (!parts || run.gpus % ranks != 0 ||
           (run.shard_group > 0 && run.gpus / (layout.tp * layout.pp) % run.shard_group != 0))
         continue;

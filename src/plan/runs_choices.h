@@ -13,9 +13,9 @@ namespace molen::plan {
 // Predicts a run without blanks.
 using Predict = std::function<RunPrediction(const Run&)>;
 
-// Returns the prediction of the best way to fill the blanks of a run: what fits with the least recomputation, and of
-// that the fastest. Its `chosen` says how the blanks were filled. Throws UsageError, which names the column, if there
-// is no way.
+// Returns the prediction of the best way to fill the blanks of a run: the fastest of those that fit, each with the
+// least recomputation with which it fits. Its `chosen` says how the blanks were filled. Throws UsageError, which names
+// the column, if there is no way.
 RunPrediction predict_best(const Run& run, const Predict& predict);
 
 // Returns why a step is too large to simulate, with what may help.

@@ -22,7 +22,7 @@ struct Framework {
   bool flash_attention = true;  // false: the scores of attention are written to memory and read again
   bool fp8 = false;             // the products of linear layers are in fp8; those of the output layer are not
   bool compiled = false;        // element-wise ops are fused by a compiler
-  // Whether a stage computes while it sends and receives. If not, compute stands still as long as a message moves.
+  // Whether a stage computes while it sends. If not, compute stands still as long as the message moves.
   bool messages_beside_compute = true;
   bool reduces_last = false, gathers_in_forward = false;  // as in Costs
   // Whether the pieces of a tensor-parallel product fill the device together (parallel.tensor_chunks); if not, each
