@@ -216,6 +216,14 @@ TEST(PublishedRuns, FailuresNameTheColumn) {
   run = gpt_run();
   run.has_layout = false, run.gpus = 7;  // 128 sequences do not divide, nor do 32 layers
   EXPECT_EQ(predict(run, sim::Factors::shipped()).reason().find("tp: no layout of 7 GPUs"), 0u);
+  // Seven replicas share 4,711 sequences; one has too many micro-batches to simulate.
+  run = gpt_run();
+  run.layers = 112, run.hidden = 960, run.heads = run.kv_heads = 15, run.ffn = 3840, run.sequence = 1024;
+  run.has_layout = false, run.gpus = 56, run.tp = run.pp = run.dp = 1, run.global_batch = 4711;
+  run.micro_batch.reset();
+  const auto found = predict(run, sim::Factors::shipped());
+  ASSERT_TRUE(found.ok()) << found.reason();
+  EXPECT_EQ(found.value().chosen.at("dp"), "7");
   run = gpt_run();
   run.has_layout = false, run.layers = 10000;
   EXPECT_EQ(predict(run, sim::Factors::shipped()).reason(),

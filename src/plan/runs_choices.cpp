@@ -98,6 +98,16 @@ RunPrediction fastest(const Run& run, const Predict& predict) {
   return *best;
 }
 
+// Whether one of the micro-batches that a run may have makes a step that can be simulated.
+bool has_short_enough(const Run& run) {
+  Run sized = run;
+  for (const std::int64_t size : micro_batches_of(run)) {
+    sized.micro_batch = size;
+    if (!too_large(sized)) return true;
+  }
+  return false;
+}
+
 // Returns the layouts that the ranks of a run may have: tensor ranks within a node, stages of as many layers each, and
 // whole sequences for each data-parallel rank, in at least as many micro-batches as there are stages.
 std::vector<Run> layouts_of(const Run& run) {
@@ -119,7 +129,7 @@ std::vector<Run> layouts_of(const Run& run) {
       if (run.global_batch % (layout.dp * micro) != 0 || run.global_batch / (layout.dp * micro) < layout.pp) continue;
       layout.sequence_parallel =
           run.sequence_parallel && layout.tp > 1 && run.sequence % (std::int64_t{layout.tp} * run.cp) == 0;
-      all.push_back(layout);
+      if (has_short_enough(layout)) all.push_back(layout);
     }
   return all;
 }
@@ -136,7 +146,9 @@ Predict of_short_steps(const Predict& predict) {
     shortened.global_batch = few * of_one;
     RunPrediction p = predict(shortened);
     const auto dp = p.exposed_s.find("dp");
-    const double once = dp == p.exposed_s.end() ? 0.0 : dp->second, filling = (run.pp - 1.0) / *run.chunks;
+    // Whoever shards gradients or parameters exchanges them in each micro-batch.
+    const double once = dp == p.exposed_s.end() || run.zero.value_or(0) >= 2 ? 0.0 : dp->second,
+                 filling = (run.pp - 1.0) / *run.chunks;
     p.step_s = once + (p.step_s - once) * (static_cast<double>(all) + filling) / (static_cast<double>(few) + filling);
     return p;
   };
