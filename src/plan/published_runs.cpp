@@ -58,7 +58,7 @@ program::Recompute recompute_of(const Run& run) {
   return r;
 }
 
-// What data-parallel ranks share in the program that stands for a run. TorchTitan, which combines fully sharded
+// Returns the ZeRO stage of the program that stands for a run. TorchTitan, which combines fully sharded
 // parameters with a pipeline, gathers them once a step then, and reduces gradients after the last micro-batch.
 int zero_of(const Run& run) {
   const int zero = run.zero.value_or(0);

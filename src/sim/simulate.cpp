@@ -270,7 +270,7 @@ std::vector<program::Timeline> simulate(const program::Stages& stages, const Cos
     if (costs.gathers_in_forward()) gather_in_forward(stages.ops(s), work.back());
   }
   auto timelines = simulate(stages, work, costs.core_contention());
-  // What runs beside an op follows from a first simulation without interference. Slower compute moves the ops after it,
+  // A first simulation without interference shows which ops run side by side. Slower compute moves later ops,
   // but hardly changes how much communication runs beside compute in all.
   if (const Interference interference = costs.interference(); interference != Interference{})
     timelines = simulate(stages, interfered(stages, timelines, std::move(work), interference), costs.core_contention());
