@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "base/error.h"
-#include "plan/runs_choices.h"
+#include "plan/test_runs.h"
 
 namespace molen::plan {
 namespace {
@@ -165,10 +165,23 @@ TEST(PublishedRuns, ABlankLayoutIsThatOfTheFastestStep) {
         EXPECT_LE(found.step_s, 1.03 * given.step_s) << tp << " x " << pp;
       }
     }
-  // A row with the values that were chosen has the same prediction.
-  plan::Run run = gpt_run();
-  blank(run);
-  EXPECT_EQ(predict(filled_with(run, found.chosen), sim::Factors::shipped()).value().step_s, found.step_s);
+}
+
+TEST(PublishedRuns, ARowWithItsAssumedValuesHasTheSamePrediction) {
+  CellsByName row = bare_row();
+  row["gpu"] = "A100-SXM-80GB", row["layers"] = "8";
+  const auto predicted_row = [&] {
+    const plan::Run run = read_row(row);
+    return to_json(run, predict(run, sim::Factors::shipped()).value());
+  };
+  const Json blank = predicted_row();
+  for (const char* column : {"tp", "pp", "dp", "mbs", "vpp", "schedule", "recompute", "zero_stage"})
+    EXPECT_TRUE(blank.at("assumed").contains(column)) << column;
+  for (const auto& [column, value] : blank.at("assumed").items()) row[column] = value.get<std::string>();
+  const Json filled = predicted_row();
+  EXPECT_TRUE(filled.at("assumed").empty()) << filled.at("assumed").dump();
+  for (const char* figure : {"step_s", "memory_bytes_per_gpu", "fits"})
+    EXPECT_EQ(filled.at(figure), blank.at(figure)) << figure;
 }
 
 TEST(PublishedRuns, SeveralSetsOfFactorsAreSeveralPredictions) {

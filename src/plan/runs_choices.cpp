@@ -185,6 +185,7 @@ RunPrediction fastest_layout(const Run& run, const Predict& quick) {
     RunPrediction p = fastest(layout, quick);
     p.chosen["tp"] = std::to_string(layout.tp), p.chosen["pp"] = std::to_string(layout.pp);
     p.chosen["dp"] = std::to_string(layout.dp);
+    if (!run.has_cp) p.chosen["cp"] = std::to_string(layout.cp);
     if (run.sequence_parallel && !layout.sequence_parallel) p.chosen["sequence_parallel"] = "no";
     if (better(p, best)) best = std::move(p);
   }
