@@ -325,6 +325,28 @@ TEST_F(PrepareTest, ShardsWithoutTheirRecordsAreMadeAgain) {
   }
 }
 
+// A file of code is one text: it has no language to compare with, and it is dropped as a repeated document, not as a
+// document that is short because its block was repeated.
+TEST_F(PrepareTest, CodeIsTakenWholeOrNotAtAll) {
+  std::string code = "# Deze tekst staat hier in een andere taal dan de code, en hij blijft staan.\n";
+  for (int i = 0; i < 8; ++i) code += "def f(x):\n    return [x, x + 1, x + 2, x + 3]  # the same line again\n";
+  const std::string folder = "usr/lib/python3.11/";
+  FetchRecord record{"demo", {}};
+  record.packages.push_back(build_package(
+      "libpython3.11-stdlib",
+      {{folder + "a.py", code}, {folder + "b.py", code}, {folder + "c.py", code + "g = 1\n"}, {folder + "d.py", "x"}}));
+  write_file_atomic(at("fetch") / "fetch.json", format_fetch_record(record));
+  EXPECT_EQ(reason(options({at("fetch")})), "");
+  const TextManifest texts = read_text_manifest(at("out") / "text");
+  ASSERT_EQ(texts.texts.size(), 1u);
+  const TextRecord& text = texts.texts[0];
+  EXPECT_EQ(text.language, "code");
+  EXPECT_EQ(text.counts.documents, 2);
+  EXPECT_EQ(text.counts.blocks_foreign, 0);
+  EXPECT_EQ(text.counts.blocks_repeated, 0);
+  EXPECT_EQ(text.counts.dropped, (std::map<std::string, std::int64_t>{{"repeated", 1}, {"short", 1}}));
+}
+
 TEST(Recipes, LanguagesOfManualPages) {
   for (const auto& [package, folder, language] : {std::tuple{"manpages-nl", "usr/share/man/nl", "nl"},
                                                   {"manpages-pt-br", "usr/share/man/pt-br", "pt"},

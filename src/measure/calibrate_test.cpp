@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -153,18 +154,21 @@ TEST(Calibrate, MeasuresContextRanksWithACapacity) {
   }
 }
 
-TEST(Calibrate, ReportsItsProgressOnRankZeroOnly) {
+TEST(Calibrate, FitsEveryKindAndReportsItsProgressOnRankZeroOnly) {
   CalibrateOptions options;
   options.widest = calibrated_width(1);
   options.rounds = options.repeats = 1;
   comm::ThreadWorld ranks(2);
   std::vector<double> shares[2];  // by rank; each rank's thread writes its own
+  std::optional<sim::Calibration::Entry> kept;
   {
     std::vector<std::jthread> threads;
     for (int r = 0; r < 2; ++r)
       threads.emplace_back([&, r] {
         const auto world = ranks.communicator(r);
-        calibrate(options, "threads", *world, [&, r](double share, const std::string&) { shares[r].push_back(share); });
+        auto entry = calibrate(options, "threads", *world,
+                               [&, r](double share, const std::string&) { shares[r].push_back(share); });
+        if (r == 0) kept = std::move(entry);
       });
   }
   EXPECT_TRUE(shares[1].empty());
@@ -173,6 +177,8 @@ TEST(Calibrate, ReportsItsProgressOnRankZeroOnly) {
   EXPECT_EQ(shares[0].front(), 0.0);
   EXPECT_EQ(shares[0].back(), 1.0);
   EXPECT_TRUE(std::is_sorted(shares[0].begin(), shares[0].end()));
+  // Each kind of op and of epilogue that these programs have is known afterwards.
+  for (const std::string& kind : measured_kinds(options, 2)) EXPECT_TRUE(kept->costs.knows(kind)) << kind;
 }
 
 TEST(Cores, AreNamedAsRangesOrAlone) {

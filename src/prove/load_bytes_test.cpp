@@ -228,6 +228,44 @@ TEST(LoadedBytes, EveryElementOfALargeUnitArrives) {
         std::vector{over_shards(2, 0), over_shards(2, 1), over_shards(1, 0, 1, 2), over_shards(2, 3, 2, 2)}, compute);
 }
 
+// A checkpoint that was made from weights alone has no moments. Those that a rank holds stay as they are, on every
+// rank.
+TEST(LoadedBytes, WeightsAloneLeaveTheMoments) {
+  arch::Architecture a = suite::llama(true);
+  const fs::path folder = fs::path(::testing::TempDir()) / fmt::format("molen_weights_{}", ::getpid());
+  CountingFileSystem unsynced;
+  const FileSystemOverride instead(unsynced);
+  fs::path path;
+  on_executors(a, over_shards(1, 0), [&](exec::Executor& executor, comm::Communicator& world) {
+    each_run(executor, "param", 0,
+             [](at::Tensor held, const at::Tensor& values, const std::string&) { held.copy_(values); });
+    std::vector<checkpoint::Span> weights = launch::spans_of(executor);
+    std::erase_if(weights, [](const checkpoint::Span& span) { return span.tensor.starts_with("optimizer."); });
+    path = checkpoint::save(weights, {folder, 4, 0, 1, launch::agree_over(world), Json{{"x", 1}}, {}, 0});
+  });
+  for (const suite::Layout& to : {over_shards(1, 0), over_shards(2, 1), over_shards(1, 0, 1, 2)})
+    for (const DType compute : {DType::kF32, DType::kBF16})
+      on_executors(
+          a, to,
+          [&](exec::Executor& executor, comm::Communicator& world) {
+            for (const char* moment : {"m", "v"})
+              for (int u = 0; u < static_cast<int>(executor.program().units.size()); ++u)
+                executor.state(moment, u).fill_(3);
+            launch::load_state(checkpoint::Checkpoint(path), executor, world, true);
+            const auto equal = [&](at::Tensor held, const at::Tensor& values, const std::string& name) {
+              EXPECT_TRUE(at::equal(held, values)) << name << " on rank " << world.rank() << " of " << world.size();
+            };
+            const auto untouched = [&](at::Tensor held, const at::Tensor&, const std::string& name) {
+              EXPECT_TRUE(held.eq(3).all().item<bool>()) << name;
+            };
+            each_run(executor, "param", 0, equal);
+            if (executor.has_state("master")) each_run(executor, "master", 0, equal);
+            for (const char* moment : {"m", "v"}) each_run(executor, moment, 0, untouched);
+          },
+          compute);
+  remove_tree(folder);
+}
+
 // The messages of one rank about a damaged checkpoint that it had to load, one for each kind of damage.
 struct Said {
   std::string damaged, unreadable, other, hash;
