@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "cluster/cluster.h"
 #include "plan/resolve.h"
+#include "plan/trial.h"
 #include "program/build/build.h"
 #include "program/ir/trace.h"
 #include "program/memory/memory.h"
@@ -71,24 +72,11 @@ Result<Simulated> simulate_on(config::Config c, const plan::Machine& machine, co
                    costs.value().extrapolated()};
 }
 
-// The cluster decides what otherwise comes from this machine: the device, the ranks of a node, threads, and the
-// precision that is usual on such devices.
-Simulated simulate_described(config::Config c, plan::Machine machine, const cluster::Cluster& on, bool node_given) {
+Simulated simulate_described(config::Config c, const cluster::Cluster& on, const plan::Machine& machine) {
   if (c.device.kind == "cpu")
     throw UsageError("{}: {} describes {} devices; device.kind = \"auto\" takes them", c.where("device.kind"), on.name,
                      on.device.name);
-  if (machine.ranks > on.devices())
-    throw UsageError("--ranks: {} ranks, but {} has {} devices", machine.ranks, on.name, on.devices());
-  if (node_given && machine.local_ranks > on.node.devices)
-    throw UsageError("--ranks-per-node: {} ranks, but a node of {} has {} devices", machine.local_ranks, on.name,
-                     on.node.devices);
-  if (!node_given) machine.local_ranks = std::min(machine.ranks, on.node.devices);
-  if (machine.ranks % machine.local_ranks != 0)
-    throw UsageError("--ranks: {} ranks are not whole nodes of {} devices of {}; --ranks-per-node says otherwise",
-                     machine.ranks, machine.local_ranks, on.name);
-  machine.cuda = true;
-  machine.threads = 1;
-  machine.measure_precision = nullptr;
+
   Built built = build_for(std::move(c), machine);
   const sim::Factors& factors = sim::Factors::shipped();
   auto timelines = sim::simulate(built.stages, sim::DescribedCosts(on, factors));
@@ -310,7 +298,8 @@ Simulated simulate_either(const ConfigOptions& options, const SimulateArguments&
   if (!is_calibration(o.cluster)) {
     if (!o.communicator.empty())
       throw UsageError("--communicator: {} is a description, not a calibration; its devices use their own", o.cluster);
-    return simulate_described(c, machine, cluster::find(o.cluster), options.ranks_per_node.has_value());
+    const cluster::Cluster on = cluster::find(o.cluster);
+    return simulate_described(c, on, plan::machine_on(on, machine.ranks, options.ranks_per_node));
   }
   if (c.device.kind == "cuda")
     throw UsageError(

@@ -1,0 +1,80 @@
+#include "plan/trial.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "plan/layouts.h"
+#include "program/build/build.h"
+#include "program/memory/memory.h"
+#include "sim/described_costs.h"
+#include "sim/described_energy.h"
+#include "sim/simulate.h"
+
+namespace molen::plan {
+namespace {
+
+double peak_of_type(const cluster::Device& device, DType compute) {
+  return compute == DType::kF32 || compute == DType::kF64 ? device.peak_fp32.value : device.peak_16bit.value;
+}
+
+Outcome out_of_memory(Bytes memory, Bytes room, const std::string& layout) {
+  Outcome outcome;
+  outcome.kind = Outcome::Kind::kOutOfMemory, outcome.memory = memory;
+  outcome.why = fmt::format("{} needs {} of a device of which a plan may take {}", layout, human(memory), human(room));
+  return outcome;
+}
+
+}  // namespace
+
+Machine machine_on(const cluster::Cluster& on, int ranks, std::optional<int> ranks_per_node) {
+  if (ranks > on.devices()) throw UsageError("--ranks: {} ranks, but {} has {} devices", ranks, on.name, on.devices());
+  if (ranks_per_node && *ranks_per_node > on.node.devices)
+    throw UsageError("--ranks-per-node: {} ranks, but a node of {} has {} devices", *ranks_per_node, on.name,
+                     on.node.devices);
+  Machine machine;
+  machine.ranks = ranks;
+  machine.local_ranks = ranks_per_node.value_or(std::min(ranks, on.node.devices));
+  if (ranks % machine.local_ranks != 0)
+    throw UsageError("--ranks: {} ranks are not whole nodes of {} devices of {}; --ranks-per-node says otherwise",
+                     ranks, machine.local_ranks, on.name);
+  machine.cuda = true;
+  machine.threads = 1;
+  return machine;
+}
+
+Outcome predict(config::Config config, const cluster::Cluster& on, const Machine& machine) {
+  on.require_programs();
+  const auto arch = resolve_architecture(config);
+  const sim::Factors& factors = sim::Factors::shipped();
+  Outcome outcome;
+  std::vector<program::Program> programs;
+  try {
+    const program::Setting s = resolve_setting(config, arch, machine);
+    if (const auto not_yet = sim::unsimulated(s)) throw UsageError("{}: {}", not_yet->key, not_yet->why);
+    const auto schedule = read_schedule(config);
+    programs = program::build_stages(arch, s, schedule ? &*schedule : nullptr, false);
+  } catch (const UsageError& error) {
+    outcome.why = error.what();
+    return outcome;
+  }
+  const program::Setting& s = programs.front().setting;
+  const Bytes room(static_cast<std::int64_t>(factors.of("plannable_memory") * on.device.memory.value));
+  Bytes memory;
+  for (const auto& p : programs) memory = std::max(memory, program::planned_peak(p).device);
+  if (memory > room) return out_of_memory(memory, room, layout_of(s).name);
+  const program::Stages stages(std::move(programs));
+  const auto timelines = sim::simulate(stages, sim::DescribedCosts(on, factors));
+  outcome.kind = Outcome::Kind::kStep, outcome.memory = memory;
+  StepFigures& f = outcome.figures;
+  f.step_s = sim::step_seconds(timelines);
+  f.low_s = f.step_s / (1.0 + factors.spread()), f.high_s = f.step_s * (1.0 + factors.spread());
+  f.tokens = s.positions(), f.ranks = machine.ranks, f.layout = layout_of(s).name;
+  f.mfu = arch::model_flops(arch, s.positions(), s.sequence, arch::FlopsConvention::kCausal).value / f.step_s /
+          machine.ranks / peak_of_type(on.device, s.compute);
+  f.step_j = sim::energy_of(stages, timelines, on, factors, factors.spread()).computers().value;
+  return outcome;
+}
+
+}  // namespace molen::plan

@@ -1,0 +1,48 @@
+// A trial of an experiment: one configuration, and the figures of its step on a described cluster.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "cluster/cluster.h"
+#include "config/config.h"
+#include "plan/resolve.h"
+
+namespace molen::plan {
+
+// Returns the machine of `ranks` ranks on a described cluster. The cluster decides what otherwise comes from the
+// machine in use: the device, the ranks of a node (those of `ranks_per_node` if given), threads, and the precision that
+// "auto" stands for. Throws UsageError for more ranks than the cluster or one of its nodes has devices, and for parts
+// of nodes.
+Machine machine_on(const cluster::Cluster& on, int ranks, std::optional<int> ranks_per_node = std::nullopt);
+
+// The figures of one optimizer step.
+struct StepFigures {
+  double step_s = 0.0;
+  double low_s = 0.0, high_s = 0.0;  // with a probability of 80 % the true step is between them
+  std::int64_t tokens = 0;           // of all ranks
+  int ranks = 1;
+  double mfu = 0.0;  // of the device's peak for the type of compute; model FLOPs as FlopsConvention::kCausal
+  std::optional<double> step_j;  // energy of all ranks and their nodes, without the site; absent: not known
+  std::string layout;            // plan::layout_of
+  double tokens_per_s_per_device() const { return static_cast<double>(tokens) / step_s / ranks; }
+  // kWh of a step; absent: not known
+  std::optional<double> kwh() const { return step_j ? std::optional(*step_j / 3.6e6) : std::nullopt; }
+};
+
+// A trial has figures, or the reason why it has none. A trial that fails is an outcome like any other: a search learns
+// from it.
+struct Outcome {
+  enum class Kind { kStep, kOutOfMemory, kRefused };
+  Kind kind = Kind::kRefused;
+  StepFigures figures;          // where `kind` is kStep
+  std::optional<Bytes> memory;  // of the fullest rank, by its plan; absent: the layout was refused
+  std::string why;              // where `kind` is not kStep
+};
+
+// Predicts a step of `config` on a described cluster, as `molen simulate` does. A layout that `molen train` would
+// refuse, and one whose plan exceeds the memory of a device, are outcomes. A configuration that no layout can mend (an
+// unknown preset) throws UsageError, and so does what `machine_on` throws.
+Outcome predict(config::Config config, const cluster::Cluster& on, const Machine& machine);
+
+}  // namespace molen::plan

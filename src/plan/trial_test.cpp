@@ -1,0 +1,75 @@
+#include "plan/trial.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "config/config.h"
+
+namespace molen::plan {
+namespace {
+
+config::Config tried(const std::string& layout) {
+  return config::parse(
+      "[model]\npreset = \"llama3-8b\"\n[data]\nsequence_length = 4096\n[batch]\nglobal = 64\n" + layout, "trial.toml");
+}
+
+Outcome outcome_of(const std::string& layout, int ranks = 16) {
+  const auto on = cluster::find("dgx-h100");
+  return predict(tried(layout), on, machine_on(on, ranks));
+}
+
+std::string refusal_of(int ranks, std::optional<int> of_node = std::nullopt) {
+  try {
+    machine_on(cluster::find("dgx-h100"), ranks, of_node);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(MachineOn, IsOfTheCluster) {
+  const auto on = cluster::find("dgx-h100");
+  EXPECT_EQ(machine_on(on, 16).local_ranks, 8);
+  EXPECT_EQ(machine_on(on, 4).local_ranks, 4);
+  EXPECT_EQ(machine_on(on, 16, 4).local_ranks, 4);
+  EXPECT_TRUE(machine_on(on, 16).cuda);
+  EXPECT_EQ(machine_on(on, 16).threads, 1);
+  EXPECT_NE(refusal_of(on.devices() + 8).find("devices"), std::string::npos);
+  EXPECT_NE(refusal_of(16, 9).find("--ranks-per-node: 9 ranks, but a node"), std::string::npos);
+  EXPECT_NE(refusal_of(12).find("are not whole nodes of 8 devices"), std::string::npos);
+}
+
+TEST(Trial, HasTheFiguresOfItsStep) {
+  const Outcome o = outcome_of("[parallel]\ntensor = 2\nzero = 1\n");
+  ASSERT_EQ(o.kind, Outcome::Kind::kStep) << o.why;
+  const StepFigures& f = o.figures;
+  EXPECT_EQ(f.tokens, 64 * 4096);
+  EXPECT_EQ(f.ranks, 16);
+  EXPECT_LT(f.low_s, f.step_s);
+  EXPECT_LT(f.step_s, f.high_s);
+  EXPECT_DOUBLE_EQ(f.tokens_per_s_per_device(), 64 * 4096 / f.step_s / 16);
+  // 8.03 B parameters take about 6 FLOPs a parameter and token, and attention adds less than a fifth at this length.
+  const double flops = 6.0 * 8.03e9 * 64 * 4096, peak = 16 * 989e12;
+  EXPECT_GT(f.mfu, 0.95 * flops / f.step_s / peak);
+  EXPECT_LT(f.mfu, 1.2 * flops / f.step_s / peak);
+  EXPECT_DOUBLE_EQ(*f.kwh(), *f.step_j / 3.6e6);
+  EXPECT_GT(*o.memory, Bytes(0));
+}
+
+// Three ways to have no figures, each told apart.
+TEST(Trial, WithoutAStepSaysWhy) {
+  const Outcome large = outcome_of("[parallel]\nzero = 0\n");
+  EXPECT_EQ(large.kind, Outcome::Kind::kOutOfMemory);
+  EXPECT_GT(*large.memory, Bytes(std::int64_t{80} << 30)) << "16 bytes a parameter";
+  EXPECT_NE(large.why.find("of a device of which a plan may take"), std::string::npos) << large.why;
+  const Outcome refused = outcome_of("[parallel]\ntensor = 3\n");
+  EXPECT_EQ(refused.kind, Outcome::Kind::kRefused);
+  EXPECT_NE(refused.why.find("parallel.tensor"), std::string::npos) << refused.why;
+  EXPECT_FALSE(refused.memory);
+  EXPECT_THROW(predict(config::parse("[model]\npreset = \"llama-none\"\n", "t.toml"), cluster::find("dgx-h100"),
+                       machine_on(cluster::find("dgx-h100"), 8)),
+               UsageError);
+}
+
+}  // namespace
+}  // namespace molen::plan
