@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "arch/architecture.h"
+#include "base/error.h"
 #include "comm/threads/threads.h"
 #include "program/build/build.h"
 #include "program/schedule/schedule.h"
@@ -133,6 +134,18 @@ TEST(Calibrate, HasProgramsOfEveryType) {
       options.widest = calibrated_width(1);
       EXPECT_GT(calibration_programs(options, ranks).size(), 5u) << name_of(compute) << ", " << ranks << " ranks";
     }
+}
+
+TEST(Calibrate, RefusesAWidthBelowTheNarrowest) {
+  CalibrateOptions options;
+  options.widest = calibrated_width(1) - 1;
+  try {
+    calibration_programs(options, 1);
+    ADD_FAILURE() << "no shape is left";
+  } catch (const UsageError& error) {
+    EXPECT_EQ(error.what(),
+              fmt::format("--widest: {}; the narrowest shape is {} wide", options.widest, options.widest + 1));
+  }
 }
 
 // Whatever their number, ranks can share the experts of a measured model.

@@ -240,6 +240,37 @@ TEST_P(ContextParts, DocumentsAreSequencesOfTheirOwn) {
   }
 }
 
+// A rank whose positions reach beyond the table of learned positions would read and write other memory.
+TEST_P(ContextParts, PositionsBeyondTheTableAreAnError) {
+  const c10::InferenceMode inference;
+  const AttentionPath& path = GetParam();
+  const at::ScalarType type = scalar_type(path.compute), wide = wide_of(path);
+  const i64 B = 2, S = 23, ranks = 2;
+  const arch::Architecture a = test_architectures()[1];
+  ASSERT_GT(a.hidden, S) << "the table is wider than the sequence is long, so that its width is no limit";
+  const Runs runs = arch::context_runs(S, 0, ranks);  // the first and the last positions
+  const i64 n = B * count_positions(runs);
+  Workspace w(std::int64_t{1} << 22);
+  const Context c{a, {B, n / B, 0, path.compute, 2, path.kernels}, w.scratch, false, {}, arch::Pass::kBackward, runs};
+  const at::Tensor ids = random_ids(n, a.vocabulary, 0, "ids"),
+                   table = random_normal({a.vocabulary, a.hidden}, "t", 1).to(type),
+                   d_x = random_normal({n, a.hidden}, "dx", 1).to(type);
+  for (const i64 rows : {S, S - 1}) {
+    const at::Tensor learned = random_normal({rows, a.hidden}, "p", 1).to(type);
+    at::Tensor x = at::empty({n, a.hidden}, type), d_table = at::zeros({a.vocabulary, a.hidden}, wide),
+               d_learned = at::zeros({rows, a.hidden}, wide);
+    const auto forward = [&] { embed_forward(c, ids, table, learned, x); };
+    const auto backward = [&] { embed_backward(c, ids, d_x, d_table, d_learned); };
+    if (rows == S) {
+      EXPECT_NO_THROW(forward());
+      EXPECT_NO_THROW(backward());
+    } else {
+      EXPECT_THROW(forward(), Error);
+      EXPECT_THROW(backward(), Error);
+    }
+  }
+}
+
 // The parts that treat each row independently (all but attention) give the same bits at the ranks' positions as in
 // whole sequences.
 TEST_P(ContextParts, PositionsOfRanksAreThoseOfTheWhole) {

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include "arch/architecture.h"
+#include "arch/parameters.h"
+
 namespace molen::plan {
 namespace {
 
@@ -19,6 +22,25 @@ TEST(MemoryNeed, AnEvaluationThatDoesNotFitBesideWhatIsKeptNeedsAnArena) {
   const MemoryNeed apart = with_evaluation(training, plan_of(401, 0, 7));
   EXPECT_EQ(apart.device, Bytes(1401));
   EXPECT_EQ(apart.host, Bytes(57));
+}
+
+// The fullest stage counts, also where it is the first one.
+TEST(MemoryNeed, WhatIsKeptIsThatOfTheFullestStage) {
+  const arch::Architecture a = arch::preset("llama-tiny");
+  program::Setting s;
+  s.mesh[mesh::Axis::kPp] = 2;
+  s.global_batch = 2, s.sequence = 64;
+  const auto kept = [&](std::vector<std::int64_t> layers) {
+    s.pipeline.layers = std::move(layers);
+    return kept_need(a, s).total().value;
+  };
+  const std::int64_t many = a.layers - 1;
+  arch::Architecture more = a;
+  more.layers += 1;
+  const std::int64_t of_layer = 16 * (arch::num_parameters(more) - arch::num_parameters(a));  // fp32, with two moments
+  EXPECT_GT(many, 1);
+  EXPECT_GE(kept({many, 1}), many * of_layer);
+  EXPECT_GE(kept({1, many}), many * of_layer);
 }
 
 }  // namespace

@@ -82,6 +82,11 @@ TEST(PublishedRuns, ShardedParametersOfAPipelineAreGatheredOnceAStep) {
   EXPECT_EQ(setting_of(run, architecture_of(run)).zero, 1);
   run.pp = 1, run.dp = 16;
   EXPECT_EQ(setting_of(run, architecture_of(run)).zero, 3);
+  // One rank has nothing to shard over.
+  run.tp *= 16, run.dp = 1;
+  EXPECT_EQ(setting_of(run, architecture_of(run)).zero, 0);
+  run.zero = 2;
+  EXPECT_EQ(setting_of(run, architecture_of(run)).zero, 0);
   // They are gathered ahead, whatever the column says.
   const auto sharded = [](plan::Run& r) { r.pp = 1, r.dp = 16, r.zero = 3; };
   const double step_s = predicted(sharded).step_s;

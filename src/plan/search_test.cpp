@@ -146,6 +146,28 @@ TEST(Search, SaysWhyALayoutIsSlower) {
   slower.phases.bubble_s += 2.0 * slower.step_s;
   ASSERT_FALSE(reasons_beside(slower, found.best.front()).empty());
   EXPECT_TRUE(reasons_beside(slower, found.best.front()).front().starts_with("bubble +"));
+  // The largest reason comes first, wherever the phases stand.
+  slower.phases.phase_s.front() += 1.0 * slower.step_s;
+  slower.phases.phase_s.back() += 3.0 * slower.step_s;
+  const auto reasons = reasons_beside(slower, found.best.front());
+  ASSERT_EQ(reasons.size(), 3u);
+  EXPECT_TRUE(reasons[0].starts_with(program::phase_keys()[program::kNumPhases - 1] + " +")) << reasons[0];
+  EXPECT_TRUE(reasons[1].starts_with("bubble +")) << reasons[1];
+  EXPECT_TRUE(reasons[2].starts_with(program::phase_keys()[0] + " +")) << reasons[2];
+}
+
+// A bound that leaves out a part of the state would still be a lower bound, but it would exclude too little.
+TEST(Search, BoundsCountTheWholeState) {
+  const Small small;
+  const Bounds bounds(small.arch, small.base, 16, small.costs, sim::Factors::shipped());
+  const auto n = static_cast<double>(arch::num_parameters(small.arch));
+  const auto bytes_of = [&](Candidate c) { return bounds.of(c).memory_bytes / n; };
+  // In bf16: weights of 2 bytes, gradients of 4, and a master copy and two moments of 4 each.
+  EXPECT_DOUBLE_EQ(bytes_of({.zero = 0}), 2 + 4 + 12);
+  EXPECT_DOUBLE_EQ(bytes_of({.zero = 1}), 2 + 4 + 12.0 / 16);
+  EXPECT_DOUBLE_EQ(bytes_of({.zero = 2, .shards = 8}), 2 + 4.0 / 8 + 12.0 / 8);
+  EXPECT_DOUBLE_EQ(bytes_of({.zero = 3, .shards = 8}), (2 + 4 + 12) / 8.0);
+  EXPECT_DOUBLE_EQ(bytes_of({.tensor = 2, .stages = 2, .zero = 1}), (2 + 4 + 12.0 / 4) / 4);
 }
 
 // The keys of each candidate give its setting again, as the trainer resolves them.
