@@ -13,6 +13,7 @@
 #include "plan/resolve.h"
 #include "plan/trial.h"
 #include "program/build/build.h"
+#include "program/ir/comparison.h"
 #include "program/ir/trace.h"
 #include "program/memory/memory.h"
 #include "program/provenance/provenance.h"
@@ -287,15 +288,9 @@ void write_predicted_trace(const Simulated& s, const std::string& file) {
   write_file_atomic(file, store::trace_json(spans));
 }
 
-// A calibration is JSON, in a file of any name; the description of a cluster has a name, or is a file *.toml.
-bool is_calibration(const std::string& cluster) {
-  if (cluster.ends_with(".toml") || !fs::is_regular_file(cluster)) return cluster.ends_with(".json");
-  return true;
-}
-
 Simulated simulate_either(const ConfigOptions& options, const SimulateArguments& o, const config::Config& c) {
   plan::Machine machine = planned_machine(options, c);
-  if (!is_calibration(o.cluster)) {
+  if (!sim::is_calibration(o.cluster)) {
     if (!o.communicator.empty())
       throw UsageError("--communicator: {} is a description, not a calibration; its devices use their own", o.cluster);
     const cluster::Cluster on = cluster::find(o.cluster);

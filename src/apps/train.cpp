@@ -38,15 +38,27 @@ namespace {
 
 #ifdef MOLEN_HAS_TORCH
 
+void require_predicts(const std::string& file, bool cuda) {
+  if (sim::is_calibration(file)) {
+    sim::read_calibration(file);
+    return;
+  }
+  const auto on = cluster::find(file);
+  if (!cuda)
+    throw UsageError(
+        "--cluster: {} describes {} devices, and this run is on processors; `molen calibrate` measures them", on.name,
+        on.device.name);
+}
+
 int run_train(const ConfigOptions& options, const train::TrainOptions& train_options) {
   // With several processes, only the first looks for the files, once it can tell the others its result.
   const bool alone = comm::launch_environment().size <= 1;
   config::Config c = load_config(options, alone ? plan::require_training : config::Completion());
   const auto launch = launch::resolve_launch(c, options.ranks);
   launch::run_ranks(launch, [&](comm::Communicator& world) {
-    // An unreadable calibration is refused now, not at the end of the run.
+    // What cannot predict this run is refused now, not at the end of the run.
     launch::throw_on_all_ranks(world, [&] {
-      if (world.rank() == 0 && train_options.cluster) sim::read_calibration(*train_options.cluster);
+      if (world.rank() == 0 && train_options.cluster) require_predicts(*train_options.cluster, launch.machine.cuda);
     });
     train::train(c, launch.machine, launch.communicator, train_options, world);
   });
@@ -249,8 +261,10 @@ void add_train(CLI::App& app, Chosen& chosen) {
   verb->add_option("--program", *program,
                    "a step program in text form (from `molen program`) to run instead of the built one; for a "
                    "pipeline, a folder with program.txt, program-stage-1.txt ..., such as a run directory");
-  verb->add_option("--cluster", *cluster,
-                   "file that `molen calibrate` wrote; the run's report then shows predicted beside measured times");
+  verb->add_option(
+      "--cluster", *cluster,
+      "file that `molen calibrate` wrote or, on devices, the description of a cluster (as for `molen simulate`); the "
+      "run's report then shows predicted beside measured times");
   auto mfu = add_mfu_option(*verb);
   verb->add_flag("--verbose", o->verbose,
                  "on a terminal, where one line is rewritten: a full line every step, as in a log");

@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/median.h"
 #include "base/rng.h"
 #include "exec/executor.h"
 #include "launch/throw_on_all_ranks.h"
@@ -23,14 +24,6 @@
 #include "sim/simulate.h"
 
 namespace molen::measure {
-namespace {
-
-double median(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
-}
-
-}  // namespace
 
 sim::Cores cores_of(comm::Communicator& world) {
   std::vector<std::int32_t> allowed(CPU_SETSIZE, 0);

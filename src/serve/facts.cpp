@@ -107,13 +107,6 @@ Dates dates_of(const RunData& run) {
   return d;
 }
 
-double median(std::vector<double> v) {
-  std::erase_if(v, [](double x) { return !std::isfinite(x); });
-  if (v.empty()) return std::nan("");
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
-}
-
 std::vector<Figure> figures_of(const RunData& run) {
   const auto& steps = run.metrics.steps;
   std::vector<double> rates, seconds, mfu, joules;

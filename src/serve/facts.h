@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/median.h"
 #include "serve/run_data.h"
 
 namespace molen::serve {
@@ -30,9 +31,6 @@ struct Dates {
   std::int64_t starts;
 };
 Dates dates_of(const RunData& run);
-
-// Returns the median of the finite values, or NaN when there are none.
-double median(std::vector<double> values);
 
 // A figure of a run: its name, its value as text for people, and as a number (absent when it was not measured).
 struct Figure {

@@ -117,7 +117,7 @@ TEST(Golden, ReportOfARun) {
 )");
   write(
       "predicted.json",
-      R"({"step_s":{"predicted":0.55,"measured":0.5},"memory_bytes":{"predicted":1000000,"measured":1100000},"phases":{"forward":{"predicted":0.21,"measured":0.2},"bubble":{"predicted":null,"measured":0.05}},"ops":[{"op":"forward attention","count":8,"predicted_s":0.02,"measured_s":0.03},{"op":"all_reduce","count":2,"predicted_s":null,"measured_s":0.01},{"op":"far","count":3,"predicted_s":0.09,"measured_s":0.01},{"op":"none","count":1,"predicted_s":null,"measured_s":null}]})");
+      R"({"step_s":{"predicted":0.55,"measured":0.5},"memory_bytes":{"predicted":1000000,"measured":1100000},"phases":{"forward":{"predicted":0.21,"measured":0.2},"bubble":{"predicted":null,"measured":0.05}},"ops":[{"op":"forward attention","count":8,"predicted_s":0.02,"measured_s":0.03},{"op":"all_reduce","count":2,"predicted_s":null,"measured_s":0.01},{"op":"far","count":3,"predicted_s":0.09,"measured_s":0.01},{"op":"none","count":1,"predicted_s":null,"measured_s":null}],"parts":[{"part":"waiting for tp_comm","predicted_s":0.05,"measured_s":0.1},{"part":"rest","predicted_s":0.02,"measured_s":null}],"axes":[{"stream":"tp_comm","predicted_s":0.2,"measured_s":0.3,"predicted_exposed_s":0.05,"measured_exposed_s":0.1}],"step_j":{"predicted":12.5,"measured":10},"later_stages":[{"step_s":{"predicted":0.4,"measured":0.5},"parts":[{"part":"forward attention","predicted_s":0.1,"measured_s":0.2}]},{"failure":"no file <x>"}]})");
   write(
       "environment.json",
       R"({"host":"mill","cpu":"A <CPU>","gpu":"none","cores":2,"molen":"0.1.0","git":"abc","libtorch":"2.13","compiler":"gcc","device_peak":{"source":"measured: 100 GFLOP/s"}})");

@@ -46,6 +46,61 @@ std::string member_row(const Json& object, const std::string& name, const char* 
   return row(name, "", predicted, measured, show(predicted), show(measured), "", "", " class=total");
 }
 
+std::string joules(double j) {
+  return std::isfinite(j) ? fmt::format("{:.4g} J", j) : "-";
+}
+
+// The parts of a step, of which those with the largest errors come first, and what they differ by.
+std::string parts_table(const Json& stage, const std::string& caption) {
+  const Json parts = stage.contains("parts") ? stage["parts"] : Json();
+  const double step = stage.contains("step_s") ? number_of(stage["step_s"], "measured") : std::nan("");
+  if (!parts.is_array() || parts.empty()) return "";
+  std::string s = "<div class=scroll><table><caption>" + escape(caption) +
+                  "<tr><th scope=col>part of the step<th scope=col>predicted<th scope=col>measured<th "
+                  "scope=col>difference<th scope=col>of the step";
+  constexpr std::size_t kShown = 8;
+  for (std::size_t i = 0; i < std::min(kShown, parts.size()); ++i) {
+    const double p = number_of(parts[i], "predicted_s"), m = number_of(parts[i], "measured_s");
+    s += "<tr><th scope=row>" + escape(text_of(parts[i], "part", "?")) + "<td>" + seconds(p) + "<td>" + seconds(m) +
+         "<td>" + (p < m ? "-" : "+") + seconds(std::abs(p - m)) + "<td>" +
+         (step > 0 && std::isfinite(p - m) ? fmt::format("{:+.1f}%", 100 * (p - m) / step) : "-");
+  }
+  return s + "</table></div>";
+}
+
+std::string axes_table(const Json& axes) {
+  if (!axes.is_array() || axes.empty()) return "";
+  std::string s =
+      "<div class=scroll><table><caption>Communication by stream: of its time, the part beside which nothing is "
+      "computed "
+      "is exposed.<tr><th scope=col>stream<th scope=col>predicted<th scope=col>measured<th scope=col>exposed, "
+      "predicted<th scope=col>exposed, measured";
+  for (const Json& axis : axes)
+    s += "<tr><th scope=row>" + escape(text_of(axis, "stream", "?")) + "<td>" +
+         seconds(number_of(axis, "predicted_s")) + "<td>" + seconds(number_of(axis, "measured_s")) + "<td>" +
+         seconds(number_of(axis, "predicted_exposed_s")) + "<td>" + seconds(number_of(axis, "measured_exposed_s"));
+  return s + "</table></div>";
+}
+
+// The later stages of a pipeline: a row each, and the parts with the largest errors.
+std::string later_stages(const Json& stages) {
+  if (!stages.is_array() || stages.empty()) return "";
+  std::string s =
+      "<div class=scroll><table><caption>Later stages of the pipeline, each by its first rank.<tr><th "
+      "scope=col>stage<th><th><th scope=col>predicted<th scope=col>measured<th scope=col>error<th><th>";
+  std::string details;
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    const std::string name = fmt::format("stage {}", i + 1);
+    if (const std::string failure = text_of(stages[i], "failure"); !failure.empty())
+      s += "<tr><th scope=row>" + name + "<td colspan=7 class=text>no prediction: " + escape(failure);
+    else
+      s += member_row(stages[i].contains("step_s") ? stages[i]["step_s"] : Json(), name, "predicted", "measured",
+                      seconds);
+    details += parts_table(stages[i], fmt::format("Stage {}: the parts of the step with the largest errors.", i + 1));
+  }
+  return s + "</table></div>" + details;
+}
+
 }  // namespace
 
 std::string predicted_section(const RunData& run) {
@@ -62,15 +117,20 @@ std::string predicted_section(const RunData& run) {
   const Json memory = part("memory_bytes");
   s += member_row(memory, "memory: arena of a rank (measured: pages touched)", "planned", "measured", bytes);
   s += member_row(memory, "memory: whole process", "process_predicted", "process_measured", bytes);
+  s += member_row(part("step_j"), "energy of a step", "predicted", "measured", joules);
+  const std::string below =
+      "</table></div>" +
+      parts_table(run.predicted, "The parts of the step with the largest errors, on the first stage.") +
+      axes_table(part("axes")) + later_stages(part("later_stages"));
   const Json ops = part("ops");
-  if (!ops.is_array()) return s + "</table></div>";
+  if (!ops.is_array()) return s + below;
   for (const Json& op : ops) {
     const double p = number_of(op, "predicted_s"), m = number_of(op, "measured_s");
     const double waited = number_of(op, "waited_s");
     s += row(text_of(op, "kind", "?"), escape(text_of(op, "count")), p, m, seconds(p), seconds(m),
              waited > 0 ? seconds(waited) : "", bytes(number_of(op, "bytes")));
   }
-  return s + "</table></div>";
+  return s + below;
 }
 
 std::string events_section(const RunData& run) {

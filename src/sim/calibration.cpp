@@ -121,4 +121,9 @@ void write_calibration(const fs::path& path, const Calibration& c) {
   write_file_atomic(path, to_json(c).dump(1) + "\n");
 }
 
+bool is_calibration(const std::string& cluster) {
+  if (cluster.ends_with(".toml") || !fs::is_regular_file(cluster)) return cluster.ends_with(".json");
+  return true;
+}
+
 }  // namespace molen::sim

@@ -52,6 +52,9 @@ Calibration parse_calibration(const Json& json, const std::string& origin);  // 
 Json to_json(const Calibration& calibration);
 Json to_json(const Calibration::Entry& entry);
 Calibration read_calibration(const fs::path& path);
+// Whether --cluster names a calibration, which is JSON in a file of any name. The description of a cluster has a name,
+// or is a file *.toml.
+bool is_calibration(const std::string& cluster);
 void write_calibration(const fs::path& path, const Calibration& calibration);
 
 }  // namespace molen::sim

@@ -12,6 +12,7 @@
 #include "base/rng.h"
 #include "base/test_golden.h"
 #include "program/build/build.h"
+#include "program/ir/comparison.h"
 #include "program/values/optimizer.h"
 #include "sim/calibration.h"
 #include "sim/simulate.h"

@@ -26,7 +26,7 @@ struct TrainOptions {
   bool verbose = false;                                        // on a terminal, a full line every step
   bool save_initial = false;                                   // also save step 0: the starting point for comparisons
   arch::FlopsConvention mfu = arch::FlopsConvention::kCausal;  // how reported model FLOPs are counted
-  std::optional<std::string> cluster;                          // a calibration: predict and compare at the end
+  std::optional<std::string> cluster;  // a calibration or a description: predict and compare at the end
 };
 
 // All decisions that are made once. They are the same on every rank of the job, except that each pipeline stage has its

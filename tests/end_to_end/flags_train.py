@@ -290,4 +290,16 @@ def cluster(case):
     close("memory of the process", memory["process_predicted"], memory["process_measured"], 0.1)
     median = sorted(ran.column("step_s"))[len(ran.steps) // 2]
     close("measured: the median step", prediction["step_s"]["measured"], median, 0.5)
+    for side in ("predicted", "measured"):
+        close(f"the parts add up to the step, {side}", sum(p[f"{side}_s"] for p in prediction["parts"]), prediction["step_s"][side], 1e-9)
+    equal("no communication on one rank", (prediction["axes"], prediction["later_stages"]), ([], []))
     assert not (case.train(sets).path / "predicted.json").exists()
+    # Two stages: each has a comparison of its own, and messages between them that are exposed in part.
+    made_up(work / "cluster-stages.json", [dict(ranks=2, communicator="threads", compute="fp32")], base=1e-3)
+    staged = case.train({**sets, "parallel.pipeline": 2, "batch.micro": 1}, "--ranks", 2, "--cluster", "cluster-stages.json")
+    prediction = json.loads((staged.path / "predicted.json").read_text())
+    equal("streams of a pipeline", [[a["stream"] for a in stage["axes"]] for stage in (prediction, *prediction["later_stages"])], [["pp_comm"], ["pp_comm"]])
+    assert "\nstage 1: predicted " in staged.out and "\nexposed communication of pp_comm: " in staged.out, staged.out
+    kinds = [{op["kind"] for op in stage["ops"]} for stage in (prediction, *prediction["later_stages"])]
+    assert "forward embed" in kinds[0] and "backward head" in kinds[1] and "forward embed" not in kinds[1], kinds
+    case.refused("train", "tiny.toml", sets, "--cluster", "dgx-a100", says=["--cluster", "dgx-a100 describes", "processors"])

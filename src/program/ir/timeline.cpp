@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 
 #include "base/error.h"
 
@@ -155,50 +154,6 @@ std::vector<Work> work_of(const Step& step, const OpTime& time) {
   all[0].seconds = std::max(all[0].seconds, 0.0);
   all[0].cpu_s = std::max(all[0].cpu_s, 0.0);
   return all;
-}
-
-Comparison compare(const std::vector<Expanded>& ops, const Timeline& predicted, const Timeline& measured) {
-  MOLEN_CHECK(ops.size() == predicted.ops.size() && ops.size() == measured.ops.size(),
-              "timelines of different programs");
-  Comparison c;
-  std::map<std::string, KindRow> rows;
-  for (std::size_t i = 0; i < ops.size(); ++i) {
-    const Step& step = *ops[i].step;
-    for (const Work& work : work_of(step, predicted.ops[i])) {
-      KindRow& row = rows[work.kind];
-      row.kind = work.kind;
-      ++row.count;
-      row.predicted_s += work.seconds;
-      row.bytes += work.bytes;
-    }
-    for (const Work& work : work_of(step, measured.ops[i])) rows[work.kind].measured_s += work.seconds;
-    rows[kind_of(step.op)].waited_s += measured.ops[i].waited_s;
-  }
-  for (auto& [kind, row] : rows) c.rows.push_back(row);
-  std::stable_sort(c.rows.begin(), c.rows.end(), [](const KindRow& a, const KindRow& b) {
-    return a.measured_s + a.waited_s > b.measured_s + b.waited_s;
-  });
-  c.predicted_step_s = predicted.total_s;
-  c.measured_step_s = measured.total_s;
-  return c;
-}
-
-std::string to_table(const Comparison& c) {
-  constexpr std::string_view kLine = "{:<28} {:>6} {:>10} {:>10} {:>8} {:>10} {:>10}\n";
-  std::string text = fmt::format(kLine, "op", "count", "predicted", "measured", "error", "waiting", "bytes");
-  const auto line = [&](const std::string& name, int count, double predicted, double measured, double waited,
-                        std::int64_t bytes) {
-    text += fmt::format(kLine, name, count, human(Seconds(predicted)), human(Seconds(measured)),
-                        measured > 0 ? fmt::format("{:+.1f}%", 100.0 * (predicted - measured) / measured) : "-",
-                        waited > 0 ? human(Seconds(waited)) : "-", bytes > 0 ? human(Bytes(bytes)) : "-");
-  };
-  int count = 0;
-  for (const KindRow& row : c.rows) {
-    line(row.kind, row.count, row.predicted_s, row.measured_s, row.waited_s, row.bytes);
-    count += row.count;
-  }
-  line("step", count, c.predicted_step_s, c.measured_step_s, 0, 0);
-  return text;
 }
 
 }  // namespace molen::program

@@ -62,24 +62,4 @@ struct Work {
 // own work is 0.
 std::vector<Work> work_of(const Step& step, const OpTime& time);
 
-// Predicted and measured seconds, summed by kind of op and of epilogue.
-struct KindRow {
-  std::string kind;
-  int count = 0;
-  double predicted_s = 0.0, measured_s = 0.0;  // measured_s excludes waiting for other ranks
-  double waited_s = 0.0;
-  std::int64_t bytes = 0;  // memory traffic or payload, as the program states it
-};
-struct Comparison {
-  std::vector<KindRow> rows;  // sorted by measured plus waited seconds, largest first
-  double predicted_step_s = 0.0, measured_step_s = 0.0;
-  std::string extrapolated;  // what the prediction is derived from when its conditions were not measured
-  // (predicted - measured) / measured.
-  double step_error() const {
-    return measured_step_s > 0 ? (predicted_step_s - measured_step_s) / measured_step_s : 0.0;
-  }
-};
-Comparison compare(const std::vector<Expanded>& ops, const Timeline& predicted, const Timeline& measured);
-std::string to_table(const Comparison& comparison);
-
 }  // namespace molen::program

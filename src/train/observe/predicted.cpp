@@ -6,11 +6,16 @@
 #include <exception>
 #include <numeric>
 
+#include "base/error.h"
+#include "cluster/cluster.h"
+#include "launch/throw_on_all_ranks.h"
 #include "math/gemm.h"
 #include "measure/calibrate.h"
 #include "mesh/mesh.h"
 #include "program/ir/layout.h"
 #include "sim/calibration.h"
+#include "sim/described_costs.h"
+#include "sim/described_energy.h"
 #include "sim/simulate.h"
 
 namespace molen::train {
@@ -31,32 +36,69 @@ program::Timeline Predicted::median_step() {
   return timelines_.at(static_cast<std::size_t>(middle));
 }
 
-Result<program::Comparison> Predicted::compare() {
+Result<Prediction> Predicted::compare() {
   if (timelines_.empty()) return Failure{"no step ran"};
   program::Timeline measured = median_step();
   const Durations durations = gather_durations(executor_.ops(), measured, world_);
-  if (world_.rank() != 0) return Failure{"rank 0 has it"};
+  const program::Grid& grid = executor_.program().grid;
+  const mesh::Mesh ranks(grid.sizes, grid.ranks(), grid.order);
+  const auto first_of = [&](int stage) {
+    mesh::PerAxis at{};
+    at[mesh::Axis::kPp] = stage;
+    return ranks.rank_of(at);
+  };
+  const int own_stage = executor_.coordinates()[mesh::Axis::kPp];
+  Json own;
+  if (world_.rank() == first_of(own_stage)) own = first_rank_of_stage(std::move(measured), durations);
+  Prediction prediction;
+  for (int stage = 0; stage < executor_.program().setting.stages(); ++stage) {
+    const Json of = Json::parse(launch::broadcast_text(own.dump(), world_, first_of(stage)));
+    if (of.contains("failure")) {
+      if (stage == 0) return Failure{of.at("failure").get<std::string>()};
+      prediction.stages.emplace_back(Failure{of.at("failure").get<std::string>()});
+      continue;
+    }
+    prediction.stages.emplace_back(program::comparison_from_json(of));
+    if (stage == 0) {
+      prediction.extrapolated = of.at("extrapolated").get<std::string>();
+      if (!of.at("step_j").is_null()) prediction.step_j = of.at("step_j").get<double>();
+    }
+  }
+  return prediction;
+}
+
+// Returns the comparison as JSON, or {"failure": why}: an exception on one rank alone would leave the others waiting.
+Json Predicted::first_rank_of_stage(program::Timeline measured, const Durations& durations) const {
   try {
     const program::Stages stages(job_.programs());
     set_waiting(stages, world_.rank(), durations, measured);
-    return beside(stages, measured);
+    return simulated(stages, static_cast<std::size_t>(executor_.coordinates()[mesh::Axis::kPp]), measured);
   } catch (const std::exception& error) {  // e.g. the calibration lacks an op, or its file was removed
-    return Failure{error.what()};
+    return {{"failure", error.what()}};
   }
 }
 
-Result<program::Comparison> Predicted::beside(const program::Stages& stages, const program::Timeline& measured) const {
+Json Predicted::simulated(const program::Stages& stages, std::size_t stage, const program::Timeline& measured) const {
   const std::string& file = *job_.options.cluster;
+  const auto beside = [&](const std::vector<program::Timeline>& timelines, const std::string& extrapolated,
+                          const Json& step_j) {
+    Json json = program::to_json(program::compare(stages.ops(stage), timelines[stage], measured));
+    json["extrapolated"] = extrapolated, json["step_j"] = step_j;
+    return json;
+  };
+  if (!sim::is_calibration(file)) {
+    const auto on = cluster::find(file);
+    const sim::Factors& factors = sim::Factors::shipped();
+    const auto timelines = sim::simulate(stages, sim::DescribedCosts(on, factors));
+    return beside(timelines, "", sim::energy_of(stages, timelines, on, factors, factors.spread()).computers().value);
+  }
   const auto calibration = sim::read_calibration(file);
   const std::string_view gemm = math::name_of(math::gemm_library());
   if (calibration.cpu == measure::cpu_model() && calibration.gemm != gemm && job_.setting.compute == DType::kF32)
-    return Failure{
-        fmt::format("{} was measured with products by {}, which are by {} here", file, calibration.gemm, gemm)};
+    throw UsageError("{} was measured with products by {}, which are by {} here", file, calibration.gemm, gemm);
   const auto costs = calibration.find(sim::conditions_of(job_.setting, job_.communicator));
-  if (!costs) return Failure{fmt::format("{}: {}", file, costs.reason())};
-  auto comparison = program::compare(stages.ops(0), sim::simulate(stages, costs.value()).front(), measured);
-  comparison.extrapolated = costs.value().extrapolated();
-  return comparison;
+  if (!costs) throw UsageError("{}: {}", file, costs.reason());
+  return beside(sim::simulate(stages, costs.value()), costs.value().extrapolated(), nullptr);
 }
 
 namespace {

@@ -1,44 +1,56 @@
-// Compares prediction and measurement at the end of a run: the program's step, simulated with the measurements of
-// `molen calibrate`, beside the median of the last steps. A run never fails because there is no prediction.
+// Compares prediction and measurement at the end of a run: the programs of all stages, simulated with the measurements
+// of `molen calibrate` or with the description of a cluster, beside the median of the last steps. A run never fails
+// because there is no prediction.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
 #include "comm/communicator.h"
 #include "exec/executor.h"
+#include "program/ir/comparison.h"
 #include "program/ir/stages.h"
-#include "program/ir/timeline.h"
 #include "train/trainer.h"
 
 namespace molen::train {
 
+// By rank, the seconds of each of its ops that communicate, in the order of its program.
+using Durations = std::vector<std::vector<double>>;
+
+struct Prediction {
+  // By stage of the pipeline: the comparison of the stage's first rank, or why there is none. The first stage has one.
+  std::vector<Result<program::Comparison>> stages;
+  std::string extrapolated;  // the measurements that the costs are derived from if these conditions were not measured
+  std::optional<double> step_j;  // predicted energy of all ranks and nodes in a step; descriptions of clusters give it
+};
+
 class Predicted {
  public:
+  static constexpr std::size_t kKept = 51;  // the last steps, of which the median one is compared
+
   Predicted(const Job& job, const exec::Executor& executor, comm::Communicator& world)
       : job_(job), executor_(executor), world_(world) {}
 
   // Adds a step. Every rank must add the same steps.
   void add(const program::Timeline& timeline);
 
-  // Returns rank 0's comparison, or why there is none. Collective; only rank 0's result is meaningful.
-  Result<program::Comparison> compare();
+  // Returns the prediction, or why there is none. Collective; only rank 0's result is meaningful.
+  Result<Prediction> compare();
 
  private:
   program::Timeline median_step();
-  Result<program::Comparison> beside(const program::Stages& stages, const program::Timeline& measured) const;
+  Json first_rank_of_stage(program::Timeline measured, const Durations& durations) const;
+  Json simulated(const program::Stages& stages, std::size_t stage, const program::Timeline& measured) const;
 
-  static constexpr std::size_t kKept = 51;
   const Job& job_;
   const exec::Executor& executor_;
   comm::Communicator& world_;
   std::vector<program::Timeline> timelines_;  // of the last steps
 };
 
-// By rank, the seconds of each of its ops that communicate, in the order of its program.
-using Durations = std::vector<std::vector<double>>;
-// Returns those of all ranks on every rank. Collective.
+// Returns the durations of all ranks on every rank. Collective.
 Durations gather_durations(const std::vector<program::Expanded>& ops, const program::Timeline& timeline,
                            comm::Communicator& world);
 

@@ -12,6 +12,7 @@
 #include "arch/parts.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/median.h"
 #include "measure/rates.h"
 #include "program/ir/trace.h"
 #include "program/text/text.h"
@@ -119,6 +120,10 @@ class Recorder::Impl {
     m.phase_s = r.phase_s;
     m.samples = {r.first_sample, r.last_sample};
     m.energy_j = r.energy.joules();
+    if (r.energy.total_j) {
+      step_j_.push_back(*r.energy.total_j);
+      if (step_j_.size() > Predicted::kKept) step_j_.erase(step_j_.begin());
+    }
     m.energy_source = r.energy.sources();
     if (r.energy.total_j) m.j_per_token = *r.energy.total_j / tokens_per_step_;
     m.energy_coverage = partial_;
@@ -167,26 +172,22 @@ class Recorder::Impl {
     console_.note(fmt::format("saved {} in {}", path, human(Seconds(seconds))));
   }
 
-  void prediction(const program::Comparison& c, const MemoryPrediction& memory, std::int64_t planned,
+  void prediction(const Prediction& p, const MemoryPrediction& memory, std::int64_t planned,
                   std::optional<Bytes> touched, std::int64_t rss) {
-    Json ops = Json::array();
-    for (const auto& row : c.rows)
-      ops.push_back({{"kind", row.kind},
-                     {"count", row.count},
-                     {"predicted_s", row.predicted_s},
-                     {"measured_s", row.measured_s},
-                     {"waited_s", row.waited_s},
-                     {"bytes", row.bytes}});
-    const Json all{{"step_s", {{"predicted", c.predicted_step_s}, {"measured", c.measured_step_s}}},
-                   {"memory_bytes",
-                    {{"planned", planned},
-                     {"measured", touched ? Json(touched->value) : Json()},
-                     {"process_predicted", memory.total().value},
-                     {"process_measured", rss}}},
-                   {"extrapolated", c.extrapolated.empty() ? Json() : Json(c.extrapolated)},
-                   {"ops", ops}};
+    Json all = program::to_json(p.stages.front().value());
+    all["memory_bytes"] = {{"planned", planned},
+                           {"measured", touched ? Json(touched->value) : Json()},
+                           {"process_predicted", memory.total().value},
+                           {"process_measured", rss}};
+    all["extrapolated"] = p.extrapolated.empty() ? Json() : Json(p.extrapolated);
+    all["step_j"] = {{"predicted", p.step_j ? Json(*p.step_j) : Json()},
+                     {"measured", step_j_.empty() ? Json() : Json(median(step_j_))}};
+    all["later_stages"] = Json::array();
+    for (std::size_t i = 1; i < p.stages.size(); ++i)
+      all["later_stages"].push_back(p.stages[i] ? program::to_json(p.stages[i].value())
+                                                : Json{{"failure", p.stages[i].reason()}});
     telemetry([&] { run_.write_prediction(all); });
-    console_.prediction(c);
+    console_.prediction(p, step_j_.empty() ? std::nullopt : std::optional(median(step_j_)));
   }
 
   void note(const std::string& text) {
@@ -366,6 +367,7 @@ class Recorder::Impl {
   const JobEnergy& energy_;
   std::string partial_;  // what the joules leave out
   energy::RunTotals before_;
+  std::vector<double> step_j_;  // of the last steps
   std::int64_t start_step_ = 0, start_tokens_ = 0;
   std::set<std::string> unread_;
   RunConsole console_;
@@ -398,9 +400,9 @@ void Recorder::validation(std::int64_t step, const ValidationResult& result) {
 void Recorder::checkpoint(std::int64_t step, const std::string& path, double seconds) {
   impl_->checkpoint(step, path, seconds);
 }
-void Recorder::prediction(const program::Comparison& comparison, const MemoryPrediction& memory, std::int64_t planned,
+void Recorder::prediction(const Prediction& prediction, const MemoryPrediction& memory, std::int64_t planned,
                           std::optional<Bytes> touched, std::int64_t rss) {
-  impl_->prediction(comparison, memory, planned, touched, rss);
+  impl_->prediction(prediction, memory, planned, touched, rss);
 }
 std::int64_t Recorder::attempt() const {
   return impl_->attempt();

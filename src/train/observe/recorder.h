@@ -52,9 +52,8 @@ class Recorder {
   void trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline);
   void validation(std::int64_t step, const ValidationResult& result);
   void checkpoint(std::int64_t step, const std::string& path, double seconds);
-  // Records prediction beside measurement when this machine has a calibration. `touched`: the touched bytes of the
-  // arena (exec::Arena::touched).
-  void prediction(const program::Comparison& comparison, const MemoryPrediction& memory, std::int64_t planned_peak,
+  // Records prediction beside measurement. `touched`: the touched bytes of the arena (exec::Arena::touched).
+  void prediction(const Prediction& prediction, const MemoryPrediction& memory, std::int64_t planned_peak,
                   std::optional<Bytes> touched, std::int64_t measured_rss);
   std::int64_t attempt() const;
   Json identity() const;               // {"id", "attempt", "history"}, for a checkpoint

@@ -399,16 +399,20 @@ TEST_F(Records, AValidation) {
 }
 
 TEST_F(Records, ACheckpointANoteAndAPrediction) {
-  program::Comparison c;
+  program::Comparison c, later;
   c.rows = {{"forward", 3, 0.25, 0.5, 0.125, 4096}};
+  c.axes = {{program::Stream::kTpComm, 0.5, 0.75, 0.25, 0.5}};
+  c.parts = {{"forward", 0.25, 0.5}, {"waiting for tp_comm", 0.25, 0.5}, {"rest", 1.0, 1.0}};
   c.predicted_step_s = 1.5;
   c.measured_step_s = 2;
-  c.extrapolated = "one rank";
+  later.predicted_step_s = 3, later.measured_step_s = 4;
+  later.parts = {{"rest", 3.0, 4.0}};
+  const Prediction prediction{{c, later, Failure{"no file"}}, "one rank", 7.0};
   const MemoryPrediction memory{Bytes(10), Bytes(20), Bytes(3), Bytes(0), 2, Bytes(25)};
   const std::string said = recorded([&](Recorder& r) {
     r.checkpoint(8, "checkpoints/step-8", 1.5);
     r.note("a word to people");
-    r.prediction(c, memory, 77, Bytes(66), 99);
+    r.prediction(prediction, memory, 77, Bytes(66), 99);
   });
   EXPECT_EQ(event("checkpoint")["step"], 8);
   EXPECT_EQ(event("checkpoint")["path"], "checkpoints/step-8");
@@ -429,9 +433,30 @@ TEST_F(Records, ACheckpointANoteAndAPrediction) {
                                {"measured_s", 0.5},
                                {"waited_s", 0.125},
                                {"bytes", 4096}}));
-  EXPECT_NE(said.find("predicted beside measured (median step); extrapolated from one rank:"), std::string::npos)
+  EXPECT_EQ(p["axes"], Json::array({{{"stream", "tp_comm"},
+                                     {"predicted_s", 0.5},
+                                     {"measured_s", 0.75},
+                                     {"predicted_exposed_s", 0.25},
+                                     {"measured_exposed_s", 0.5}}}));
+  ASSERT_EQ(p["parts"].size(), 3u);
+  EXPECT_EQ(p["parts"][1], (Json{{"part", "waiting for tp_comm"}, {"predicted_s", 0.25}, {"measured_s", 0.5}}));
+  EXPECT_EQ(p["step_j"], (Json{{"predicted", 7.0}, {"measured", nullptr}}));
+  ASSERT_EQ(p["later_stages"].size(), 2u);
+  EXPECT_EQ(p["later_stages"][0]["step_s"], (Json{{"predicted", 3.0}, {"measured", 4.0}}));
+  EXPECT_EQ(p["later_stages"][1], (Json{{"failure", "no file"}}));
+  EXPECT_NE(said.find("predicted beside measured (median step, first stage); extrapolated from one rank:"),
+            std::string::npos)
       << said;
   EXPECT_NE(said.find("forward"), std::string::npos) << said;
+  EXPECT_NE(said.find("exposed communication of tp_comm: predicted 250.0 ms, measured 500.0 ms"), std::string::npos)
+      << said;
+  for (const char* line :
+       {"stage 0: predicted 1.50 s, measured 2.00 s; largest errors: forward -250.0 ms (-12.5 % of the step), waiting "
+        "for "
+        "tp_comm -250.0 ms (-12.5 % of the step)",
+        "stage 1: predicted 3.00 s, measured 4.00 s; largest errors: rest -1.00 s (-25.0 % of the step)",
+        "stage 2: no prediction: no file", "energy of a step: predicted 7 J, measured -"})
+    EXPECT_NE(said.find(line), std::string::npos) << line << said;
 }
 
 TEST_F(Records, TotalsCountFromTheStartOfTheAttempt) {

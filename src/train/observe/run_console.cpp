@@ -15,6 +15,15 @@
 namespace molen::train {
 namespace {
 
+std::string errors_text(const Prediction& p, std::size_t stage) {
+  const std::string of = p.stages.size() > 1 ? fmt::format("stage {}: ", stage) : "";
+  if (!p.stages[stage]) return of + "no prediction: " + p.stages[stage].reason();
+  const program::Comparison& c = p.stages[stage].value();
+  const std::string step =
+      fmt::format("predicted {}, measured {}; ", human(Seconds(c.predicted_step_s)), human(Seconds(c.measured_step_s)));
+  return fmt::format("{}{}largest errors: {}", of, of.empty() ? "" : step, program::largest_errors(c));
+}
+
 // mpirun gives its ranks a terminal even when its output goes to a file, so under a launcher every step is a plain
 // line.
 bool on_terminal() {
@@ -124,11 +133,19 @@ void RunConsole::note(const std::string& line) {
   say(line);
 }
 
-void RunConsole::prediction(const program::Comparison& c) {
+void RunConsole::prediction(const Prediction& p, std::optional<double> measured_j) {
   live_.finish();
-  say(fmt::format("\npredicted beside measured (median step){}:",
-                  c.extrapolated.empty() ? "" : "; extrapolated from " + c.extrapolated));
-  live_.note(program::to_table(c));
+  say(fmt::format("\npredicted beside measured (median step{}){}:", p.stages.size() > 1 ? ", first stage" : "",
+                  p.extrapolated.empty() ? "" : "; extrapolated from " + p.extrapolated));
+  const program::Comparison& first = p.stages.front().value();
+  live_.note(program::to_table(first));
+  for (const program::AxisRow& row : first.axes)
+    say(fmt::format("exposed communication of {}: predicted {}, measured {}", name_of(row.stream),
+                    human(Seconds(row.predicted_exposed_s)), human(Seconds(row.measured_exposed_s))));
+  for (std::size_t stage = 0; stage < p.stages.size(); ++stage) say(errors_text(p, stage));
+  if (p.step_j)
+    say(fmt::format("energy of a step: predicted {:.4g} J, measured {}", *p.step_j,
+                    measured_j ? fmt::format("{:.4g} J", *measured_j) : "-"));
 }
 
 void RunConsole::end(std::int64_t step, const std::string& reason, const std::string& communication,

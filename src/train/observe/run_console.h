@@ -7,9 +7,10 @@
 #include <string>
 
 #include "base/json.h"
-#include "program/ir/timeline.h"
+
 #include "store/console.h"
 #include "store/metrics.h"
+#include "train/observe/predicted.h"
 #include "train/trainer.h"
 
 namespace molen::train {
@@ -24,7 +25,8 @@ class RunConsole {
   void energy(const Json& meters, bool some, const std::string& partial);
   void step(const store::StepMetrics& metrics, bool skipped);
   void note(const std::string& line);
-  void prediction(const program::Comparison& comparison);
+  // `measured_j`: joules of a step, if they are measured.
+  void prediction(const Prediction& prediction, std::optional<double> measured_j);
   // `communication` may be empty.
   void end(std::int64_t step, const std::string& reason, const std::string& communication, const std::string& totals);
 

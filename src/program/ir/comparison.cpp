@@ -1,0 +1,162 @@
+#include "program/ir/comparison.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "base/error.h"
+#include "base/units.h"
+
+namespace molen::program {
+namespace {
+
+constexpr std::size_t kNamedErrors = 3;
+
+std::vector<AxisRow> axes_of_steps(const std::vector<Expanded>& ops, const Timeline& predicted,
+                                   const Timeline& measured) {
+  std::vector<AxisRow> rows;
+  for (const Stream stream : kCommStreams) {
+    AxisRow row;
+    row.stream = stream;
+    bool any = false;
+    for (const Axis axis : kAllAxes) {
+      if (stream_of(axis) != stream) continue;
+      const Overlap a = overlap_of(ops, predicted, axis), b = overlap_of(ops, measured, axis);
+      any =
+          any || std::any_of(ops.begin(), ops.end(), [&](const Expanded& op) { return axis_of(op.step->op) == axis; });
+      row.predicted_s += a.seconds, row.predicted_exposed_s += a.seconds - a.hidden_s;
+      row.measured_s += b.seconds, row.measured_exposed_s += b.seconds - b.hidden_s;
+    }
+    if (any) rows.push_back(row);
+  }
+  return rows;
+}
+
+// Returns the parts of both steps. `axes` is the communication of the same steps.
+std::vector<StepPart> parts_of_steps(const std::vector<Expanded>& ops, const Timeline& predicted,
+                                     const Timeline& measured, const std::vector<AxisRow>& axes) {
+  std::map<std::string, StepPart> computing;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const Step& step = *ops[i].step;
+    if (step.stream != Stream::kCompute || is_communication(step.op)) continue;
+    for (const Work& work : work_of(step, predicted.ops[i])) computing[work.kind].predicted_s += work.seconds;
+    for (const Work& work : work_of(step, measured.ops[i])) computing[work.kind].measured_s += work.seconds;
+  }
+  std::vector<StepPart> parts;
+  for (auto& [kind, part] : computing) parts.push_back({kind, part.predicted_s, part.measured_s});
+  for (const AxisRow& row : axes)
+    parts.push_back(
+        {fmt::format("waiting for {}", name_of(row.stream)), row.predicted_exposed_s, row.measured_exposed_s});
+  StepPart rest{"rest", predicted.total_s, measured.total_s};
+  for (const StepPart& part : parts) rest.predicted_s -= part.predicted_s, rest.measured_s -= part.measured_s;
+  parts.push_back(rest);
+  std::stable_sort(parts.begin(), parts.end(),
+                   [](const StepPart& a, const StepPart& b) { return std::abs(a.error_s()) > std::abs(b.error_s()); });
+  return parts;
+}
+
+Stream comm_stream_named(const std::string& name) {
+  for (const Stream stream : kCommStreams)
+    if (name == name_of(stream)) return stream;
+  throw UsageError("'{}' is no stream of communication", name);
+}
+
+}  // namespace
+
+Comparison compare(const std::vector<Expanded>& ops, const Timeline& predicted, const Timeline& measured) {
+  MOLEN_CHECK(ops.size() == predicted.ops.size() && ops.size() == measured.ops.size(),
+              "timelines of different programs");
+  Comparison c;
+  std::map<std::string, KindRow> rows;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const Step& step = *ops[i].step;
+    for (const Work& work : work_of(step, predicted.ops[i])) {
+      KindRow& row = rows[work.kind];
+      row.kind = work.kind;
+      ++row.count;
+      row.predicted_s += work.seconds;
+      row.bytes += work.bytes;
+    }
+    for (const Work& work : work_of(step, measured.ops[i])) rows[work.kind].measured_s += work.seconds;
+    rows[kind_of(step.op)].waited_s += measured.ops[i].waited_s;
+  }
+  for (auto& [kind, row] : rows) c.rows.push_back(row);
+  std::stable_sort(c.rows.begin(), c.rows.end(), [](const KindRow& a, const KindRow& b) {
+    return a.measured_s + a.waited_s > b.measured_s + b.waited_s;
+  });
+  c.axes = axes_of_steps(ops, predicted, measured);
+  c.parts = parts_of_steps(ops, predicted, measured, c.axes);
+  c.predicted_step_s = predicted.total_s;
+  c.measured_step_s = measured.total_s;
+  return c;
+}
+
+std::string largest_errors(const Comparison& c) {
+  if (c.measured_step_s <= 0) return "";
+  std::vector<std::string> said;
+  for (std::size_t i = 0; i < std::min(kNamedErrors, c.parts.size()); ++i) {
+    const double error_s = c.parts[i].error_s();
+    said.push_back(fmt::format("{} {}{} ({:+.1f} % of the step)", c.parts[i].name, error_s < 0 ? "-" : "+",
+                               human(Seconds(std::abs(error_s))), 100.0 * error_s / c.measured_step_s));
+  }
+  return fmt::format("{}", fmt::join(said, ", "));
+}
+
+std::string to_table(const Comparison& c) {
+  constexpr std::string_view kLine = "{:<28} {:>6} {:>10} {:>10} {:>8} {:>10} {:>10}\n";
+  std::string text = fmt::format(kLine, "op", "count", "predicted", "measured", "error", "waiting", "bytes");
+  const auto line = [&](const std::string& name, int count, double predicted, double measured, double waited,
+                        std::int64_t bytes) {
+    text += fmt::format(kLine, name, count, human(Seconds(predicted)), human(Seconds(measured)),
+                        measured > 0 ? fmt::format("{:+.1f}%", 100.0 * (predicted - measured) / measured) : "-",
+                        waited > 0 ? human(Seconds(waited)) : "-", bytes > 0 ? human(Bytes(bytes)) : "-");
+  };
+  int count = 0;
+  for (const KindRow& row : c.rows) {
+    line(row.kind, row.count, row.predicted_s, row.measured_s, row.waited_s, row.bytes);
+    count += row.count;
+  }
+  line("step", count, c.predicted_step_s, c.measured_step_s, 0, 0);
+  return text;
+}
+
+Json to_json(const Comparison& c) {
+  Json ops = Json::array(), axes = Json::array(), parts = Json::array();
+  for (const KindRow& row : c.rows)
+    ops.push_back({{"kind", row.kind},
+                   {"count", row.count},
+                   {"predicted_s", row.predicted_s},
+                   {"measured_s", row.measured_s},
+                   {"waited_s", row.waited_s},
+                   {"bytes", row.bytes}});
+  for (const AxisRow& row : c.axes)
+    axes.push_back({{"stream", name_of(row.stream)},
+                    {"predicted_s", row.predicted_s},
+                    {"measured_s", row.measured_s},
+                    {"predicted_exposed_s", row.predicted_exposed_s},
+                    {"measured_exposed_s", row.measured_exposed_s}});
+  for (const StepPart& part : c.parts)
+    parts.push_back({{"part", part.name}, {"predicted_s", part.predicted_s}, {"measured_s", part.measured_s}});
+  return {{"step_s", {{"predicted", c.predicted_step_s}, {"measured", c.measured_step_s}}},
+          {"ops", ops},
+          {"axes", axes},
+          {"parts", parts}};
+}
+
+Comparison comparison_from_json(const Json& json) {
+  Comparison c;
+  c.predicted_step_s = json.at("step_s").at("predicted"), c.measured_step_s = json.at("step_s").at("measured");
+  for (const Json& row : json.at("ops"))
+    c.rows.push_back({row.at("kind"), row.at("count"), row.at("predicted_s"), row.at("measured_s"), row.at("waited_s"),
+                      row.at("bytes")});
+  for (const Json& row : json.at("axes"))
+    c.axes.push_back({comm_stream_named(row.at("stream").get<std::string>()), row.at("predicted_s"),
+                      row.at("measured_s"), row.at("predicted_exposed_s"), row.at("measured_exposed_s")});
+  for (const Json& part : json.at("parts"))
+    c.parts.push_back({part.at("part"), part.at("predicted_s"), part.at("measured_s")});
+  return c;
+}
+
+}  // namespace molen::program
