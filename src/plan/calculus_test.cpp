@@ -321,6 +321,13 @@ TEST(Calculus, NumbersHaveThreeDigits) {
   plan.cluster.device.memory = figure(99.96536e9);  // not "100.0"
   const std::string text = to_text(tables_of(calculate(plan, {model_of_size(1e9)})));
   EXPECT_NE(text.find("A device has 100 GB"), std::string::npos) << text;
+  // Assumptions are shown in the units of data sheets. No line ends in blanks.
+  EXPECT_TRUE(std::regex_search(text, std::regex("16-bit peak of a device +989 TFLOP/s \\+- 1.00 %"))) << text;
+  EXPECT_FALSE(std::regex_search(text, std::regex(" \n"))) << text;
+  plan.cluster.site.water = figure(0.0);
+  const std::string dry = to_text(tables_of(calculate(plan, {model_of_size(1e9)})));
+  EXPECT_TRUE(std::regex_search(dry, std::regex(" 0( L|  |$|\n)"))) << "zero has no digits after the point\n" << dry;
+  EXPECT_EQ(dry.find("0.00"), std::string::npos) << dry;
 }
 
 TEST(Calculus, PlotHasOneLineForEachModelAndSeparateNames) {
@@ -333,6 +340,22 @@ TEST(Calculus, PlotHasOneLineForEachModelAndSeparateNames) {
     heights.push_back(std::stod((*at)[1]));
   ASSERT_EQ(heights.size(), 6u);
   for (std::size_t i = 1; i < heights.size(); ++i) EXPECT_GE(heights[i - 1] - heights[i], 14.9) << i;
+  // The marks of both axes begin at an axis: those of days run across, and those of tokens are 5 long.
+  const std::regex mark("<line x1=\"([0-9.]+)\" y1=\"([0-9.]+)\" x2=\"([0-9.]+)\" y2=\"([0-9.]+)\"");
+  int across = 0, along = 0;
+  for (std::sregex_iterator at(svg.begin(), svg.end(), mark); at != std::sregex_iterator(); ++at) {
+    const double x1 = std::stod((*at)[1]), y1 = std::stod((*at)[2]), x2 = std::stod((*at)[3]), y2 = std::stod((*at)[4]);
+    if (y1 == y2) {
+      ++across;
+      EXPECT_GT(x2, x1 + 100.0);
+    } else {
+      ++along;
+      EXPECT_EQ(x1, x2);
+      EXPECT_EQ(y2, y1 + 5.0);
+    }
+  }
+  EXPECT_GT(across, 3);
+  EXPECT_GT(along, 3);
   EXPECT_NE(svg.find(">tokens, billions<"), std::string::npos);
   EXPECT_NE(svg.find(">days<"), std::string::npos);
   TrainingPlan odd = test_plan();

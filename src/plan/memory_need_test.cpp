@@ -4,6 +4,8 @@
 
 #include "arch/architecture.h"
 #include "arch/parameters.h"
+#include "program/build/build.h"
+#include "program/memory/memory.h"
 
 namespace molen::plan {
 namespace {
@@ -22,6 +24,18 @@ TEST(MemoryNeed, AnEvaluationThatDoesNotFitBesideWhatIsKeptNeedsAnArena) {
   const MemoryNeed apart = with_evaluation(training, plan_of(401, 0, 7));
   EXPECT_EQ(apart.device, Bytes(1401));
   EXPECT_EQ(apart.host, Bytes(57));
+}
+
+// A plan of few micro-batches stands for that of many, on each number of data-parallel ranks.
+TEST(MemoryNeed, IsThatOfTheWholeBatch) {
+  const arch::Architecture a = arch::preset("llama-tiny");
+  for (const int ranks : {1, 2, 8}) {
+    program::Setting s;
+    s.mesh[mesh::Axis::kDpShard] = ranks;
+    s.zero = 1, s.micro_batch = 2, s.global_batch = 16 * ranks, s.sequence = 64;
+    if (ranks == 1) s.zero = 0;
+    EXPECT_EQ(memory_needs(a, s).front().total(), program::plan_memory(program::build(a, s)).peak) << ranks << " ranks";
+  }
 }
 
 // The fullest stage counts, also where it is the first one.

@@ -74,11 +74,31 @@ TEST(Search, FindsTheBestOfAllThatFit) {
     ASSERT_FALSE(found.best.empty());
     EXPECT_TRUE(found.complete);
     EXPECT_GT(found.too_large + found.too_large_kept, 0u);
+
     EXPECT_DOUBLE_EQ(found.best.front().of(objective), best[objective]) << name_of(objective);
     EXPECT_EQ(found.all, found.too_large_kept + found.too_large + found.refused + found.simulated + found.excluded);
     EXPECT_TRUE(std::is_sorted(found.best.begin(), found.best.end(),
                                [&](const auto& a, const auto& b) { return a.of(objective) < b.of(objective); }));
   }
+}
+
+// Layouts whose bound exceeds the best are never simulated, and the best is that of a search without bounds' help: one
+// that keeps all layouts.
+TEST(Search, BoundsExcludeLayouts) {
+  Small small;
+  small.arch.layers = 2, small.arch.hidden = 2048, small.arch.ffn = 8192, small.arch.heads = 16;
+  small.arch.kv_heads = 16, small.arch.head_dim = 128, small.arch.max_sequence = 2048;
+  small.base.sequence = 2048, small.base.global_batch = 16;
+  LayoutLimits limits = all_of();
+  limits.shown = 1;
+  const SearchResult found = small.run(Objective::kTime, limits, 4);
+  limits.shown = 1000;
+  const SearchResult all = small.run(Objective::kTime, limits, 4);
+  EXPECT_TRUE(found.complete);
+  EXPECT_GT(found.excluded, 0u);
+  EXPECT_EQ(found.all, found.too_large_kept + found.too_large + found.refused + found.simulated + found.excluded);
+  EXPECT_EQ(all.excluded, 0u);
+  EXPECT_EQ(found.best.front().step_s, all.best.front().step_s);
 }
 
 // A bound never exceeds what the simulation gives, for any model, batch and layout.

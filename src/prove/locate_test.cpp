@@ -51,6 +51,23 @@ auto without_first(std::string text) {
   };
 }
 
+// Lets an op of one body read another buffer.
+auto with_other_input(std::string body, std::string text, std::string buffer, std::string other) {
+  return [=](const Program& p) {
+    const auto buffer_named = [&](const std::string& name) {
+      const auto found = std::ranges::find(p.buffers, name, &program::Buffer::name);
+      return static_cast<int>(found - p.buffers.begin());
+    };
+    Program q = p;
+    for (program::Body& b : q.bodies)
+      for (program::Step& step : b.steps)
+        if (b.name == body && program::print_step(p, step).starts_with(text))
+          for (program::Use& use : step.operands)
+            if (use.buffer == buffer_named(buffer)) use.buffer = buffer_named(other);
+    return q;
+  };
+}
+
 void expect_named(const std::string& text, const std::string& value, const std::string& op) {
   EXPECT_EQ(text.rfind(value, 0), 0u) << text;
   EXPECT_NE(text.find(op), std::string::npos) << text;
@@ -86,6 +103,9 @@ TEST(Locate, NamesWhatWentWrongFirst) {
                "up of layer 1 at sample 0", "(forward norm_up, layer 1, micro-batch 0) on rank 0");
   expect_named(located({2, 0, false, 3}, rewritten({"backward part=norm_up layer=1"}, "stats2.1", "stats2.0")),
                "d_mid of layer 1", "(backward norm_up, layer 1, micro-batch 0) on rank 0");
+  // Of 12 samples in micro-batches of 3, rank 0 has those from 0 and those from 6.
+  expect_named(located({2, 0, false, 3}, with_other_input("last", "forward part=norm_up layer=1", "mid.1", "mid.0")),
+               "up of layer 1 at sample 6, token 0", "(forward norm_up, layer 1, micro-batch 1) on rank 0");
   expect_named(located({2, 1, false, 3}, without_first("reduce_scatter axis=dp consumes=from:grad.layer.1")),
                "the gradient of model.layers.1.", "(backward norm_qkv)");
   expect_named(located({2, 1, false, 3}, without_first("all_gather axis=dp reads=from:param.layer.1")),

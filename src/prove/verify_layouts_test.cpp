@@ -4,6 +4,8 @@
 
 #include "base/error.h"
 #include "launch/world.h"
+#include "plan/memory_need.h"
+#include "prove/layouts_suite.h"
 
 namespace molen::prove {
 namespace {
@@ -33,6 +35,30 @@ TEST(VerifyLayouts, ALayoutThatDiffersInOneTypeDiffers) {
             "its bound");
 }
 
+// Two ranks that share a sum round otherwise than one, so such a row that found no difference at all compared nothing.
+// Stages compute the sums of one rank.
+TEST(VerifyLayouts, ARowHasTheDifferenceThatItsLayoutMade) {
+  const arch::Architecture model = suite::llama(false);
+  program::Setting s;
+  s.global_batch = 4, s.micro_batch = 2, s.sequence = 23;
+  VerifyOptions options;
+  options.compute = {DType::kF32};
+  std::vector<VerifyRow> rows;
+  launch::run_ranks(launch::launch_threads(2), [&](comm::Communicator& world) {
+    const auto found = verify_layouts(model, s, plan::layouts_of(model, s, 2, {"NO_SHARD", "FULL_SHARD"}),
+                                      synthetic_samples(s, model.vocabulary), options, world, {});
+    if (world.rank() == 0) rows = found;
+  });
+  ASSERT_GE(rows.size(), 2u);
+  for (const VerifyRow& row : rows) {
+    if (row.layout.find("pp 2") == std::string::npos) {
+      EXPECT_GT(row.difference.gradients, 0.0) << row.layout;
+    }
+    EXPECT_LE(row.ratio(), 1.0) << row.layout;
+    EXPECT_EQ(row.failure, "");
+  }
+}
+
 TEST(RequireMemory, TheLargestLayoutOfAProofIsNamed) {
   program::Setting s;
   s.global_batch = s.micro_batch = 4;
@@ -58,6 +84,13 @@ TEST(RequireMemory, TheLargestLayoutOfAProofIsNamed) {
   const std::string text = refusal(wide);  // needs 2 TB per rank
   EXPECT_EQ(text.rfind("the layout NO_SHARD", 0), 0u) << text;
   EXPECT_NE(text.find(" in fp64, with the tensors to compare, needs "), std::string::npos) << text;
+  // On one host all ranks share the tensors that only rank 0 keeps.
+  const auto layouts = plan::layouts_of(wide, s, 2, {"NO_SHARD"});
+  s = std::ranges::find(layouts, "NO_SHARD", &plan::Layout::name)->setting;
+  s.compute = s.master = s.reduce = DType::kF64, s.kernels = arch::Kernels::kReference;
+  const OutcomeBytes outcome = outcome_bytes(wide);
+  const Bytes need = plan::memory_needs(wide, s).front().total() + outcome.making + Bytes(outcome.made.value / 2);
+  EXPECT_NE(text.find(fmt::format("needs {} of", human(need))), std::string::npos) << human(need) << "\n" << text;
 }
 
 // The outcome keeps 2 tensors of each parameter in fp64.

@@ -212,6 +212,32 @@ TEST_F(Report, ShowsBaselinesEnergyAndPrediction) {
   EXPECT_EQ(summary(dir_)["energy_j"]["package-0"], 7.2e6);
 }
 
+// Of many events the first and the last 60 are shown, and the number of those between.
+TEST_F(Report, ShowsTheEndsOfManyEvents) {
+  const auto shown = [&](int count) {
+    std::string events;
+    for (int i = 1; i <= count; ++i)
+      events += fmt::format(R"({{"event":"note","step":{},"text":"note {} "}})", i, i) + "\n";
+    write("events.jsonl", events);
+    const std::string html = page();
+    int notes = 0;
+    for (int i = 1; i <= count; ++i) notes += html.find(fmt::format("note {} <", i)) != std::string::npos ? 1 : 0;
+    return std::pair(notes, html.find(fmt::format("{} more<td>", count - 120)) != std::string::npos);
+  };
+  EXPECT_EQ(shown(119), std::pair(119, false));
+  EXPECT_EQ(shown(120), std::pair(120, false));
+  EXPECT_EQ(shown(150), std::pair(120, true));
+}
+
+TEST_F(Report, NamesTheSourcesThatMeasuredNothing) {
+  store::StepMetrics m;
+  m.step = 1;
+  m.energy_j = {{"gpu", std::nullopt}};
+  m.energy_source = {{"gpu", "none: no driver"}};
+  write("metrics.jsonl", store::to_line(m) + "\n");
+  EXPECT_NE(page().find("Not measured; gpu: none: no driver."), std::string::npos);
+}
+
 // A run went to step 12 and was then resumed from step 4. The steps between no longer belong to it.
 TEST_F(Report, DropsWhatLiesBeyondALaterResume) {
   std::string events;

@@ -85,6 +85,21 @@ TEST(RefusedEdits, ABufferOfAnotherPiece) {
   EXPECT_NE(refusal(text).find("is for piece 0"), std::string::npos) << refusal(text);
 }
 
+// A gradient of the whole unit in the place of a shard, and the other way round.
+TEST(RefusedEdits, ABufferOfAnotherPartOfItsUnit) {
+  const Program p = build(tiny(), small_setting(2, 2));
+  ASSERT_EQ(said_of(p), "");
+  int shards = 0;
+  for (std::size_t i = 0; i < p.buffers.size(); ++i) {
+    if (p.buffers[i].extent != Range::kShard) continue;
+    ++shards;
+    Program q = p;
+    q.buffers[i].extent = Range::kAll;
+    EXPECT_SAYS(q, "operand " + p.buffers[i].name + " holds all of its unit where it needs shard");
+  }
+  EXPECT_GT(shards, 0);
+}
+
 TEST(RefusedEdits, SumsThatTheLastMicroBatchClearsAgain) {
   const Program p = build(tiny(), small_setting(1, 0));
   const auto clears = [&](const Step& step) {
