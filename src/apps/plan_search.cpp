@@ -50,8 +50,11 @@ Job job_of(const ConfigOptions& options, const PlanSearchArguments& o) {
     if (key.starts_with("parallel.") || key == "batch.micro") job.replaced.push_back(key);
   plan::Machine one{.cuda = true, .threads = 1};
   job.base = plan::resolve_setting(plain, job.arch, one);
-  if (const auto not_yet = sim::unsimulated(job.base))
-    throw UsageError("{}: {}", job.config.where(not_yet->key), not_yet->why);
+  if (job.base.document_mask)
+    throw UsageError(
+        "{}: the search bounds attention of whole sequences; search without it, and predict the best layouts with "
+        "`molen simulate`",
+        job.config.where("data.document_mask"));
   return job;
 }
 

@@ -10,6 +10,8 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "cluster/cluster.h"
+#include "data/attended.h"
+#include "plan/documents.h"
 #include "plan/resolve.h"
 #include "plan/trial.h"
 #include "program/build/build.h"
@@ -17,6 +19,7 @@
 #include "program/ir/trace.h"
 #include "program/memory/memory.h"
 #include "program/provenance/provenance.h"
+#include "sim/attended.h"
 #include "sim/calibration.h"
 #include "sim/described_costs.h"
 #include "sim/described_energy.h"
@@ -31,7 +34,8 @@ namespace {
 struct Simulated {
   config::Config config;  // resolved
   program::Stages stages;
-  std::vector<program::Timeline> timelines;  // by stage
+  std::vector<program::Timeline> timelines;               // by stage
+  std::optional<data::Attended> attended = std::nullopt;  // as Built has it
   std::string extrapolated = {};  // the measurements that the costs are derived from, if not these conditions
   // With a description of a cluster: the cluster, the spread of the step's time (sim::Factors), and the energy.
   std::optional<cluster::Cluster> cluster = std::nullopt;
@@ -45,17 +49,23 @@ struct Built {
   config::Config config;  // resolved
   program::Setting setting;
   program::Stages stages;
+  std::optional<data::Attended> attended;  // with data.document_mask; the FLOPs of attention are those of this share
 };
 Built build_for(config::Config c, const plan::Machine& machine) {
   const auto a = plan::resolve_architecture(c);
   const auto setting = plan::resolve_setting(c, a, machine);
-  if (const auto not_yet = sim::unsimulated(setting)) throw UsageError("{}: {}", c.where(not_yet->key), not_yet->why);
+
   const auto schedule = plan::read_schedule(c);
   auto programs = program::build_stages(a, setting, schedule ? &*schedule : nullptr);
   for (const auto& p : programs) program::require_sound(p, "the built program");
   if (const auto findings = program::check_world(programs); !findings.empty())
     throw Error("the pipeline's programs are refused: {}", findings.front().text);
-  return {std::move(c), setting, program::Stages(std::move(programs))};
+  std::optional<data::Attended> attended;
+  if (setting.document_mask) {
+    attended = plan::attended_of(c, a);
+    sim::attend_within_documents(programs, attended->mean);
+  }
+  return {std::move(c), setting, program::Stages(std::move(programs)), attended};
 }
 
 // Returns a failure when the calibration has no data for the prediction.
@@ -69,7 +79,7 @@ Result<Simulated> simulate_on(config::Config c, const plan::Machine& machine, co
   auto costs = calibration.find(sim::conditions_of(built.setting, comm));
   if (!costs) return Failure{costs.reason()};
   auto timelines = sim::simulate(built.stages, costs.value());
-  return Simulated{std::move(built.config), std::move(built.stages), std::move(timelines),
+  return Simulated{std::move(built.config), std::move(built.stages), std::move(timelines), built.attended,
                    costs.value().extrapolated()};
 }
 
@@ -82,7 +92,14 @@ Simulated simulate_described(config::Config c, const cluster::Cluster& on, const
   const sim::Factors& factors = sim::Factors::shipped();
   auto timelines = sim::simulate(built.stages, sim::DescribedCosts(on, factors));
   const auto energy = sim::energy_of(built.stages, timelines, on, factors, factors.spread());
-  return {std::move(built.config), std::move(built.stages), std::move(timelines), {}, on, factors.spread(), energy};
+  return {std::move(built.config),
+          std::move(built.stages),
+          std::move(timelines),
+          built.attended,
+          {},
+          on,
+          factors.spread(),
+          energy};
 }
 
 bool measured_here(const sim::Calibration& calibration) {
@@ -184,6 +201,11 @@ Json cluster_json(const Simulated& s, Bytes memory) {
           {"energy_spread", s.energy.spread}};
 }
 
+Json attended_json(const std::optional<data::Attended>& attended) {
+  if (!attended) return nullptr;
+  return {{"share", attended->mean}, {"deviation", attended->deviation}, {"sequences", attended->sequences}};
+}
+
 Json json_of(const Simulated& s, std::size_t stage, const std::vector<StageRow>& rows,
              const std::vector<OpenChoice>& choices) {
   const auto& setting = s.stages.program(stage).setting;
@@ -216,6 +238,7 @@ Json json_of(const Simulated& s, std::size_t stage, const std::vector<StageRow>&
           {"open_choices", to_json(choices)},
           {"memory_bytes", largest_of(rows, &StageRow::memory).value},
           {"host_bytes", largest_of(rows, &StageRow::host).value},
+          {"attended", attended_json(s.attended)},
           {"extrapolated", s.extrapolated.empty() ? Json() : Json(s.extrapolated)},
           {"cluster", cluster_json(s, largest_of(rows, &StageRow::memory))},
           {"stage", stage},
@@ -257,6 +280,11 @@ void print_simulated(const Simulated& s, std::size_t stage, const std::vector<St
              human(Seconds(s.step_s())), static_cast<double>(setting.positions()) / s.step_s(),
              name_of(setting.compute), human(memory),
              host.value > 0 ? fmt::format(", on the host {}", human(host)) : "");
+  if (s.attended)
+    fmt::print(
+        "attention within documents: {:.1f} % of the causal scores of a sequence, with a standard deviation of {:.1f} "
+        "points over {} sequences of the data\n",
+        100.0 * s.attended->mean, 100.0 * s.attended->deviation, s.attended->sequences);
   if (!s.extrapolated.empty()) fmt::print("these ranks were not measured: extrapolated from {}\n", s.extrapolated);
   if (s.cluster) print_cluster(s, memory);
   if (rows.size() > 1) {

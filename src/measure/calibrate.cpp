@@ -18,9 +18,11 @@
 #include "base/json.h"
 #include "base/median.h"
 #include "base/rng.h"
+#include "data/attended.h"
 #include "exec/executor.h"
 #include "launch/throw_on_all_ranks.h"
 #include "measure/rates.h"
+#include "sim/attended.h"
 #include "sim/simulate.h"
 
 namespace molen::measure {
@@ -76,7 +78,16 @@ std::vector<DType> likely_precisions(int threads, comm::Communicator& world) {
   return precisions;
 }
 
-SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats, int cuda_device) {
+std::vector<std::int32_t> equal_documents(std::int64_t sequence, std::int64_t documents) {
+  const std::int64_t length = std::max<std::int64_t>(1, sequence / documents);
+  std::vector<std::int32_t> starts(static_cast<std::size_t>(sequence));
+  for (std::int64_t i = 0; i < sequence; ++i)
+    starts[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(std::min(i / length, documents - 1) * length);
+  return starts;
+}
+
+SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats, int cuda_device,
+                           std::int64_t documents) {
   at::set_num_threads(p.setting.threads);  // otherwise every rank would take all cores
   const auto index = static_cast<c10::DeviceIndex>(cuda_device);
   exec::Executor executor(p, world.rank(), &world, {cuda_device < 0 ? at::kCPU : at::Device(at::kCUDA, index)});
@@ -88,6 +99,7 @@ SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world,
       for (const char* family : {"param", "master"})
         if (executor.has_state(family)) executor.state(family, static_cast<int>(u)).fill_(0.02);
   }
+  const std::vector<std::int32_t> starts = equal_documents(p.setting.sequence, documents);
   std::uint64_t position = 0;
   exec::StepInput input;
   input.load = [&](const exec::MicroBatch& to) {
@@ -95,7 +107,9 @@ SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world,
     for (std::int64_t i = 0; i < n; ++i)
       to.ids[i] = static_cast<std::int32_t>(uniform_at(9, position++) * static_cast<double>(p.arch.vocabulary));
     for (std::int64_t i = 0; i < n; ++i) to.labels[i] = to.ids[(i + 1) % n];
-    if (to.document_start) std::fill(to.document_start, to.document_start + n, 0);
+    if (to.document_start)
+      for (std::int64_t row = 0; row < p.setting.micro_batch; ++row)
+        std::ranges::copy(starts, to.document_start + row * p.setting.sequence);
     return n;
   };
   SyntheticRun run;
@@ -117,12 +131,26 @@ SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world,
 namespace {
 
 // One calibration program and its measurements.
+// Returns the program with the FLOPs that a mask of equal documents leaves to attention.
+std::vector<program::Program> within_documents(program::Program p, std::int64_t documents) {
+  std::vector<program::Program> programs{std::move(p)};
+  const program::Setting& s = programs.front().setting;
+  if (s.document_mask)
+    sim::attend_within_documents(programs, data::attended_share(equal_documents(s.sequence, documents)));
+  return programs;
+}
+
 struct Trial {
-  explicit Trial(CalibrationProgram of) : stage(std::move(of.program)), once(of.once), name(std::move(of.name)) {}
+  explicit Trial(CalibrationProgram of)
+      : stage(within_documents(std::move(of.program), of.documents)),
+        once(of.once),
+        documents(of.documents),
+        name(std::move(of.name)) {}
   const program::Program& program() const { return stage.program(0); }
 
   program::Stages stage;  // this rank's only
   bool once = false;      // measured in the first round only
+  std::int64_t documents = 1;
   std::string name;
   std::vector<program::Timeline> timelines;
 };
@@ -213,7 +241,7 @@ sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& 
       if (round > 0 && trial.once) continue;
       const std::string what = fmt::format("round {} of {}, {}", round + 1, o.rounds, trial.name);
       if (progress && world.rank() == 0) progress(static_cast<double>(done) / all, what);
-      for (auto& t : run_synthetic(trial.program(), world, o.repeats).timelines)
+      for (auto& t : run_synthetic(trial.program(), world, o.repeats, -1, trial.documents).timelines)
         trial.timelines.push_back(std::move(t));
       if (progress && world.rank() == 0) progress(static_cast<double>(++done) / all, what);
     }

@@ -38,8 +38,10 @@ struct SyntheticRun {
   std::optional<Bytes> device_peak;  // the largest sum of all allocations on the device: arena and temporaries
   double first_step_end_s = 0.0;     // now() after the warm-up
 };
-// Runs on the host, or on the CUDA device with the given index; `world` moves the memory of that place.
-SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats, int cuda_device = -1);
+// Runs on the host, or on the CUDA device with the given index; `world` moves the memory of that place. With a document
+// mask, each sequence has `documents` documents of equal length, the last of which may be longer.
+SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats, int cuda_device = -1,
+                           std::int64_t documents = 1);
 
 std::string cpu_model();
 

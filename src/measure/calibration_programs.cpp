@@ -57,7 +57,7 @@ arch::Architecture architecture(const Shape& s) {
 bool computed(const arch::Architecture& a, const program::Setting& s) {
   return std::ranges::none_of(arch::parts_in_order(a), [&](arch::Part part) {
     const program::KernelRequest request{
-        .compute = s.compute, .head_dim = a.head_dim, .context_ranks = s.context_ranks()};
+        .compute = s.compute, .head_dim = a.head_dim, .documents = s.document_mask, .context_ranks = s.context_ranks()};
     return program::kernels_refused(s.kernels_of(part), part, request).has_value();
   });
 }
@@ -68,6 +68,7 @@ struct TrialKind {
   std::function<bool(const Shape&)> covers;  // whether a shape is measured in this way
   std::function<void(arch::Architecture&, program::Setting&)> change;
   bool once = true;  // CalibrationProgram::once
+  std::int64_t documents = 1;
 };
 
 bool is_dense(const Shape& shape) {
@@ -79,6 +80,9 @@ bool is_sparse(const Shape& shape) {
 // Fits extrapolate by power laws, so a few small models suffice for kinds whose cost depends on few sizes.
 bool is_small(const Shape& shape) {
   return is_dense(shape) && shape.layers == 2 && shape.hidden <= 192;
+}
+bool is_dense_of_two_layers(const Shape& shape) {
+  return is_dense(shape) && shape.layers == 2 && shape.hidden <= 256;
 }
 bool is_smallest(const Shape& shape) {
   return is_small(shape) && shape.hidden <= 128;
@@ -164,6 +168,10 @@ std::vector<TrialKind> trial_kinds(const CalibrateOptions& o, int ranks) {
     kinds.push_back({fmt::format(" on tensor ranks with {}", optimizer.name), is_smallest,
                      [=](arch::Architecture& a, program::Setting& s) { share_layers(a, s, ranks), chosen(a, s); }});
   }
+  const auto masked = [](arch::Architecture&, program::Setting& s) { s.document_mask = true; };
+  for (const std::int64_t documents : {1, 4})
+    kinds.push_back({fmt::format(" with {} within a mask", counted(documents, "document")), is_dense_of_two_layers,
+                     masked, true, documents});
   if (ranks == 1) return kinds;
   // Collectives of ZeRO, and sums that add.
   kinds.push_back({" in ZeRO-2", [](const Shape& shape) { return shape.layers <= 2; },
@@ -222,7 +230,8 @@ std::vector<CalibrationProgram> calibration_programs(const CalibrateOptions& o, 
       programs.push_back({program::build(arch, program::at_rank(setting, rank)), kind.once,
                           fmt::format("d {} {}ffn {} vocabulary {} batch {} x {}{}", shape.hidden,
                                       shape.experts > 0 ? fmt::format("{} experts of ", shape.experts) : "", shape.ffn,
-                                      shape.vocabulary, shape.batch, setting.sequence, kind.text)});
+                                      shape.vocabulary, shape.batch, setting.sequence, kind.text),
+                          kind.documents});
       program::require_sound(programs.back().program, "calibration");
     }
   }

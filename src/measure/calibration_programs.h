@@ -30,7 +30,8 @@ struct CalibrationProgram {
   // Whether it is measured in the first round only: it is there for kinds of ops that no other program has, and a
   // calibration should take minutes.
   bool once = false;
-  std::string name;  // "d 128 ffn 352 vocabulary 2048 batch 2 x 128 on tensor ranks"
+  std::string name;            // "d 128 ffn 352 vocabulary 2048 batch 2 x 128 on tensor ranks"
+  std::int64_t documents = 1;  // documents of equal length in a sequence; more than one only with a document mask
 };
 // Returns the programs of one of so many ranks, in the same order on all of them. A calibration knows the costs of the
 // kinds of these ops only. Throws UsageError when CalibrateOptions::widest is below all shapes.

@@ -5,9 +5,11 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "plan/documents.h"
 #include "plan/layouts.h"
 #include "program/build/build.h"
 #include "program/memory/memory.h"
+#include "sim/attended.h"
 #include "sim/described_costs.h"
 #include "sim/described_energy.h"
 #include "sim/simulate.h"
@@ -52,9 +54,10 @@ Outcome predict(config::Config config, const cluster::Cluster& on, const Machine
   std::vector<program::Program> programs;
   try {
     const program::Setting s = resolve_setting(config, arch, machine);
-    if (const auto not_yet = sim::unsimulated(s)) throw UsageError("{}: {}", not_yet->key, not_yet->why);
+
     const auto schedule = read_schedule(config);
     programs = program::build_stages(arch, s, schedule ? &*schedule : nullptr, false);
+    if (s.document_mask) sim::attend_within_documents(programs, attended_of(config, arch).mean);
   } catch (const UsageError& error) {
     outcome.why = error.what();
     return outcome;

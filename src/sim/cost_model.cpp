@@ -103,6 +103,9 @@ std::string fitted_kind(const program::Program& p, const program::Step& step) {
   const auto kernel = step.attributes.kernel;
   std::string kind = program::kind_of(step.op);
   if (kernel && *kernel != p.setting.kernels) kind += fmt::format(" by {}", name_of(*kernel));
+  // Attention within documents has kernels of its own.
+  if (step.find(program::Arg::kDocuments) && std::holds_alternative<program::Compute>(step.op))
+    kind += " within documents";
   if (const auto* update = std::get_if<program::OptimizerStep>(&step.op)) {
     if (update->kind != program::optimizers().front().name) kind += fmt::format(" by {}", update->kind);
     if (update->stage != program::UpdateStage::kWhole) kind += fmt::format(", {}", name_of(update->stage));

@@ -24,8 +24,8 @@ struct Sample {
 };
 
 // Returns the kind under which the times of an op are fitted. That is the op's kind, followed by "by NAME" where its
-// kernels are not those of the setting or its optimizer is not the first one, and by "of TYPE" where a collective sums
-// elements of 16 bits.
+// kernels are not those of the setting or its optimizer is not the first one, by "within documents" where attention
+// has a mask, and by "of TYPE" where a collective sums elements of 16 bits.
 std::string fitted_kind(const program::Program& program, const program::Step& step);
 // Returns the features of a step in the order above. They depend on the op's own rows, not on the micro-batch.
 std::vector<double> features_of(const program::Step& step);

@@ -168,17 +168,6 @@ class World {
   std::vector<program::Timeline> timelines_;
 };
 
-}  // namespace
-
-std::optional<Unsimulated> unsimulated(const program::Setting& s) {
-  if (s.document_mask)
-    return Unsimulated{"data.document_mask",
-                       "attention within documents, whose work depends on the data, is not calibrated"};
-  return std::nullopt;
-}
-
-namespace {
-
 // Whether there may be more busy threads than cores.
 bool may_slow_down(const program::Stages& stages, const CoreContention& sharing) {
   double threads = 0.0;
@@ -262,8 +251,6 @@ std::vector<program::Timeline> simulate(const program::Stages& stages, const Cos
   std::vector<StageCosts> of_stage;
   std::vector<std::vector<double>> work;
   for (std::size_t s = 0; s < stages.size(); ++s) {
-    if (const auto not_yet = unsimulated(stages.program(s).setting))
-      throw UsageError("{}: {}", not_yet->key, not_yet->why);
     of_stage.emplace_back(stages.program(s), stages.ops(s), costs);
     work.push_back(of_stage.back().work());
     if (costs.reduces_last()) reduce_last(stages.ops(s), work.back());

@@ -14,15 +14,10 @@
 
 namespace molen::sim {
 
-// The reason why programs of a setting cannot be simulated yet, and the configuration key that asks for such a setting.
-struct Unsimulated {
-  std::string key, why;
-};
-std::optional<Unsimulated> unsimulated(const program::Setting& setting);
-
-// Returns the timeline of each stage. OpTime::waited_s is how long an op waited for the last stage that takes part in
-// it. Throws UsageError for an unsimulated setting and for an op whose kind was not measured, and Error for ops that
-// wait for each other.
+// Returns the timeline of each stage. Attention within documents takes the FLOPs that its steps state: those of whole
+// sequences, unless attend_within_documents (attended.h) has said what the data leaves of them. OpTime::waited_s is how
+// long an op waited for the last stage that takes part in it. Throws UsageError for an op whose kind was not measured,
+// and Error for ops that wait for each other.
 std::vector<program::Timeline> simulate(const program::Stages& stages, const Costs& costs);
 
 // Does the same from the work of each op of each stage: its seconds on cores of its own, finite and not negative.

@@ -9,7 +9,10 @@
 
 #include "base/error.h"
 #include "base/test_golden.h"
+#include "program/build/build.h"
 #include "program/schedule/schedule.h"
+#include "sim/attended.h"
+#include "sim/cost_model.h"
 #include "sim/test_costs.h"
 
 namespace molen::sim {
@@ -206,16 +209,34 @@ TEST(SimulateStages, EpiloguesAreNotStretchedByWaiting) {
   EXPECT_GT(waited, 0.0);
 }
 
-// Each setting that cannot be simulated is refused by the key that asks for it.
-TEST(Simulate, SaysWhatItCannotSimulate) {
-  const auto key = [](auto&& change) {
-    program::Setting s;
-    change(s);
-    const auto found = unsimulated(s);
-    return found ? found->key : std::string();
-  };
-  EXPECT_EQ(key([](program::Setting&) {}), "");
-  EXPECT_EQ(key([](program::Setting& s) { s.document_mask = true; }), "data.document_mask");
+// Attention within documents has the share of its FLOPs that the data leaves, by kernels that leave out the rest.
+TEST(Attended, ScalesAttentionInTilesAlone) {
+  arch::Architecture a = arch::preset("llama-tiny");
+  a.layers = 2;
+  for (const bool masked : {false, true})
+    for (const bool in_tiles : {true, false}) {
+      program::Setting s;
+      s.micro_batch = s.global_batch = 2, s.sequence = 64, s.document_mask = masked;
+      if (!in_tiles) s.other_kernels.emplace(arch::Part::kAttention, arch::Kernels("unfused"));
+      const std::vector<program::Program> whole{program::build(a, s)};
+      std::vector<program::Program> within = whole;
+      attend_within_documents(within, 0.25);
+      int scaled = 0, all = 0;
+      for (std::size_t b = 0; b < whole[0].bodies.size(); ++b)
+        for (std::size_t k = 0; k < whole[0].bodies[b].steps.size(); ++k) {
+          const program::Step &before = whole[0].bodies[b].steps[k], &after = within[0].bodies[b].steps[k];
+          const auto* part = std::get_if<program::Compute>(&before.op);
+          const bool attends = part && part->part == arch::Part::kAttention;
+          const double share = attends && masked && in_tiles ? 0.25 : 1.0;
+          EXPECT_DOUBLE_EQ(after.hardware_flops.value, share * before.hardware_flops.value);
+          EXPECT_EQ(after.model_flops, before.model_flops) << "MFU counts what the model needs";
+          const std::string kind = fitted_kind(whole[0], before);
+          EXPECT_EQ(kind.ends_with(" within documents"), attends && masked) << kind;
+          scaled += share < 1.0, all += attends;
+        }
+      EXPECT_EQ(all, 4) << "two layers, forward and backward";
+      EXPECT_EQ(scaled, masked && in_tiles ? all : 0);
+    }
 }
 
 TEST(Simulate, RefusesCostsThatAreNoNumbers) {

@@ -54,7 +54,7 @@ class Loop {
       if (job.from && !weights_only(*job.from))
         state_.restore(job.from->state(), job.from->path().string(), job.config);
     });
-    if (job.options.cluster) predicted_ = std::make_unique<Predicted>(job, executor_, world);
+    if (job.options.cluster) predicted_ = std::make_unique<Predicted>(job, executor_, data_, world);
     open_validation();
     energy_ = std::make_unique<JobEnergy>(world, job.config);
   }

@@ -135,13 +135,14 @@ r = measured_for()
 ok("a calibration was made", r.returncode == 0, r.stderr)
 refused("simulate: nodes that are not whole", "simulate", "run.toml", "--cluster", "here.json", "--ranks", "4", "--ranks-per-node", "3", says=["--ranks-per-node", "whole nodes of 3"])
 refused("simulate: ranks of two nodes are not threads", "simulate", "run.toml", "--cluster", "here.json", "--ranks", "2", "--ranks-per-node", "1", says=["mpi"])
-# A refusal to simulate names the key that asks for it. It does not fail a run.
-refused("simulate: data.document_mask", "simulate", "run.toml", "--cluster", "here.json", "--ranks", "2", "--set", "data.document_mask=true", says=["data.document_mask"])
-said = run("train", "run.toml", "--set", "run.name=masked", "--set", 'train.stop_after="2 steps"', "--cluster", "here.json", "--ranks", "2", "--set", "data.document_mask=true").stdout
-ok("train: no prediction for data.document_mask", "no prediction: data.document_mask" in said, said)
-# All other layouts and choices are simulated, and a run has a prediction beside what it measured.
+# Attention within documents is predicted from the data, which must be there.
+for words in ([], ["--cluster", "dgx-a100"]):
+    refused("simulate: documents without their data", "simulate", "run.toml", *(words or ["--cluster", "here.json"]), "--set", "data.document_mask=true", "--set", 'data.train=[{path="none"}]',
+            says=["data.document_mask", "data.train", "none"])
+refused("plan: a mask has no bounds", "plan", "run.toml", "--cluster", "dgx-a100", "--nodes", "1", "--set", "data.document_mask=true", says=["data.document_mask", "molen simulate"])
+# All layouts and choices are simulated, and a run has a prediction beside what it measured.
 TENSOR = ["--set", "parallel.tensor=2"]
-SHAPES = {"a ring": ["--set", "parallel.context=2", "--set", "parallel.context_form=ring"], "stages": ["--set", "parallel.pipeline=2"], "stages in halves": ["--set", "parallel.pipeline=2", "--set", "parallel.schedule=zb-h1"],
+SHAPES = {"documents": ["--set", "data.document_mask=true"], "a ring": ["--set", "parallel.context=2", "--set", "parallel.context_form=ring"], "stages": ["--set", "parallel.pipeline=2"], "stages in halves": ["--set", "parallel.pipeline=2", "--set", "parallel.schedule=zb-h1"],
           "gradients in bf16": ["--set", "precision.reduce=bf16", "--set", "parallel.zero=2"], "tensor ranks": TENSOR, "pieces": [*TENSOR, "--set", "parallel.sequence=true", "--set", "parallel.tensor_chunks=2"],
           **{f"{kind}{', tensor ranks' * bool(more)}": ["--set", f"optimizer.kind={kind}", *more] for kind in ("lion", "muon", "adafactor") for more in ([], TENSOR)}}
 for name, shape in SHAPES.items():

@@ -21,16 +21,6 @@ namespace {
 
 constexpr std::int64_t kMaxFile = std::int64_t{1} << 29;
 
-// Working memory of one thread that encodes.
-struct Scratch {
-  WordCache cache;
-  MergeScratch merge;
-  RegexScratch regex;
-  std::vector<TokenId> ids, small;
-  std::vector<AddedTokenMatcher::Part> parts, second;
-  std::string text;
-};
-
 std::string fingerprint_of(const TokenizerSpec& spec) {
   Sha256 hash;
   const auto number = [&](std::uint64_t n) {
@@ -89,6 +79,16 @@ class TokenOutput {
 }  // namespace
 
 struct Tokenizer::State {
+  // Working memory of one thread that encodes.
+  struct Scratch {
+    WordCache cache;
+    MergeScratch merge;
+    RegexScratch regex;
+    std::vector<TokenId> ids, small;
+    std::vector<AddedTokenMatcher::Part> parts, second;
+    std::string text;
+  };
+
   State(TokenizerSpec given, std::string_view origin)
       : spec(std::move(given)),
         splitter(spec.pattern, origin),
@@ -315,7 +315,7 @@ void Tokenizer::save(const std::filesystem::path& path) const {
 }
 
 void Tokenizer::encode_to(std::string_view text, EncodeOptions options, std::vector<TokenId>& out) const {
-  std::unique_ptr<Scratch> scratch = state_->borrow();
+  auto scratch = state_->borrow();
   state_->encode(text, options, *scratch, out);
   // After an exception the scratch is not given back.
   state_->give_back(std::move(scratch));
@@ -336,7 +336,7 @@ std::vector<std::vector<TokenId>> Tokenizer::encode_batch(std::span<const std::s
   std::exception_ptr failure;
   const auto work = [&] {
     try {
-      std::unique_ptr<Scratch> scratch = state_->borrow();
+      auto scratch = state_->borrow();
       for (std::size_t i; (i = next.fetch_add(1)) < texts.size();) {
         scratch->ids.clear();
         state_->encode(texts[i], options, *scratch, scratch->ids);

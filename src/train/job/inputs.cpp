@@ -10,6 +10,7 @@
 #include "checkpoint/checkpoint.h"
 #include "data/tokenizer/tokenizer.h"
 #include "launch/throw_on_all_ranks.h"
+#include "plan/documents.h"
 #include "program/memory/memory.h"
 #include "train/job/optimizer_config.h"
 
@@ -25,14 +26,6 @@ data::OpenOptions open_options(const Job& job, bool verify) {
   if (job.config.data.tokenizer)
     o.tokenizer_fingerprint = data::Tokenizer::load(*job.config.data.tokenizer).fingerprint();
   return o;
-}
-
-std::vector<data::DataEntry> entries(const Job& job) {
-  if (job.config.data.train.empty())
-    throw UsageError("data.train: at least one entry is needed, e.g. train = [{ path = \"data/train\" }]");
-  std::vector<data::DataEntry> result;
-  for (const auto& e : job.config.data.train) result.push_back({e.path, e.weight, e.languages});
-  return result;
 }
 
 void require_same_data(const Job& job, const data::Dataset& data) {
@@ -91,7 +84,7 @@ void print_data(const Job& job, const Inputs& inputs, const RunLength& run_lengt
 Inputs::Inputs(const Job& job, bool verify) : Inputs(job, open_options(job, verify)) {}
 
 Inputs::Inputs(const Job& job, const data::OpenOptions& options)
-    : train(entries(job), static_cast<std::uint64_t>(job.config.data.seed), options) {
+    : train(plan::training_data(job.config), static_cast<std::uint64_t>(job.config.data.seed), options) {
   for (const auto& e : job.config.data.validation)
     validation.push_back(std::make_unique<data::ValidationSet>(e.path, options, e.languages));
 }

@@ -12,7 +12,9 @@
 #include "math/gemm.h"
 #include "measure/calibrate.h"
 #include "mesh/mesh.h"
+#include "plan/documents.h"
 #include "program/ir/layout.h"
+#include "sim/attended.h"
 #include "sim/calibration.h"
 #include "sim/described_costs.h"
 #include "sim/described_energy.h"
@@ -70,7 +72,10 @@ Result<Prediction> Predicted::compare() {
 // Returns the comparison as JSON, or {"failure": why}: an exception on one rank alone would leave the others waiting.
 Json Predicted::first_rank_of_stage(program::Timeline measured, const Durations& durations) const {
   try {
-    const program::Stages stages(job_.programs());
+    std::vector<program::Program> programs = job_.programs();
+    if (job_.setting.document_mask) sim::attend_within_documents(programs, plan::attended_of(data_).mean);
+    const program::Stages stages(std::move(programs));
+
     set_waiting(stages, world_.rank(), durations, measured);
     return simulated(stages, static_cast<std::size_t>(executor_.coordinates()[mesh::Axis::kPp]), measured);
   } catch (const std::exception& error) {  // e.g. the calibration lacks an op, or its file was removed

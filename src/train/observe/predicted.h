@@ -9,6 +9,7 @@
 
 #include "base/result.h"
 #include "comm/communicator.h"
+#include "data/dataset.h"
 #include "exec/executor.h"
 #include "program/ir/comparison.h"
 #include "program/ir/stages.h"
@@ -30,8 +31,9 @@ class Predicted {
  public:
   static constexpr std::size_t kKept = 51;  // the last steps, of which the median one is compared
 
-  Predicted(const Job& job, const exec::Executor& executor, comm::Communicator& world)
-      : job_(job), executor_(executor), world_(world) {}
+  // `data` is what the run trains on: a document mask leaves less of attention's work, by its documents.
+  Predicted(const Job& job, const exec::Executor& executor, const data::Dataset& data, comm::Communicator& world)
+      : job_(job), executor_(executor), data_(data), world_(world) {}
 
   // Adds a step. Every rank must add the same steps.
   void add(const program::Timeline& timeline);
@@ -46,6 +48,7 @@ class Predicted {
 
   const Job& job_;
   const exec::Executor& executor_;
+  const data::Dataset& data_;
   comm::Communicator& world_;
   std::vector<program::Timeline> timelines_;  // of the last steps
 };
