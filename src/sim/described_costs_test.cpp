@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
+#include <unistd.h>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "program/build/build.h"
 #include "program/ir/stages.h"
 #include "sim/described_energy.h"
@@ -55,6 +57,29 @@ program::Setting small_setting() {
   program::Setting s;
   s.global_batch = 16, s.micro_batch = 1, s.sequence = 64;
   return s;
+}
+
+TEST(DescribedCosts, SayWhichDeviceHasNoFp8) {
+  cluster::Cluster without = round_cluster();
+  without.device.peak_fp8.value = 0.0;
+  try {
+    const DescribedCosts costs(without, neutral(), {.fp8 = true});
+    ADD_FAILURE() << "no rate in fp8";
+  } catch (const UsageError& error) {
+    EXPECT_STREQ(error.what(), "round: round device does not compute in fp8");
+  }
+}
+
+TEST(Factors, AListOfSetsHasOne) {
+  const fs::path file = fs::path(::testing::TempDir()) / fmt::format("molen_factors_{}.json", ::getpid());
+  write_file_atomic(file, "[{\"gemm\": 0.5}, {\"gemm\": 0.25}]");
+  const auto sets = Factors::read_sets(file);
+  ASSERT_EQ(sets.size(), 2u);
+  EXPECT_EQ(sets[0].of("gemm"), 0.5);
+  EXPECT_EQ(sets[1].of("gemm"), 0.25);
+  write_file_atomic(file, "[]");
+  EXPECT_THROW(Factors::read_sets(file), UsageError);
+  fs::remove(file);
 }
 
 TEST(DescribedCosts, AWholeProductTakesItsFlopsOverThePeak) {

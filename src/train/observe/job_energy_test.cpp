@@ -170,6 +170,21 @@ TEST_F(Hosts, AReadingThatFailsOnOneHostIsNullInThatStepOnly) {
   });
 }
 
+// A meter that fails at the end has lost what followed its last reading. So many hosts have lost something.
+TEST_F(Hosts, LostReadingsAreCountedByHost) {
+  const std::vector<std::string> failing{R"({"time_s":0,"energy_j":{"cpu-package0":0,"dram0":0}})",
+                                         R"({"time_s":4,"energy_j":{"cpu-package0":40,"dram0":4}})",
+                                         R"({"time_s":50,"energy_j":{"cpu-package0":null,"dram0":50}})"};
+  for (const char* name : {"a", "b"}) record(name, failing);
+  record("c", constant({{"cpu-package0", 50}, {"dram0", 8}}));
+  on({at("a"), at("b"), at("c")}, [&](JobEnergy& job, comm::Communicator& world) {
+    (void)step(job, world, 2);
+    (void)step(job, world, 10);
+    const auto used = job.so_far();
+    EXPECT_EQ(used.lost, (std::map<std::string, std::int64_t>{{"cpu-package0", 2}}));
+  });
+}
+
 TEST_F(Hosts, OneHostIsItsAccountant) {
   record("a", constant({{"cpu-package0", 50}, {"gpu0", 300}}));
   on({at("a"), at("a"), at("a")}, [&](JobEnergy& job, comm::Communicator& world) {
