@@ -184,21 +184,27 @@ double plannable(const cluster::Cluster& cluster) {
   return sim::Factors::shipped().of("plannable_memory") * cluster.device.memory.value;
 }
 
-Json cluster_json(const Simulated& s, Bytes memory) {
+// What a rank may take of the memory of its node's processors.
+double plannable_host(const Simulated& s) {
+  const int ranks = s.stages.program(0).grid.ranks();
+  return s.cluster->node.host_memory.value / std::min(ranks, s.cluster->node.devices);
+}
+
+bool fits(const Simulated& s, Bytes memory, Bytes host) {
+  return static_cast<double>(memory.value) <= plannable(*s.cluster) &&
+         static_cast<double>(host.value) <= plannable_host(s);
+}
+
+Json cluster_json(const Simulated& s, Bytes memory, Bytes host) {
   if (!s.cluster) return nullptr;
   const double room = plannable(*s.cluster);
   const auto [low, high] = interval_of(s);
-  return {{"name", s.cluster->name},
-          {"device", s.cluster->device.name},
-          {"interval_s", {low, high}},
-          {"device_memory_bytes", s.cluster->device.memory.value},
-          {"plannable_memory_bytes", room},
-          {"fits", static_cast<double>(memory.value) <= room},
-          {"devices_j", s.energy.devices.value},
-          {"hosts_j", s.energy.hosts.value},
-          {"site_j", s.energy.site},
-          {"kg_co2e", s.energy.kg_co2e},
-          {"energy_spread", s.energy.spread}};
+  return {{"name", s.cluster->name},         {"device", s.cluster->device.name},
+          {"interval_s", {low, high}},       {"device_memory_bytes", s.cluster->device.memory.value},
+          {"plannable_memory_bytes", room},  {"plannable_host_bytes", plannable_host(s)},
+          {"fits", fits(s, memory, host)},   {"devices_j", s.energy.devices.value},
+          {"hosts_j", s.energy.hosts.value}, {"site_j", s.energy.site},
+          {"kg_co2e", s.energy.kg_co2e},     {"energy_spread", s.energy.spread}};
 }
 
 Json attended_json(const std::optional<data::Attended>& attended) {
@@ -240,7 +246,7 @@ Json json_of(const Simulated& s, std::size_t stage, const std::vector<StageRow>&
           {"host_bytes", largest_of(rows, &StageRow::host).value},
           {"attended", attended_json(s.attended)},
           {"extrapolated", s.extrapolated.empty() ? Json() : Json(s.extrapolated)},
-          {"cluster", cluster_json(s, largest_of(rows, &StageRow::memory))},
+          {"cluster", cluster_json(s, largest_of(rows, &StageRow::memory), largest_of(rows, &StageRow::host))},
           {"stage", stage},
           {"stages", by_stage},
           {"phase_s", by_phase},
@@ -255,7 +261,7 @@ void print_stages(const std::vector<StageRow>& rows, double step_s) {
   fmt::print("\n");
 }
 
-void print_cluster(const Simulated& s, Bytes memory) {
+void print_cluster(const Simulated& s, Bytes memory, Bytes host) {
   const auto& device = s.cluster->device;
   const auto [low, high] = interval_of(s);
   const double tokens = static_cast<double>(s.stages.program(0).setting.positions());
@@ -264,6 +270,10 @@ void print_cluster(const Simulated& s, Bytes memory) {
              human(Seconds(low)), human(Seconds(high)));
   fmt::print("the plan {} the {} of a device that the driver's context and the buffers of libraries leave\n",
              memory <= room ? "fits into" : "exceeds", human(room));
+  if (host.value > 0)
+    fmt::print("the plan {} the {} of the host's memory that a rank has\n",
+               static_cast<double>(host.value) <= plannable_host(s) ? "fits into" : "exceeds",
+               human(Bytes(static_cast<std::int64_t>(plannable_host(s)))));
   fmt::print(
       "energy of a step {:.4g} J +- {:.0f} % ({:.4g} J devices, {:.4g} J hosts), {:.3g} J a token; with the site "
       "{:.4g} J, {:.3g} kg CO2e\n",
@@ -286,7 +296,7 @@ void print_simulated(const Simulated& s, std::size_t stage, const std::vector<St
         "points over {} sequences of the data\n",
         100.0 * s.attended->mean, 100.0 * s.attended->deviation, s.attended->sequences);
   if (!s.extrapolated.empty()) fmt::print("these ranks were not measured: extrapolated from {}\n", s.extrapolated);
-  if (s.cluster) print_cluster(s, memory);
+  if (s.cluster) print_cluster(s, memory, host);
   if (rows.size() > 1) {
     print_stages(rows, s.step_s());
     fmt::print("stage {}:\n", stage);

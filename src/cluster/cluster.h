@@ -47,8 +47,10 @@ struct Tier {
 
 struct Node {
   int devices = 0;
-  Figure host_power;   // W of the rest of the node (processors, memory, network adapters, fans) while it trains
-  Figure host_memory;  // bytes
+  Figure host_power;      // W of the rest of the node (processors, memory, network adapters, fans) while it trains
+  Figure host_memory;     // bytes
+  Figure host_bandwidth;  // bytes/s that the processors of a node reach together in their memory
+  Figure host_link;       // bytes/s that copies reach between a device and that memory, in one direction
 };
 
 // The file has these figures per kWh (docs/formats/cluster.md).

@@ -84,6 +84,8 @@ const std::vector<Bounds> kBounds{
     {"device", "peak_power", 10, 10000},
     {"node", "host_power", 10, 20000},
     {"node", "host_memory", 1e9, 1e14},
+    {"node", "host_bandwidth", 1e9, 1e14},
+    {"node", "host_link", 1e8, 1e13},
     {"tiers", "bandwidth", 1e7, 1e14},
     {"tiers", "efficiency", 0.05, 1},
     {"tiers", "latency", 1e-8, 1e-2},
@@ -163,7 +165,7 @@ TEST(Parse, AMissingKeyIsNamed) {
     expect_parts(message, {": " + key + ": the key is missing; expected "});
     ++keys;
   }
-  EXPECT_EQ(keys, 3 + 15 + 3 + 2 * 5 + 4);  // top level, device, node, two tiers, site
+  EXPECT_EQ(keys, 3 + 15 + 5 + 2 * 5 + 4);  // top level, device, node, two tiers, site
 }
 
 TEST(Parse, AMissingTableIsNamed) {

@@ -60,6 +60,8 @@ constexpr FigureKey<Device> kDeviceFigures[] = {
 constexpr FigureKey<Node> kNodeFigures[] = {
     {"host_power", &Node::host_power, {10.0, 20000.0, "W"}},
     {"host_memory", &Node::host_memory, {1e9, 1e14, "bytes"}},
+    {"host_bandwidth", &Node::host_bandwidth, {1e9, 1e14, "bytes/s"}},
+    {"host_link", &Node::host_link, {1e8, 1e13, "bytes/s"}},
 };
 constexpr FigureKey<Tier> kTierFigures[] = {
     {"bandwidth", &Tier::bandwidth, {1e7, 1e14, "bytes/s"}},

@@ -26,7 +26,7 @@ cluster::Cluster test_cluster() {
   c.name = "test-h100";
   c.title = "H100 <of a test>";
   c.nodes = 22;
-  c.node = {4, figure(1000.0, 0.3), figure(768e9)};
+  c.node = {4, figure(1000.0, 0.3), figure(768e9), figure(4e11), figure(2e10)};
   c.device.name = "H100";
   c.device.kind = "cuda";
   c.device.peak_16bit = figure(989e12, 0.01);

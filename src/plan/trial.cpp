@@ -21,11 +21,17 @@ double peak_of_type(const cluster::Device& device, DType compute) {
   return compute == DType::kF32 || compute == DType::kF64 ? device.peak_fp32.value : device.peak_16bit.value;
 }
 
-Outcome out_of_memory(Bytes memory, Bytes room, const std::string& layout) {
-  Outcome outcome;
-  outcome.kind = Outcome::Kind::kOutOfMemory, outcome.memory = memory;
-  outcome.why = fmt::format("{} needs {} of a device of which a plan may take {}", layout, human(memory), human(room));
-  return outcome;
+// Returns why the plan of the fullest rank exceeds the memory of a device, or of the node's processors, of which each
+// of `local_ranks` ranks has an equal part; empty when it fits.
+std::string exceeded(const program::PlannedPeak& need, const cluster::Cluster& on, int local_ranks) {
+  const auto bytes = [](double value) { return Bytes(static_cast<std::int64_t>(value)); };
+  const Bytes device = bytes(sim::Factors::shipped().of("plannable_memory") * on.device.memory.value),
+              host = bytes(on.node.host_memory.value / local_ranks);
+  if (need.device > device)
+    return fmt::format("needs {} of a device of which a plan may take {}", human(need.device), human(device));
+  if (need.host > host)
+    return fmt::format("needs {} of the host's memory of which a rank has {}", human(need.host), human(host));
+  return "";
 }
 
 }  // namespace
@@ -63,13 +69,19 @@ Outcome predict(config::Config config, const cluster::Cluster& on, const Machine
     return outcome;
   }
   const program::Setting& s = programs.front().setting;
-  const Bytes room(static_cast<std::int64_t>(factors.of("plannable_memory") * on.device.memory.value));
-  Bytes memory;
-  for (const auto& p : programs) memory = std::max(memory, program::planned_peak(p).device);
-  if (memory > room) return out_of_memory(memory, room, layout_of(s).name);
+  program::PlannedPeak most;
+  for (const auto& p : programs) {
+    const program::PlannedPeak peak = program::planned_peak(p);
+    most = {std::max(most.device, peak.device), std::max(most.host, peak.host)};
+  }
+  outcome.memory = most.device;
+  if (const std::string why = exceeded(most, on, machine.local_ranks); !why.empty()) {
+    outcome.kind = Outcome::Kind::kOutOfMemory, outcome.why = fmt::format("{} {}", layout_of(s).name, why);
+    return outcome;
+  }
   const program::Stages stages(std::move(programs));
   const auto timelines = sim::simulate(stages, sim::DescribedCosts(on, factors));
-  outcome.kind = Outcome::Kind::kStep, outcome.memory = memory;
+  outcome.kind = Outcome::Kind::kStep;
   StepFigures& f = outcome.figures;
   f.step_s = sim::step_seconds(timelines);
   f.low_s = f.step_s / (1.0 + factors.spread()), f.high_s = f.step_s * (1.0 + factors.spread());

@@ -62,6 +62,17 @@ TEST(Trial, WithoutAStepSaysWhy) {
   EXPECT_EQ(large.kind, Outcome::Kind::kOutOfMemory);
   EXPECT_GT(*large.memory, Bytes(std::int64_t{80} << 30)) << "16 bytes a parameter";
   EXPECT_NE(large.why.find("of a device of which a plan may take"), std::string::npos) << large.why;
+  // 16 bytes of state for each parameter leave the devices, and 8 ranks of a node share its 2 TB.
+  const Outcome offloaded =
+      outcome_of("[parallel]\nzero = 3\noffload = [\"optimizer\", \"gradients\", \"parameters\"]\n");
+  EXPECT_EQ(offloaded.kind, Outcome::Kind::kStep) << offloaded.why;
+  EXPECT_LT(*offloaded.memory, Bytes(std::int64_t{60} << 30));
+  auto small = cluster::find("dgx-h100");
+  small.node.host_memory.value = 4e10;
+  const Outcome full =
+      predict(tried("[parallel]\nzero = 3\noffload = [\"optimizer\"]\n"), small, machine_on(small, 16));
+  EXPECT_EQ(full.kind, Outcome::Kind::kOutOfMemory);
+  EXPECT_NE(full.why.find("of the host's memory of which a rank has 4.66 GiB"), std::string::npos) << full.why;
   const Outcome refused = outcome_of("[parallel]\ntensor = 3\n");
   EXPECT_EQ(refused.kind, Outcome::Kind::kRefused);
   EXPECT_NE(refused.why.find("parallel.tensor"), std::string::npos) << refused.why;

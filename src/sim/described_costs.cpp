@@ -63,6 +63,11 @@ double rounds_of(const std::string& kind) {
   return kind == "all_reduce" ? 2.0 : 1.0;
 }
 
+// Whether an op copies between a device and its host, or computes there.
+bool at_host(const program::Step& step) {
+  return program::is_copy(step.op) || step.stream == program::Stream::kHost;
+}
+
 }  // namespace
 
 DescribedCosts::DescribedCosts(cluster::Cluster cluster, Factors factors, Framework framework)
@@ -258,13 +263,19 @@ double DescribedCosts::communication_seconds(const program::Program& p, const pr
          bytes / (tier.bandwidth.value * tier.efficiency.value * factors_.of("messages"));
 }
 
+// The ranks of a node share its memory: each has as much of the rate as any other.
+double DescribedCosts::host_seconds(const program::Step& step, double bytes) const {
+  const cluster::Node& node = cluster_.node;
+  const double of_rank = node.host_bandwidth.value / node.devices;
+  return bytes / (program::is_copy(step.op) ? std::min(node.host_link.value, of_rank) : of_rank);
+}
+
 double DescribedCosts::seconds(const program::Program& p, const program::Step& step) const {
   double seconds = 0.0;
   const auto moved = static_cast<double>(step.moved.value);
-  if (program::is_copy(step.op) || step.stream == program::Stream::kHost)
-    throw UsageError("{}: the description has no rates of the host's memory, so parallel.offload cannot be simulated",
-                     cluster_.name);
-  if (program::is_communication(step.op))
+  if (at_host(step))
+    seconds = cluster_.device.launch.value * factors_.of("launch") + host_seconds(step, moved);
+  else if (program::is_communication(step.op))
     seconds = communication_seconds(p, step);
   else if (std::holds_alternative<program::Compute>(step.op))
     seconds = part_seconds(p, step);
@@ -279,8 +290,10 @@ double DescribedCosts::seconds(const program::Program& p, const program::Step& s
 
 std::vector<double> DescribedCosts::epilogue_seconds(const program::Step& step) const {
   std::vector<double> all;
-  for (const program::EpilogueCost& e : step.epilogues)
-    all.push_back(memory_seconds(static_cast<double>(e.moved.value)));
+  for (const program::EpilogueCost& e : step.epilogues) {
+    const auto bytes = static_cast<double>(e.moved.value);
+    all.push_back(at_host(step) ? host_seconds(step, bytes) : memory_seconds(bytes));
+  }
   return all;
 }
 

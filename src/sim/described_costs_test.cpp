@@ -28,6 +28,7 @@ cluster::Cluster round_cluster() {
   c.device.gemm_efficiency.value = c.device.attention_efficiency.value = c.device.memory_efficiency.value = 1.0;
   c.device.launch.value = 1e-6, c.device.idle_power.value = 100.0, c.device.peak_power.value = 500.0;
   c.node.devices = 4, c.node.host_power.value = 800.0;
+  c.node.host_memory.value = 256e9, c.node.host_bandwidth.value = 2e11, c.node.host_link.value = 2e10;
   c.tiers.resize(2);
   c.tiers[0].devices = 4, c.tiers[0].bandwidth.value = 1e11, c.tiers[0].latency.value = 1e-6;
   c.tiers[1].devices = 16, c.tiers[1].bandwidth.value = 1e10, c.tiers[1].latency.value = 1e-5;
@@ -68,6 +69,30 @@ TEST(DescribedCosts, SayWhichDeviceHasNoFp8) {
   } catch (const UsageError& error) {
     EXPECT_STREQ(error.what(), "round: round device does not compute in fp8");
   }
+}
+
+// Of 200 GB/s each of four ranks has 50 GB/s; a copy has at most the 20 GB/s of its link. A launch takes 1 us.
+TEST(DescribedCosts, OffloadedStateMovesAtTheRatesOfTheHost) {
+  program::Setting s = small_setting();
+  s.mesh[mesh::Axis::kDpShard] = 2, s.zero = 3;
+  s.offload = {.optimizer = true, .gradients = true, .parameters = true, .activations = true};
+  const program::Program p = program_of_setting(s);
+  int copies = 0, updates = 0;
+  cluster::Cluster slow = round_cluster();
+  slow.node.host_bandwidth.value = 4e10;  // 10 GB/s for a rank, which a copy cannot exceed either
+  for (const program::Body& body : p.bodies)
+    for (const program::Step& step : body.steps) {
+      const bool copy = program::is_copy(step.op);
+      if (!copy && step.stream != program::Stream::kHost) continue;
+      copy ? ++copies : ++updates;
+      double bytes = static_cast<double>(step.moved.value);
+      for (const auto& e : step.epilogues) bytes += static_cast<double>(e.moved.value);
+      const double rate = copy ? 2e10 : 5e10;
+      EXPECT_NEAR(costs_of().seconds(p, step), 1e-6 + bytes / rate, 1e-12);
+      EXPECT_NEAR(DescribedCosts(slow, neutral()).seconds(p, step), 1e-6 + bytes / 1e10, 1e-12);
+    }
+  EXPECT_GT(copies, 0);
+  EXPECT_GT(updates, 0);
 }
 
 TEST(Factors, AListOfSetsHasOne) {
@@ -268,20 +293,6 @@ TEST(DescribedCosts, CoverAllOpsOfALayout) {
   double flops = 0.0;
   for (const auto& op : stages.ops(1)) flops += op.step->hardware_flops.value;
   EXPECT_GT(step_seconds(timelines), flops / 1e14);
-}
-
-TEST(DescribedCosts, RefuseWhatTheDescriptionLacks) {
-  program::Setting s = small_setting();
-  s.offload.optimizer = true;
-  const program::Program p = program_of_setting(s);
-  EXPECT_THROW(
-      {
-        for (const auto& op : program::expand(p)) costs_of().seconds(p, *op.step);
-      },
-      UsageError);
-  cluster::Cluster c = round_cluster();
-  c.device.peak_fp8.value = 0.0;
-  EXPECT_THROW(DescribedCosts(c, neutral(), {.fp8 = true}), UsageError);
 }
 
 TEST(DescribedEnergy, IsPowerTimesTimeOfDevicesAndHosts) {

@@ -103,6 +103,18 @@ def simulate(case):
     (work / "half.toml").write_text(re.sub(r"(?m)^(pue = \{ value = )[0-9.]+", r"\g<1>2.0", text))
     double = of("half.toml")
     close("--cluster FILE: its figures", double["cluster"]["site_j"], 2 * (double["cluster"]["devices_j"] + double["cluster"]["hosts_j"]), 1e-9)
+    # Offloaded state moves at the rates of the host, which half the link's rate slows, and must fit into its memory.
+    offload = ["--set", 'parallel.offload=["optimizer", "parameters"]']
+    host = of("dgx-a100", *offload)["cluster"]
+    close("memory of the host: its eighth", host["plannable_host_bytes"], float(re.search(r"(?m)^host_memory = \{ value = ([0-9.e+]+)", text)[1]) / 8, 1e-6)
+    slow_link = re.sub(r"(?m)^(host_link = \{ value = )[0-9.e+]+", r"\g<1>1e9", text)
+    (work / "link.toml").write_text(slow_link)
+    (work / "little.toml").write_text(re.sub(r"(?m)^(host_memory = \{ value = )[0-9.e+]+", r"\g<1>2e10", text))
+    seconds = {name: of(name, *offload)["step_s"] for name in ("dgx-a100", "link.toml")}
+    moved = sum(o["bytes"] for o in of("link.toml", *offload)["ops"] if o["kind"] == "copy_to_device")
+    assert seconds["link.toml"] > max(seconds["dgx-a100"], moved / 1e9) > 0, (seconds, moved)
+    equal("fits", (host["fits"], of("little.toml", *offload)["cluster"]["fits"]), (True, False))
+    assert "exceeds the 2.33 GiB of the host's memory" in case.molen(*described, "--cluster", "little.toml", "--ranks", 16, *offload).stdout
     case.refused(*described, "--cluster", "dgx-a10", "--ranks", 16, says="did you mean 'dgx-a100'")
     case.refused(*described, "--cluster", "ipu-pod4", "--ranks", 4, says=["ipu-pod4", "calculus"])
     case.refused(*described, "--cluster", "dgx-a100", "--ranks", 12, says="whole nodes")

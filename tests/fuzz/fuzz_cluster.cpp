@@ -37,10 +37,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       for (const Figure* f : {&tier.bandwidth, &tier.efficiency, &tier.latency}) check_figure(*f);
     }
     const auto& d = c.device;
-    for (const Figure* f :
-         {&d.peak_fp32, &d.peak_16bit, &d.peak_fp8, &d.memory, &d.bandwidth, &d.gemm_efficiency,
-          &d.attention_efficiency, &d.memory_efficiency, &d.launch, &d.idle_power, &d.peak_power, &c.node.host_power,
-          &c.node.host_memory, &c.site.pue, &c.site.intensity, &c.site.water, &c.site.price})
+    for (const Figure* f : {&d.peak_fp32, &d.peak_16bit, &d.peak_fp8, &d.memory, &d.bandwidth, &d.gemm_efficiency,
+                            &d.attention_efficiency, &d.memory_efficiency, &d.launch, &d.idle_power, &d.peak_power,
+                            &c.node.host_power, &c.node.host_memory, &c.node.host_bandwidth, &c.node.host_link,
+                            &c.site.pue, &c.site.intensity, &c.site.water, &c.site.price})
       check_figure(*f);
   } catch (const UsageError& error) {
     require(std::string(error.what()).starts_with("fuzz:"));
