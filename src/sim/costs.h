@@ -38,7 +38,7 @@ class Costs {
   // Returns what compute loses beside communication. On a CPU it is nothing: streams share cores instead.
   virtual Interference interference() const { return {}; }
   // Whether the reductions of gradients over data-parallel ranks begin when the last of the gradients is complete. If
-  // not, each begins when the gradients of its unit are.
+  // not, each begins where the program has it (pass::reduce_gradients).
   virtual bool reduces_last() const { return false; }
   // Whether the parameters that a step has updated are gathered beside the first forward of the next step. If not, the
   // step ends when they are.

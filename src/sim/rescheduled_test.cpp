@@ -48,8 +48,8 @@ TEST(Rescheduled, TheLastReductionHasTheWorkOfAll) {
   EXPECT_EQ(others, 0.0);
 }
 
-// Reductions that begin with each unit's gradients hold up the messages behind them, stage after stage.
-TEST(Rescheduled, ReductionsAtTheEndDelayTheStepOnce) {
+// The first stage reduces each unit beside the rest of its last backward, unless all reductions come at the end.
+TEST(Rescheduled, ReductionsAtTheEndRunBesideNoBackward) {
   const program::Stages stages = stages_with(4, 0);
   const auto seconds = [&](double bandwidth, bool last) {
     cluster::Cluster c = cluster::find("snellius-h100");
@@ -61,7 +61,7 @@ TEST(Rescheduled, ReductionsAtTheEndDelayTheStepOnce) {
         simulate(stages, DescribedCosts(c, Factors::parse(R"({"interference": 1e-9})", "t"), framework)));
   };
   const double slow = 1e8;
-  EXPECT_LT(seconds(slow, true), seconds(slow, false));
+  EXPECT_GT(seconds(slow, true), seconds(slow, false));
   EXPECT_NEAR(seconds(1e15, true), seconds(1e15, false), 1e-3 * seconds(1e15, false));
 }
 

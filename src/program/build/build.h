@@ -74,6 +74,11 @@ Program shard_parameters(Program program);
 // reduce-scatters it to its owners, also in the last. ZeRO-2 and ZeRO-3 reduce-scatter it into the shards in every
 // micro-batch, and sum the shards over the replicas in the last. When Setting::reduce is narrower than the kept
 // gradients, each reduction runs between two casts.
+//
+// In a pipeline, reductions over data-parallel ranks come behind all messages of their stage where gradients are
+// reduced once: those of gradients that are finished before the last message get a body "reduce" behind it. Gradients
+// that are reduced in every micro-batch are an exception, because they would need memory until then. So are the sums
+// over tensor ranks, which are of few elements.
 Program reduce_gradients(Program program);
 // Appends a body "update": clipping, the optimizer, and an all-gather of updated parameters when other ranks than their
 // owner also hold them.

@@ -231,21 +231,46 @@ struct Writers {
   }
 };
 
-void reduce_in(Program& p, int b, const Writers& writers) {
+// Returns the steps that reduce the gradient of a unit in body `b`, which writes it.
+std::vector<Step> reducing_steps(Program& p, int b, int unit, const Writers& writers) {
+  const auto u = static_cast<std::size_t>(unit);
+  std::vector<Step> steps;
+  for (const auto& [op, adds] : reductions(p, unit, writers.first[u] == b, writers.last[u] == b)) {
+    steps.push_back(detail::make_step(p, op, unit, Phase::kGradientReduce, stream_of(p, op)));
+    if (adds) steps.back().operand(Arg::kTo).access = Access::kUpdate;
+  }
+  return steps;
+}
+
+// Adds the reductions to a body. Those over data-parallel ranks become steps of `behind` instead, unless it is null.
+void reduce_in(Program& p, int b, const Writers& writers, Body* behind) {
   Body& body = p.bodies[static_cast<std::size_t>(b)];
   Insertion insertion;
   for (const auto& [step, unit] : writers.in[static_cast<std::size_t>(b)]) {
     // Communication that the next part waits for comes first.
     std::size_t at = step + 1;
     while (at < body.steps.size() && is_communication(body.steps[at].op)) ++at;
-    const auto u = static_cast<std::size_t>(unit);
-    for (const auto& [op, adds] : reductions(p, unit, writers.first[u] == b, writers.last[u] == b)) {
-      Step reduction = detail::make_step(p, op, unit, Phase::kGradientReduce, stream_of(p, op));
-      if (adds) reduction.operand(Arg::kTo).access = Access::kUpdate;
-      insertion.add(at, std::move(reduction));
-    }
+    for (Step& reduction : reducing_steps(p, b, unit, writers))
+      if (behind && reduction.stream == Stream::kDpComm)
+        behind->steps.push_back(std::move(reduction));
+      else
+        insertion.add(at, std::move(reduction));
   }
   insertion.apply(body);
+}
+
+bool is_message(const Body& body) {
+  return std::any_of(body.steps.begin(), body.steps.end(), [](const Step& step) {
+    return std::holds_alternative<Send>(step.op) || std::holds_alternative<Receive>(step.op);
+  });
+}
+
+// Returns the place in the schedule behind the last message, or 0 if there is none.
+std::size_t behind_messages(const Program& p) {
+  std::size_t place = 0;
+  for (std::size_t i = 0; i < p.schedule.size(); ++i)
+    if (is_message(p.bodies[static_cast<std::size_t>(p.schedule[i].body)])) place = i + 1;
+  return place;
 }
 
 }  // namespace
@@ -256,9 +281,25 @@ Program shard_parameters(Program p) {
   return p;
 }
 
+// Devices may run their communication in list order (comm::Communicator::one_at_a_time). A message then waits for the
+// reductions in front of it, and so does the next stage, whose reductions hold up the stage after it.
 Program reduce_gradients(Program p) {
   const Writers writers(p);
-  for (int b = 0; b < static_cast<int>(p.bodies.size()); ++b) reduce_in(p, b, writers);
+  const std::size_t place = p.setting.reduces_each_micro_batch() ? 0 : behind_messages(p);
+  Body behind{"reduce", {}};
+  std::vector<bool> deferred(p.bodies.size(), false);
+  // A body that completes a gradient has one instance, so the reductions keep the order of the schedule.
+  for (std::size_t i = 0; i < place; ++i) {
+    const int b = p.schedule[i].body;
+    if (std::find(writers.last.begin(), writers.last.end(), b) == writers.last.end()) continue;
+    reduce_in(p, b, writers, &behind);
+    deferred[static_cast<std::size_t>(b)] = true;
+  }
+  for (std::size_t b = 0; b < deferred.size(); ++b)
+    if (!deferred[b]) reduce_in(p, static_cast<int>(b), writers, nullptr);
+  if (behind.steps.empty()) return p;
+  p.schedule.insert(p.schedule.begin() + static_cast<std::ptrdiff_t>(place), {static_cast<int>(p.bodies.size()), -1});
+  p.bodies.push_back(std::move(behind));
   return p;
 }
 

@@ -12,6 +12,7 @@
 #include "program/memory/memory.h"
 #include "program/test_edit.h"
 #include "program/text/text.h"
+#include "program/values/of_op.h"
 #include "program/verify/verify.h"
 
 namespace molen::program {
@@ -172,6 +173,89 @@ TEST(Stages, ScratchStaysOffTheFirstBuffer) {
           << scratch << " at " << at << " beside " << first << " to " << end;
     }
   }
+}
+
+// The chunks of the schedules that have several.
+int chunks_of(ScheduleKind kind) {
+  return kind == ScheduleKind::kInterleaved || kind == ScheduleKind::kZbV ? 2 : 1;
+}
+
+// Returns the stages of a pipeline of two data-parallel ranks whose gradients are reduced in the last micro-batch.
+std::vector<Program> data_parallel_stages(int count, ScheduleKind kind, int zero, DType reduce) {
+  Setting s = staged(count);
+  s.pipeline = pipeline_of(kind, chunks_of(kind));
+  s.mesh[mesh::Axis::kDpShard] = 2;
+  s.zero = zero;
+  s.global_batch = 2 * (count + 1);
+  s.reduce = reduce;
+  arch::Architecture a = tiny(true);
+  a.layers = 2 * count * chunks_of(kind);
+  return build_stages(a, s);
+}
+
+bool reduces_over_data(const Step& step) {
+  const auto axis = axis_of(step.op);
+  return step.phase == Phase::kGradientReduce && axis && *axis != Axis::kEmbedding;
+}
+
+// On a stage, each gradient is reduced once, and no reduction is in front of a message. Where communicators take turns,
+// a message waits for the communication in front of it.
+TEST(Stages, NoReductionIsInFrontOfAMessage) {
+  for (const ScheduleKind kind : kAllScheduleKinds)
+    for (const int count : {2, 4})
+      for (const int zero : {0, 1})
+        for (const DType reduce : {DType::kF32, DType::kBF16}) {
+          SCOPED_TRACE(fmt::format("{}, {} stages, zero {}, {}", name_of(kind), count, zero, name_of(reduce)));
+          const auto stages = data_parallel_stages(count, kind, zero, reduce);
+          EXPECT_TRUE(verify_world(stages).empty());
+          for (const Program& p : stages) {
+            for (const Finding& f : verify(p)) ADD_FAILURE() << f.text;
+            EXPECT_EQ(parse(print(p), "text"), p);
+            std::map<int, int> reductions;  // by unit
+            int messages = 0;
+            for (const Expanded& e : expand(p)) {
+              if (reduces_over_data(*e.step)) ++reductions[unit_of_step(p, *e.step)];
+              if (!std::holds_alternative<Send>(e.step->op) && !std::holds_alternative<Receive>(e.step->op)) continue;
+              ++messages;
+              EXPECT_TRUE(reductions.empty()) << text_of(p, e) << " is behind a reduction";
+            }
+            EXPECT_GT(messages, 0);
+            EXPECT_EQ(std::ssize(reductions), std::ssize(p.units));
+            for (const auto& [unit, times] : reductions) EXPECT_EQ(times, 1) << unit;
+          }
+        }
+}
+
+// Where no message follows, each gradient is reduced as soon as it is finished, beside the rest of the backward.
+TEST(Stages, TheFirstStageReducesBesideItsLastBackward) {
+  for (const int zero : {0, 1}) {
+    const auto stages = data_parallel_stages(4, ScheduleKind::k1f1b, zero, DType::kF32);
+    for (std::size_t stage = 0; stage < stages.size(); ++stage)
+      for (const Body& body : stages[stage].bodies)
+        EXPECT_EQ(std::any_of(body.steps.begin(), body.steps.end(), reduces_over_data),
+                  body.name == (stage == 0 ? "backward.0.last" : "reduce") ||
+                      (body.name == "update" && (stage == 0 || stage == 3)))  // the table that both ends hold
+            << stage << ": " << body.name;
+    const auto last = std::find_if(stages[0].bodies.begin(), stages[0].bodies.end(),
+                                   [](const Body& body) { return body.name == "backward.0.last"; });
+    ASSERT_NE(last, stages[0].bodies.end());
+    const auto first_reduction = std::find_if(last->steps.begin(), last->steps.end(), reduces_over_data);
+    EXPECT_TRUE(std::any_of(first_reduction, last->steps.end(),
+                            [](const Step& step) { return std::holds_alternative<Compute>(step.op); }));
+  }
+}
+
+// Gradients that each micro-batch reduces would need memory until the last message has left.
+TEST(Stages, GradientsOfEachMicroBatchAreReducedInItsBackward) {
+  for (const Program& p : data_parallel_stages(4, ScheduleKind::k1f1b, 2, DType::kF32))
+    for (const Body& body : p.bodies)
+      EXPECT_EQ(body.name.starts_with("backward."), std::any_of(body.steps.begin(), body.steps.end(),
+                                                                [](const Step& step) {
+                                                                  const auto* scatter =
+                                                                      std::get_if<ReduceScatter>(&step.op);
+                                                                  return scatter && scatter->axis == Axis::kShard;
+                                                                }))
+          << body.name;
 }
 
 }  // namespace
