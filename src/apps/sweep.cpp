@@ -66,7 +66,7 @@ void require_places(const SweepArguments& o) {
   if (!o.real) return;
   if (!o.launch && o.nodes)
     throw UsageError(
-        "--nodes: without --launch the ranks are threads of one process; --launch \"srun -N {{nodes}}\" "
+        "--nodes: without --launch the ranks are threads of one process; --launch \"srun -N {nodes}\" "
         "starts nodes");
   for (const auto& [option, place, given] :
        {std::tuple{"--nodes", "{nodes}", o.nodes.has_value()}, {"--ranks", "{ranks}", o.ranks.has_value()}}) {
@@ -92,6 +92,9 @@ std::vector<plan::JobSize> sizes_of(const SweepArguments& o, const std::optional
   for (const int amount : amounts) {
     plan::JobSize size{o.nodes ? amount : 0, o.nodes ? 0 : amount};
     if (on && o.nodes) size.ranks = nodes_on(*on, amount) * on->node.devices;
+    if (on && size.ranks > on->node.devices && size.ranks % on->node.devices != 0)
+      throw UsageError("--ranks: {} ranks are not whole nodes of {} devices of {}", size.ranks, on->node.devices,
+                       on->name);
     if (on) plan::machine_on(*on, size.ranks);
     sizes.push_back(size);
   }
@@ -113,12 +116,16 @@ config::Config load_trial(const ConfigOptions& options, const std::vector<std::s
 // Loads the configuration once before all trials, so that a missing file or a wrong key is one error. A configuration
 // that needs the values of the grid is loaded with those of the first trial.
 config::Config load_first(const ConfigOptions& options, const plan::SweepPlan& plan) {
+  const auto with_model = [](config::Config config) {
+    plan::resolve_architecture(config);
+    return config;
+  };
   try {
-    return load_config(options);
+    return with_model(load_config(options));
   } catch (const UsageError&) {
     try {
-      return load_trial(options, plan::assignments_at(plan.grid, 0));
-    } catch (const UsageError&) {
+      return with_model(load_trial(options, plan::assignments_at(plan.grid, 0)));
+    } catch (const UsageError&) {  // the error without the grid is the clearer one
     }
     throw;
   }
@@ -265,7 +272,7 @@ void print_sweep(const plan::SweepPlan& plan, const std::vector<plan::TrialRow>&
   else
     fmt::print("a step is the median of {} after {} of warm-up\n", o.steps.value_or(kDefaultSteps), plan::kWarmupSteps);
   if (const auto kept = std::ranges::count_if(rows, [](const auto& row) { return row.kept; }); kept > 0)
-    fmt::print("{} of these were trained by an earlier sweep, and not again\n", counted(kept, "trial"));
+    fmt::print("{} kept from an earlier sweep in this folder, and not trained again\n", counted(kept, "trial"));
   for (const auto& file : files) fmt::print("{}\n", file);
 }
 

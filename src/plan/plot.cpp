@@ -36,7 +36,9 @@ std::string xml_text(std::string_view text) {
 }
 
 double text_width(std::string_view text) {
-  return 0.6 * kFont * static_cast<double>(text.size());
+  double width = 0.0;
+  for (const char c : text) width += kFont * ((c >= 'A' && c <= 'Z') || c == '_' || c == '%' ? 0.75 : 0.6);
+  return width;
 }
 
 double PlotScale::at(double value) const {

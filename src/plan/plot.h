@@ -15,8 +15,8 @@ inline constexpr std::array kPlotColors{"#0072b2", "#d55e00", "#009e73", "#cc79a
 // Escapes text for SVG.
 std::string xml_text(std::string_view text);
 
-// Returns the pixels that a text of the plots' font (13 pixels, sans-serif) takes at most, as far as one can know
-// without the font: letters of the usual ones are 0.6 of the font's height wide on average, wide ones included.
+// Returns about the pixels that a text takes in the plots' font (13 pixels, sans-serif). The widths are those of a wide
+// font, DejaVu Sans: capitals take up to 0.75 of the font's height, and other letters 0.6 on average.
 double text_width(std::string_view text);
 
 // Maps values to pixels. A logarithmic scale has a `low` above 0.

@@ -68,8 +68,10 @@ std::string bar_svg(const BarPlaces& places, const PlotValue& bar, double y, con
   const auto x = [&](double value) { return places.left + kBarsWidth * value / places.high; };
   const double middle = y + kBarHeight / 2;
   if (!bar.value)
-    return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" fill=\"#a00\">{}</text>\n", places.left + 6, middle + 4.5,
-                       xml_text(bar.note));
+    return fmt::format(
+        "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"4\" height=\"{}\" fill=\"{}\"/>"
+        "<text x=\"{:.1f}\" y=\"{:.1f}\" fill=\"#a00\">{}</text>\n",
+        places.left, y, kBarHeight, color, places.left + 9, middle + 4.5, xml_text(bar.note));
   double end = x(*bar.value);
   std::string svg = fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{}\" fill=\"{}\"/>",
                                 places.left, y, end - places.left, kBarHeight, color);

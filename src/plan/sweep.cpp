@@ -122,8 +122,8 @@ void add_scaling(const SweepPlan& plan, std::vector<TrialRow>& rows) {
       TrialRow& row = rows[i];
       if (!row.has_step()) continue;
       if (first == nullptr) first = &row;
-      row.speed_up = rate(row) / rate(*first);
-      row.ideal = static_cast<double>(row.size.amount()) / first->size.amount();
+      row.ideal = static_cast<double>(row.size.amount()) / plan.sizes.front().amount();
+      row.speed_up = rate(row) / rate(*first) * *first->ideal;
       row.efficiency = *row.speed_up / *row.ideal;
     }
   }

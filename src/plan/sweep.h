@@ -43,8 +43,9 @@ struct TrialRow {
   Outcome outcome;
   std::string run;    // run directory of a measured trial
   bool kept = false;  // from an earlier sweep, and not measured again
-  // With scaling: the tokens per second over those of the first size of the same point that has figures; the same if
-  // all of the larger size were gained; and their ratio. Absent: the trial has no figures.
+  // With scaling: `ideal` is the size over the first size. `speed_up` is the tokens per second over those of the first
+  // size of the same point that has figures, times the ideal of that one, so that a model that does not fit on the
+  // first size begins on the ideal line. `efficiency` is their ratio. Absent: the trial has no figures.
   std::optional<double> speed_up, ideal, efficiency;
   bool has_step() const { return outcome.kind == Outcome::Kind::kStep; }
 };

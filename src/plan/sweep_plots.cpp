@@ -114,17 +114,12 @@ std::vector<std::string> notes_of(const SweepPlan& plan, const std::vector<Trial
   return notes;
 }
 
-// The line that perfect scaling would make: speed-up in proportion to the size, and an efficiency of 100 %. Speed-ups
-// count from the first size that has figures, which may differ between points; the line begins at the smallest.
-LinePlot::Line ideal_line(const SweepPlan& plan, const std::vector<TrialRow>& rows, bool speed_up) {
+// The line that perfect scaling would make: speed-up in proportion to the size, and an efficiency of 100 %.
+LinePlot::Line ideal_line(const SweepPlan& plan, bool speed_up) {
   LinePlot::Line line{"ideal", {}, true};
-  int first = 0;
-  for (const TrialRow& row : rows)
-    if (row.ideal && (first == 0 || row.size.amount() < first)) first = row.size.amount();
   for (const JobSize& size : plan.sizes) {
     PlotValue value;
-    if (first > 0 && size.amount() >= first)
-      value.value = speed_up ? static_cast<double>(size.amount()) / first : 100.0;
+    value.value = speed_up ? static_cast<double>(size.amount()) / plan.sizes.front().amount() : 100.0;
     line.points.push_back(value);
   }
   return line;
@@ -144,7 +139,7 @@ std::string lines_of(const SweepPlan& plan, const std::vector<TrialRow>& rows, c
     plot.lines.push_back(std::move(line));
   }
   if (figure.name == "speed_up" || figure.name == "efficiency")
-    plot.lines.push_back(ideal_line(plan, rows, figure.name == "speed_up"));
+    plot.lines.push_back(ideal_line(plan, figure.name == "speed_up"));
   plot.notes = notes_of(plan, rows);
   return to_svg(plot);
 }
