@@ -137,6 +137,7 @@ TEST_F(Trained, TrainsForItsStepsInItsFolder) {
   EXPECT_EQ(c.checkpoint.every, config::steps(4 + kWarmupSteps)) << "no checkpoint before the end";
   EXPECT_EQ(c.run.dir, (folder_ / "runs").string());
   EXPECT_EQ(c.run.name, "trial-1");
+  EXPECT_EQ(c.origins.count("math.kernels"), 0U) << "a default that gives way to fp64, where a set value does not";
   for (const std::string_view until : {"4 steps", "100 tokens"}) {  // 2 steps of 64 tokens: shorter than a trial
     config::Config shorter = config_;
     config::assign(shorter, "train.until", until, {});

@@ -33,7 +33,15 @@ PlotValue alone(const TrialRow& row, const std::optional<double>& figure, double
   return {factor * *figure, std::nullopt, std::nullopt, ""};
 }
 
-std::vector<PlottedFigure> plotted_figures(const SweepPlan& plan) {
+// A measured energy may leave parts of the machine out.
+std::string energy_note(const std::vector<TrialRow>& rows) {
+  for (const TrialRow& row : rows)
+    if (row.has_step() && row.outcome.figures.step_j && !row.outcome.figures.energy_coverage.empty())
+      return fmt::format(" ({})", row.outcome.figures.energy_coverage);
+  return "";
+}
+
+std::vector<PlottedFigure> plotted_figures(const SweepPlan& plan, const std::vector<TrialRow>& rows) {
   const std::string interval = plan.measured ? "; whiskers: 80 % of steps" : "; whiskers: 80 % of steps expected";
   return {{"tokens_per_s_per_device", "tokens/s per device" + interval,
            [](const TrialRow& r) {
@@ -45,7 +53,7 @@ std::vector<PlottedFigure> plotted_figures(const SweepPlan& plan) {
              const auto& mfu = r.outcome.figures.mfu;
              return per_step(r, mfu ? std::optional(100.0 * *mfu) : std::nullopt);
            }},
-          {"kwh_per_step", "kWh per step, of all nodes",
+          {"kwh_per_step", "kWh per step, of all nodes" + energy_note(rows),
            [](const TrialRow& r) { return alone(r, r.outcome.figures.kwh()); }}};
 }
 
@@ -148,7 +156,7 @@ std::string lines_of(const SweepPlan& plan, const std::vector<TrialRow>& rows, c
 
 std::vector<SweepPlot> plots_of(const SweepPlan& plan, const std::vector<TrialRow>& rows) {
   const bool scaling = plan.scaling != Scaling::kNone;
-  std::vector<PlottedFigure> figures = plotted_figures(plan);
+  std::vector<PlottedFigure> figures = plotted_figures(plan, rows);
   if (scaling)
     for (auto& figure : scaling_figures()) figures.push_back(std::move(figure));
   std::vector<SweepPlot> plots;
