@@ -103,21 +103,29 @@ std::string bars_of(const SweepPlan& plan, const std::vector<TrialRow>& rows, co
   return to_svg(plot);
 }
 
-// Returns one note for each trial without a figure, up to a number that leaves the plot its room.
+// Returns a note for the sizes of each point that have no figures, up to a number of notes that leaves the plot its
+// room.
 std::vector<std::string> notes_of(const SweepPlan& plan, const std::vector<TrialRow>& rows) {
   constexpr std::size_t kMostNotes = 8;
   std::vector<std::string> notes;
-  for (const TrialRow& row : rows) {
-    if (row.has_step()) continue;
+  std::string before;  // what the note is about that further sizes may join
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const TrialRow& row = rows[i];
     const std::string label = label_of(plan, row);
-    notes.push_back(fmt::format("{}{}{}: {}", label, label.empty() ? "" : ", ",
-                                counted(row.size.amount(), row.size.nodes > 0 ? "node" : "rank"),
-                                name_of(row.outcome.kind)));
+    const std::string about = label + (label.empty() ? "" : ": ") + name_of(row.outcome.kind);
+    const std::string size = std::to_string(row.size.amount());
+    const bool joins = i % plan.sizes.size() != 0 && about == before;
+    before = row.has_step() ? "" : about;
+    if (row.has_step()) continue;
+    if (joins)
+      notes.back() += ", " + size;
+    else
+      notes.push_back(fmt::format("{}; {}: {}", about, row.size.nodes > 0 ? "nodes" : "ranks", size));
   }
   if (notes.size() > kMostNotes) {
     const std::size_t more = notes.size() - kMostNotes;
     notes.resize(kMostNotes);
-    notes.push_back(fmt::format("and {} more trials without figures", more));
+    notes.push_back(fmt::format("and {} more such lines", more));
   }
   return notes;
 }

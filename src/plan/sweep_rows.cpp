@@ -82,6 +82,11 @@ std::int64_t count_in(const Json& line, const char* key, std::string_view origin
   return value.is_null() ? 0 : value.get<std::int64_t>();
 }
 
+// A name such as FULL_SHARD says by itself what it is a value of; a number, true or none does not.
+bool names_itself(std::string_view value) {
+  return std::ranges::all_of(value, [](char c) { return (c >= 'A' && c <= 'Z') || c == '_'; });
+}
+
 std::string csv_cell(const Json& value) {
   if (value.is_null()) return "";
   const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
@@ -262,9 +267,7 @@ std::string label_of(const SweepPlan& plan, const TrialRow& row, std::optional<s
   std::vector<std::string> words;
   for (std::size_t i = 0; i < plan.grid.size(); ++i) {
     if (i == without) continue;
-    // A name such as FULL_SHARD says by itself what it is a value of; a number or true does not.
-    const bool named = plan.grid[i].values.front().is_string();
-    words.push_back(named ? row.point[i] : names[i] + " " + row.point[i]);
+    words.push_back(names_itself(row.point[i]) ? row.point[i] : names[i] + " " + row.point[i]);
   }
   return fmt::format("{}", fmt::join(words, ", "));
 }

@@ -116,7 +116,8 @@ def real_sweep(case):
     equal("a larger grid trains what is new", (wider["kept"], attempts(one), attempts(two)), (2, 1, 2))
     equal("the other rows stay in the file", len(lines_of(work / "swept/sweep.jsonl")), 3 + 3 + 1)
     # Failures are told apart.
-    large = sweep(case, "tiny.toml", "--real", "--steps", 1, "--output", "large", "--grid", "model.ffn=40,1000000000")["trials"]
+    # 2 layers of 3 matrices of 8192 x 2^20 are 52e9 parameters; in fp64 the weights alone take 0.4 TB, and gradients and states three times as much.
+    large = sweep(case, "tiny.toml", {"model.hidden": 8192}, "--real", "--steps", 1, "--output", "large", "--grid", "model.ffn=40,1048576")["trials"]
     equal("too large", ([t["outcome"] for t in large], "where a rank has" in large[1]["why"]), (["step", "out_of_memory"], True))
     gone = case.molen("sweep", "tiny.toml", "--real", "--output", "gone", "--launch", "no-such-launcher", "--grid", "batch.micro=1", code=1)
     assert "failed: exit status 127" in gone.stdout, gone.stdout
