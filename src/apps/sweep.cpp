@@ -246,7 +246,7 @@ std::vector<std::string> write_files(const SweepArguments& o, const plan::SweepP
 }
 
 // "12 trials: 8 with a step, 3 out of memory, 1 refused".
-std::string counts_text(const std::vector<plan::TrialRow>& rows) {
+std::string trial_counts(const std::vector<plan::TrialRow>& rows) {
   using Kind = plan::Outcome::Kind;
   std::vector<std::string> words;
   for (const Kind kind : {Kind::kStep, Kind::kOutOfMemory, Kind::kRefused, Kind::kFailed}) {
@@ -265,7 +265,7 @@ void print_sweep(const plan::SweepPlan& plan, const std::vector<plan::TrialRow>&
   std::set<std::size_t> right;
   for (std::size_t i = plan.grid.size(); i + 1 < table.front().size(); ++i) right.insert(i);
   print_columns(table, right);
-  fmt::print("\n{}\n", counts_text(rows));
+  fmt::print("\n{}\n", trial_counts(rows));
   if (!plan.measured)
     fmt::print("80 % of steps are expected within {:.0f} % of these predictions\n",
                100.0 * sim::Factors::shipped().spread());

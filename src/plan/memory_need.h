@@ -18,8 +18,8 @@ struct MemoryNeed {
   Bytes total() const { return device + host; }
 };
 
-// A part of each message that refuses a job for want of memory (launch/require_memory.h). A program that started the job
-// knows by it why the job ended.
+// A part of each message that refuses a job for want of memory (launch/require_memory.h). A program that started the
+// job knows by it why the job ended.
 inline constexpr std::string_view kTooLittleMemory = "memory where a rank has";
 
 // The memory available to a rank. On a CPU the device's memory is the host's.
