@@ -8,6 +8,7 @@
 
 #include "apps/cli.h"
 #include "apps/plan_search.h"
+#include "base/console.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -189,12 +190,13 @@ class SweepFile {
   explicit SweepFile(const fs::path& folder) : path_(folder / "sweep.jsonl") {
     make_directories(folder);
     if (fs::exists(path_)) read();
-    lines_ = std::make_unique<store::LineWriter>(path_, [](const std::string& text) { throw Error("{}", text); });
+    lines_ = std::make_unique<store::LineWriter>(path_, [](const std::string& text) { say(text); });
   }
   const std::map<std::string, plan::TrialRow>& kept() const { return kept_; }
-  void append(const Json& line) {
-    lines_->append(line.dump());
-    lines_->sync();
+  // Adds a row. A row that took a training is on disk when this returns.
+  void append(const plan::SweepPlan& plan, const plan::TrialRow& row) {
+    lines_->append(plan::to_json(plan, row).dump());
+    if (plan.measured) lines_->sync();
   }
   // Writes the rows of this sweep in their order, and behind them those of other sweeps in the same folder.
   void finish(const plan::SweepPlan& plan, const std::vector<plan::TrialRow>& rows) {
@@ -307,7 +309,7 @@ int run_sweep_verb(const ConfigOptions& options, const SweepArguments& o) {
     progress->at("trials", share(i), plan::label_of(plan, row));
   };
   calls.end = [&](const plan::TrialRow& row, std::int64_t) {
-    if (file && !row.kept) file->append(plan::to_json(plan, row));
+    if (file && !row.kept) file->append(plan, row);
   };
   // A prediction takes less time than it is worth to keep it, and a newer molen may predict better.
   const auto rows = plan::run_sweep(plan, calls, o.real ? file->kept() : std::map<std::string, plan::TrialRow>());
