@@ -19,6 +19,7 @@ int run(int argc, char** argv) {
   Chosen chosen;
   add_train_verbs(app, chosen);
   add_plan_verb(app, chosen);
+  add_sweep_verb(app, chosen);
   add_verify_verb(app, chosen);
   add_model_verb(app, chosen);
   add_program_verbs(app, chosen);

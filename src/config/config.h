@@ -239,6 +239,13 @@ Config load(const std::optional<fs::path>& file, const std::vector<std::string>&
             const Completion& complete = {});
 // Parses a document without `extends`; errors and origins use `name` as the file's name.
 Config parse(std::string_view toml, std::string_view name, const std::vector<std::string>& sets = {});
+struct Assignment {
+  std::string key;
+  Json value;
+};
+// Returns the assignment that "table.key=value" makes as `--set`; `option` leads its errors. A value that is not TOML
+// is text. Throws UsageError with the nearest key for an unknown one. The value is not checked: `assign` does that.
+Assignment parse_assignment(std::string_view argument, std::string_view option = "--set");
 // Assigns one more value, from a resolved choice or a preset; `value` has the file's form. Throws UsageError.
 void assign(Config& config, std::string_view key, const Json& value, const Origin& origin);
 // Does the checks across keys that need only arithmetic: divisibility, contradictions, lengths. `load` and `parse` call

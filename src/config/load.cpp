@@ -137,19 +137,8 @@ Json set_value(const std::string& raw) {
 }
 
 void collect_set(std::string_view argument, Entries& entries) {
-  const std::size_t equals = argument.find('=');
-  if (equals == std::string_view::npos) throw UsageError("--set {}: expected table.key=value", shown(argument));
-  const std::string key(trimmed(argument.substr(0, equals)));
-  const std::string raw(trimmed(argument.substr(equals + 1)));
-  const Field* known = find_field(key);
-  if (!known) unknown_key("--set: ", key);
-  if (static_cast<std::int64_t>(raw.size()) > kLargestFile || !valid_utf8(raw)) {
-    throw UsageError("--set {}: the value is too long or not UTF-8", key);
-  }
-  refuse_long_dotted_keys(raw, "--set " + key);
-  Json value = set_value(raw);
-  if (known->textual && !value.is_string() && !value.is_structured()) value = raw;
-  entries.insert_or_assign(key, Entry{std::move(value), {Origin::Kind::kSet, ""}});
+  Assignment set = parse_assignment(argument);
+  entries.insert_or_assign(set.key, Entry{std::move(set.value), {Origin::Kind::kSet, ""}});
 }
 
 // Reads a value. Adds the value's place to an error of its kind, since the kind knows only the value.
@@ -254,6 +243,22 @@ std::string Config::where(std::string_view key) const {
   if (origin == origins.end() || origin->second.kind == Origin::Kind::kDefault) return std::string(key);
   if (origin->second.kind == Origin::Kind::kSet) return fmt::format("--set {}", key);
   return fmt::format("{}: {}", origin->second.text, key);
+}
+
+Assignment parse_assignment(std::string_view argument, std::string_view option) {
+  const std::size_t equals = argument.find('=');
+  if (equals == std::string_view::npos) throw UsageError("{} {}: expected table.key=value", option, shown(argument));
+  const std::string key(trimmed(argument.substr(0, equals)));
+  const std::string raw(trimmed(argument.substr(equals + 1)));
+  const Field* known = find_field(key);
+  if (!known) unknown_key(fmt::format("{}: ", option), key);
+  if (static_cast<std::int64_t>(raw.size()) > kLargestFile || !valid_utf8(raw)) {
+    throw UsageError("{} {}: the value is too long or not UTF-8", option, key);
+  }
+  refuse_long_dotted_keys(raw, fmt::format("{} {}", option, key));
+  Json value = set_value(raw);
+  if (known->textual && !value.is_string() && !value.is_structured()) value = raw;
+  return {key, std::move(value)};
 }
 
 const Field& field(std::string_view key) {

@@ -31,11 +31,11 @@ plan::MemoryNeed evened_out(const MemoryRequest& request, const plan::Machine& m
 std::string refusal(const MemoryRequest& request, const plan::MemoryNeed& need, const plan::MemoryRoom& room) {
   const std::string instead = request.instead ? request.instead(room) : "";
   if (room.device && need.device > *room.device)
-    return fmt::format("{} needs {} of a device's memory where a rank has {}{}", request.what, human(need.device),
+    return fmt::format("{} needs {} of a device's {} {}{}", request.what, human(need.device), plan::kTooLittleMemory,
                        human(*room.device), instead);
   const std::string limit = available_memory().source;
-  return fmt::format("{} needs {} of {}memory where a rank has {}{}{}", request.what,
-                     human(room.device ? need.host : need.total()), room.device ? "the host's " : "", human(room.host),
+  return fmt::format("{} needs {} of {}{} {}{}{}", request.what, human(room.device ? need.host : need.total()),
+                     room.device ? "the host's " : "", plan::kTooLittleMemory, human(room.host),
                      limit == "/proc/meminfo" ? "" : fmt::format(" ({})", limit), instead);
 }
 

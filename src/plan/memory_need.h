@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "arch/architecture.h"
@@ -16,6 +17,10 @@ struct MemoryNeed {
   Bytes device, host;
   Bytes total() const { return device + host; }
 };
+
+// A part of each message that refuses a job for want of memory (launch/require_memory.h). A program that started the
+// job knows by it why the job ended.
+inline constexpr std::string_view kTooLittleMemory = "memory where a rank has";
 
 // The memory available to a rank. On a CPU the device's memory is the host's.
 struct MemoryRoom {

@@ -22,8 +22,11 @@ struct StepFigures {
   double low_s = 0.0, high_s = 0.0;  // with a probability of 80 % the true step is between them
   std::int64_t tokens = 0;           // of all ranks
   int ranks = 1;
-  double mfu = 0.0;  // of the device's peak for the type of compute; model FLOPs as FlopsConvention::kCausal
+  // Of the device's peak for the type of compute, with model FLOPs as FlopsConvention::kCausal; absent: no peak is
+  // known
+  std::optional<double> mfu;
   std::optional<double> step_j;  // energy of all ranks and their nodes, without the site; absent: not known
+  std::string energy_coverage;   // the parts that a measured `step_j` leaves out: "gpu only"; empty: none
   std::string layout;            // plan::layout_of
   double tokens_per_s_per_device() const { return static_cast<double>(tokens) / step_s / ranks; }
   // kWh of a step; absent: not known
@@ -33,10 +36,11 @@ struct StepFigures {
 // A trial has figures, or the reason why it has none. A trial that fails is an outcome like any other: a search learns
 // from it.
 struct Outcome {
-  enum class Kind { kStep, kOutOfMemory, kRefused };
+  // kFailed: a measured trial ended early, for a reason that another try may not meet.
+  enum class Kind { kStep, kOutOfMemory, kRefused, kFailed };
   Kind kind = Kind::kRefused;
   StepFigures figures;          // where `kind` is kStep
-  std::optional<Bytes> memory;  // of the fullest rank, by its plan; absent: the layout was refused
+  std::optional<Bytes> memory;  // of the fullest rank, by its plan; absent: not known
   std::string why;              // where `kind` is not kStep
 };
 

@@ -50,8 +50,8 @@ TEST(Trial, HasTheFiguresOfItsStep) {
   EXPECT_DOUBLE_EQ(f.tokens_per_s_per_device(), 64 * 4096 / f.step_s / 16);
   // 8.03 B parameters take about 6 FLOPs a parameter and token, and attention adds less than a fifth at this length.
   const double flops = 6.0 * 8.03e9 * 64 * 4096, peak = 16 * 989e12;
-  EXPECT_GT(f.mfu, 0.95 * flops / f.step_s / peak);
-  EXPECT_LT(f.mfu, 1.2 * flops / f.step_s / peak);
+  EXPECT_GT(*f.mfu, 0.95 * flops / f.step_s / peak);
+  EXPECT_LT(*f.mfu, 1.2 * flops / f.step_s / peak);
   EXPECT_DOUBLE_EQ(*f.kwh(), *f.step_j / 3.6e6);
   EXPECT_GT(*o.memory, Bytes(0));
 }

@@ -1,0 +1,102 @@
+// Experiments: the trials of a grid and of the sizes of a job, their rows, and how each size speeds the step up.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "config/config.h"
+#include "plan/grid.h"
+#include "plan/trial.h"
+
+namespace molen::plan {
+
+// The size of a job: ranks, or the nodes of a cluster that give them. 0: not known here, since a launcher decides.
+struct JobSize {
+  int nodes = 0, ranks = 0;
+  int amount() const { return nodes > 0 ? nodes : ranks; }  // by which sizes of one list compare
+};
+
+struct SweepPlan {
+  std::vector<GridAxis> grid;  // no axis: one point
+  std::vector<JobSize> sizes;  // at least one; their amounts rise
+  Scaling scaling = Scaling::kNone;
+  bool measured = false;  // else predicted
+  std::string cluster;    // of predictions
+  // What decides a trial's outcome besides its configuration and size: the text of the cluster's description, or the
+  // launcher and the number of steps. It is part of a trial's identity.
+  std::string conditions;
+  std::int64_t trials() const { return points_of(grid) * static_cast<std::int64_t>(sizes.size()); }
+};
+
+// One trial of an experiment. Rows are in the order of the points of the grid; the sizes of a point are side by side.
+struct TrialRow {
+  std::string trial;               // 64 hexadecimal digits, of its configuration, size and conditions
+  std::vector<std::string> point;  // of each axis of the grid, the value as it was given
+  Json keys = Json::object();      // the same as {"batch.micro": 1}
+  JobSize size;
+  std::string model;              // the configuration's; "" if the configuration was refused
+  std::int64_t global_batch = 0;  // sequences; 0 if the configuration was refused
+  Outcome outcome;
+  std::string run;    // run directory of a measured trial
+  bool kept = false;  // from an earlier sweep, and not measured again
+  // With scaling: `ideal` is the size over the first size. `speed_up` is the tokens per second over those of the first
+  // size of the same point that has figures, times the ideal of that one, so that a model that does not fit on the
+  // first size begins on the ideal line. `efficiency` is their ratio. Absent: the trial has no figures.
+  std::optional<double> speed_up, ideal, efficiency;
+  bool has_step() const { return outcome.kind == Outcome::Kind::kStep; }
+};
+
+// Loads the configuration with more assignments, as `--set` makes them. Throws UsageError.
+using LoadTrial = std::function<config::Config(const std::vector<std::string>& sets)>;
+// Predicts or measures a trial whose row has its identity, size and point. May set `run` of the row.
+using TryTrial = std::function<Outcome(const config::Config& config, TrialRow& row)>;
+
+struct SweepCalls {
+  LoadTrial load;
+  TryTrial attempt;
+  // Called before a trial that is not kept, and after each trial.
+  std::function<void(const TrialRow&row, std::int64_t index)> begin, end;
+};
+
+// Runs all trials. `kept` has the rows of an earlier sweep by their identity: a trial with the same identity is not run
+// again, unless it failed in a way that another try may not meet (Outcome::Kind::kFailed). A UsageError of a trial is
+// its outcome; other errors end the sweep.
+std::vector<TrialRow> run_sweep(const SweepPlan& plan, const SweepCalls& calls,
+                                const std::map<std::string, TrialRow>& kept);
+
+// Returns the assignments of a trial: those of its point and, with weak scaling, the global batch of its size. `batch`
+// is batch.global of the point, which belongs to the first size.
+std::vector<std::string> assignments_of(const SweepPlan& plan, std::int64_t index, std::int64_t batch);
+
+// Returns the identity of a trial. It does not depend on the tables [run] and [checkpoint].
+std::string identity_of_trial(const SweepPlan& plan, const JobSize& size, const config::Config& config);
+
+// Sets speed_up, ideal and efficiency of all rows.
+void add_scaling(const SweepPlan& plan, std::vector<TrialRow>& rows);
+
+// One line of sweep.jsonl (docs/formats/sweep.md), and the row of a line. `from_json` throws UsageError with `origin`
+// for a line of another form.
+Json to_json(const SweepPlan& plan, const TrialRow& row);
+TrialRow row_from_json(const Json& json, std::string_view origin);
+
+// sweep.csv: a header and one line for each row (RFC 4180), with the same figures; an absent figure is an empty cell.
+std::string to_csv(const SweepPlan& plan, const std::vector<TrialRow>& rows);
+
+// The table that a terminal shows: a row of headers, then one row a trial. The last column has reasons.
+std::vector<std::vector<std::string>> table_of(const SweepPlan& plan, const std::vector<TrialRow>& rows);
+
+// Returns "out of memory", "refused", "failed" or "step", with blanks or, as sweep.jsonl has it, underscores.
+std::string name_of(Outcome::Kind kind);
+
+// Returns "llama3-8b on 16 devices of snellius-h100, predicted": of the model, the size and the cluster those that all
+// rows share.
+std::string title_of(const SweepPlan& plan, const std::vector<TrialRow>& rows);
+
+// Returns "micro 4, FULL_SHARD, 2 nodes": a trial by its values, without those of the axes that `without` names.
+std::string label_of(const SweepPlan& plan, const TrialRow& row, std::optional<std::size_t> without = std::nullopt);
+
+}  // namespace molen::plan
