@@ -12,6 +12,7 @@
 #include "base/available_memory.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "cluster/cluster.h"
 #include "base/json.h"
 #include "comm/mpi/mpi.h"
 #include "comm/nccl/nccl.h"
