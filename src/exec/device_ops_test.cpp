@@ -139,12 +139,17 @@ TEST(DeviceOps, TakeNothingOfTheHosts) {
   };
   for (const DType compute : {DType::kBF16, DType::kF16, DType::kF32, DType::kF64}) {
     const auto plain = setting(compute);
+    const auto write_scores_out = [](program::Setting& s) {
+      s.other_kernels.emplace(arch::Part::kAttention, arch::Kernels("unfused"));
+    };
     const auto gathered = with(plain, [](auto& s) { s.mesh[mesh::Axis::kCp] = 2; });
     const program::Setting settings[] = {plain,
                                          gathered,
                                          with(gathered, [](auto& s) { s.context_form = program::ContextForm::kRing; }),
                                          with(gathered, [](auto& s) { s.document_mask = true; }),
                                          with(plain, [](auto& s) { s.document_mask = true; }),
+                                         with(plain, write_scores_out),
+                                         with(with(plain, write_scores_out), [](auto& s) { s.document_mask = true; }),
                                          with(plain, [](auto& s) { s.mesh[mesh::Axis::kTp] = 2; }),
                                          with(plain, [](auto& s) {
                                            s.mesh[mesh::Axis::kDpShard] = 2, s.zero = 2;

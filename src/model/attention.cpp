@@ -1,5 +1,6 @@
 // Selects the implementation of causal attention by name (program/parts/attention.cpp declares the names), and
-// implements unfused attention, which keeps the scores of a head as a matrix.
+// implements unfused attention on the host, which keeps the scores of a head as a matrix. On devices it is that of
+// device_attention.h with written-out scores.
 #include <omp.h>
 
 #include <cmath>
@@ -14,8 +15,6 @@
 
 namespace molen::model {
 namespace {
-
-constexpr Kernels kUnfused{"unfused"};
 
 // Attention of one head after another, in T, which is fp32 or wider. Each head is copied to contiguous rows, its scores
 // are an S x S matrix, and the products are those of the matrix library.
@@ -154,6 +153,10 @@ class Unfused {
   const at::Tensor& like_;
 };
 
+bool unfused_on_host(const Context& c, const at::Tensor& qkv) {
+  return c.shape.kernels == kUnfused && qkv.device().is_cpu();
+}
+
 // Calls f with unfused attention in the type that accumulates values of the tensor's type.
 template <class F>
 void with_unfused(const Context& c, const at::Tensor& qkv, const F& f) {
@@ -166,9 +169,9 @@ void with_unfused(const Context& c, const at::Tensor& qkv, const F& f) {
 }  // namespace
 
 void attention_forward(const Context& c, const at::Tensor& qkv, at::Tensor& o, at::Tensor& lse) {
-  if (c.shape.kernels == kUnfused)
-    return with_unfused(c, qkv, [&](const auto& unfused) { unfused.forward(qkv, o, lse); });
-  if (c.document_start || !c.positions.empty()) return document_attention_forward(c, qkv, o, lse);
+  if (unfused_on_host(c, qkv)) return with_unfused(c, qkv, [&](const auto& unfused) { unfused.forward(qkv, o, lse); });
+  if (c.document_start || !c.positions.empty() || c.shape.kernels == kUnfused)
+    return document_attention_forward(c, qkv, o, lse);
   run(
       c,
       [&](const auto& k) {
@@ -181,9 +184,10 @@ void attention_forward(const Context& c, const at::Tensor& qkv, at::Tensor& o, a
 void attention_backward(const Context& c, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& o,
                         const at::Tensor& lse, at::Tensor& d_qkv) {
   check_whole(c, arch::Part::kAttention);
-  if (c.shape.kernels == kUnfused)
+  if (unfused_on_host(c, qkv))
     return with_unfused(c, qkv, [&](const auto& unfused) { unfused.backward(d_o, qkv, o, lse, d_qkv); });
-  if (c.document_start || !c.positions.empty()) return document_attention_backward(c, d_o, qkv, o, lse, d_qkv);
+  if (c.document_start || !c.positions.empty() || c.shape.kernels == kUnfused)
+    return document_attention_backward(c, d_o, qkv, o, lse, d_qkv);
   run(
       c,
       [&](const auto& k) {

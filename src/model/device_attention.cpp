@@ -8,6 +8,7 @@
 
 #include "model/aten_temporaries.h"
 #include "model/device_documents.h"
+#include "model/kernels.h"
 #include "model/tensor_slice.h"
 
 namespace molen::model::aten {
@@ -166,8 +167,8 @@ at::Tensor zeros_of(const at::Tensor& like) {
 AttentionBackend attention_backend(const Context& c, bool cuda, at::ScalarType type) {
   const bool narrow = type == at::kBFloat16 || type == at::kHalf;
   AttentionBackend way;
-  const bool fits =
-      cuda && narrow && c.arch.position != arch::Position::kAlibi && c.arch.head_dim <= 256 && c.arch.head_dim % 8 == 0;
+  const bool fits = c.shape.kernels != kUnfused && cuda && narrow && c.arch.position != arch::Position::kAlibi &&
+                    c.arch.head_dim <= 256 && c.arch.head_dim % 8 == 0;
   way.flash = fits && !c.document_start;
   way.documents = fits && c.document_start;
   return way;

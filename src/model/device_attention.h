@@ -18,7 +18,7 @@ struct AttentionBackend {
   bool documents = false;  // flash attention within documents (device_documents.h), where sequences are whole
 };
 // Chooses flash attention, or that within documents, for 16-bit types on CUDA, with heads of at most 256 elements and a
-// multiple of 8, without ALiBi.
+// multiple of 8, without ALiBi, unless the op's kernels are "unfused" (math.flash_attention = false).
 AttentionBackend attention_backend(const Context&, bool cuda, at::ScalarType);
 
 // One piece of the work: in each of `sequences`, `query_rows` rows from row `query` on attend to `key_rows` rows from

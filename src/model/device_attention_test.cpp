@@ -357,9 +357,9 @@ TEST(DeviceAttention, FlashServesSixteenBitTypesOfCudaOnly) {
   auto a = test_architectures()[0];
   a.head_dim = 64;
   math::Scratch scratch;
+  Kernels kernels = Kernels::kAten;
   const auto way = [&](bool cuda, at::ScalarType type, const at::Tensor* documents) {
-    const Context c{a,        {2, 8, 0, DType::kBF16, 2, Kernels::kAten}, scratch, true, {}, arch::Pass::kBackward, {},
-                    documents};
+    const Context c{a, {2, 8, 0, DType::kBF16, 2, kernels}, scratch, true, {}, arch::Pass::kBackward, {}, documents};
     return aten::attention_backend(c, cuda, type);
   };
   const at::Tensor starts = at::zeros({16}, at::kInt);
@@ -375,6 +375,9 @@ TEST(DeviceAttention, FlashServesSixteenBitTypesOfCudaOnly) {
   EXPECT_FALSE(flash(false, at::kBFloat16));
   EXPECT_FALSE(flash(true, at::kFloat));
   EXPECT_FALSE(flash(true, at::kDouble));
+  kernels = Kernels("unfused");
+  EXPECT_FALSE(flash(true, at::kBFloat16)) << "math.flash_attention = false";
+  kernels = Kernels::kAten;
   for (const i64 head : {10, 264}) {
     a.head_dim = head;
     EXPECT_FALSE(flash(true, at::kBFloat16)) << head;

@@ -18,6 +18,7 @@ namespace molen::model {
 
 using arch::Activation;
 using arch::Kernels;
+inline constexpr Kernels kUnfused{"unfused"};  // attention that writes its scores out (program/parts/attention.cpp)
 using math::Scratch;
 using i64 = std::int64_t;
 

@@ -210,6 +210,12 @@ TEST(Setting, AttentionWithoutTiles) {
     EXPECT_EQ(s.kernels_of(arch::Part::kAttention), Kernels("unfused")) << compute;
     EXPECT_EQ(s.kernels_of(arch::Part::kNormQkv), s.kernels) << compute;
   }
+  Machine device;
+  device.cuda = true;
+  for (const char* compute : {"precision.compute=fp32", "precision.compute=bf16"}) {
+    const auto s = setting({"model.preset=llama-tiny", "math.flash_attention=false", compute}, device);
+    EXPECT_EQ(s.kernels_of(arch::Part::kAttention), Kernels("unfused")) << compute;
+  }
   EXPECT_TRUE(of("fp64").other_kernels.empty());
   EXPECT_TRUE(of("fp32", {"math.kernels=reference"}).other_kernels.empty());
   for (const char* compute : {"fp32", "bf16"}) EXPECT_NOTED(of(compute, {"parallel.context=2"}, 2), UsageError);
@@ -438,8 +444,8 @@ TEST(Setting, RefusalsSayWhatWouldDo) {
   };
   EXPECT_EQ(refused({"energy.slowdown=\"5 %\""}), "--set energy.slowdown: only 0 is built yet");
   EXPECT_EQ(refused({"energy.power_budget=\"300 W\""}), "--set energy.power_budget: only no budget is built yet");
-  EXPECT_EQ(refused({"math.flash_attention=false", "precision.compute=fp32"}, true),
-            "--set math.flash_attention: unfused attention computes on the host's cores, not on cuda");
+  EXPECT_EQ(refused({"math.flash_attention=false", "precision.compute=bf16"}, true), "accepted");
+
   EXPECT_EQ(refused({"train.deterministic=false"}), "--set train.deterministic: only true is built yet");
   EXPECT_EQ(refused({"precision.compute=fp32", "precision.reduce=fp64"}),
             "--set precision.reduce: only fp32, bf16, fp16 with this compute precision is built yet");

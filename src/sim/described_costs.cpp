@@ -143,6 +143,9 @@ double DescribedCosts::attention_seconds(const program::Program& p, const progra
   const std::int64_t width = p.local.head_dim;
   const double aligned = width % 64 == 0 ? 1.0 : factors_.of("misaligned");
   const int bytes = size_of(step.attributes.compute.value_or(DType::kF32));
+  const program::Implementation* kernels =
+      step.attributes.kernel ? program::declaration_of(op.part).find_kernels(*step.attributes.kernel) : nullptr;
+  if (framework_.flash_attention && kernels && !kernels->flash) return written_attention_seconds(step, width);
   if (framework_.flash_attention) {
     // A backward in tiles computes the scores again: five products for the four that count.
     const double rate = peak(bytes) * cluster_.device.attention_efficiency.value * factors_.of("attention") * aligned;
@@ -164,6 +167,18 @@ double DescribedCosts::attention_seconds(const program::Program& p, const progra
   const double traffic = scores * factors_.of("scores_bytes") /
                          (cluster_.device.bandwidth.value * cluster_.device.memory_efficiency.value);
   return times * products / aligned + (backward ? kBackwardTraffic : 1.0) * traffic;
+}
+
+// Counted in model/device_attention.cpp: operators that write scores out, in fp32, one after another. For each score a
+// forward moves 48 bytes: the product writes 4, scaling and the mask read and write 4 each, the maximum reads 4, the
+// difference and its exponential read and write 4 each, and the sum and the second product read 4 each. A backward
+// moves 80 and multiplies the scores again. Only scores below the diagonal are written.
+double DescribedCosts::written_attention_seconds(const program::Step& step, std::int64_t width) const {
+  constexpr double kForwardBytes = 48.0, kBackwardBytes = 80.0;
+  const bool backward = arch::is_backward(std::get<program::Compute>(step.op).pass);
+  const double flops = step.hardware_flops.value, scores = flops / static_cast<double>((backward ? 8 : 4) * width);
+  const double rate = peak(4) * cluster_.device.gemm_efficiency.value * factors_.of("gemm");
+  return (backward ? 1.25 : 1.0) * flops / rate + memory_seconds(scores * (backward ? kBackwardBytes : kForwardBytes));
 }
 
 double DescribedCosts::part_seconds(const program::Program& p, const program::Step& step) const {

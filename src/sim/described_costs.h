@@ -70,6 +70,7 @@ class DescribedCosts : public Costs {
  private:
   double part_seconds(const program::Program& program, const program::Step& step) const;
   double attention_seconds(const program::Program& program, const program::Step& step) const;
+  double written_attention_seconds(const program::Step& step, std::int64_t head_dim) const;
   double communication_seconds(const program::Program& program, const program::Step& step) const;
   // Returns the links that a message to a neighbour takes.
   const cluster::Tier& tier_of_message(const program::Program& program, const program::Step& step,

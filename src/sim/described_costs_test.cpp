@@ -60,6 +60,38 @@ program::Setting small_setting() {
   return s;
 }
 
+// The seconds of all ops of a part, over a step.
+double seconds_of(const DescribedCosts& costs, const program::Program& p, arch::Part part) {
+  double sum = 0.0;
+  for (const auto& op : program::expand(p))
+    if (const auto* c = std::get_if<program::Compute>(&op.step->op); c && c->part == part)
+      sum += costs.seconds(p, *op.step);
+  return sum;
+}
+
+// Sequences of 64 have 64 * 65 / 2 scores below the diagonal, which the FLOPs of a part round to half of 64 * 64.
+TEST(DescribedCosts, WrittenOutAttentionMovesItsScores) {
+  program::Setting s = small_setting();
+  const double fused = seconds_of(costs_of(), program_of_setting(s), arch::Part::kAttention);
+  s.other_kernels.emplace(arch::Part::kAttention, arch::Kernels("unfused"));
+  const program::Program p = program_of_setting(s);
+  const double scores = static_cast<double>(p.arch.heads) * 64 * 64 / 2, width = static_cast<double>(p.arch.head_dim);
+  // Two products of fp32 and 48 bytes a score, in a backward five products and 80 bytes, and a launch.
+  const double forward = 2 * 2 * scores * width / 1e13 + 48 * scores / 1e12 + 1e-6,
+               backward = 5 * 2 * scores * width / 1e13 + 80 * scores / 1e12 + 1e-6;
+  int seen = 0;
+  for (const program::Body& body : p.bodies)
+    for (const program::Step& step : body.steps) {
+      const auto* part = std::get_if<program::Compute>(&step.op);
+      if (!part || part->part != arch::Part::kAttention) continue;
+      ++seen;
+      const double expected = arch::is_backward(part->pass) ? backward : forward;
+      EXPECT_NEAR(costs_of().seconds(p, step), expected, 1e-9 * expected);
+    }
+  EXPECT_GT(seen, 1);
+  EXPECT_GT(seconds_of(costs_of(), p, arch::Part::kAttention), fused);
+}
+
 TEST(DescribedCosts, SayWhichDeviceHasNoFp8) {
   cluster::Cluster without = round_cluster();
   without.device.peak_fp8.value = 0.0;
@@ -212,15 +244,6 @@ TEST(DescribedCosts, TheEndsOfAPipelineAreFarApart) {
     EXPECT_EQ(group.distance, stages - 1);
     EXPECT_EQ(group.in_node, stages <= 4 ? 2 : 1);
   }
-}
-
-// The seconds of all ops of a part, over a step.
-double seconds_of(const DescribedCosts& costs, const program::Program& p, arch::Part part) {
-  double sum = 0.0;
-  for (const auto& op : program::expand(p))
-    if (const auto* c = std::get_if<program::Compute>(&op.step->op); c && c->part == part)
-      sum += costs.seconds(p, *op.step);
-  return sum;
 }
 
 TEST(DescribedCosts, FrameworksDifferWhereTheySay) {

@@ -80,12 +80,12 @@ std::optional<std::string> wide_heads_refused(const KernelRequest& r) {
                      arch::kOwnAttentionMaxHead);
 }
 
-// This implementation holds the scores of a head as a matrix.
+// This implementation writes the scores out: on the host those of a head at once, on devices a limited number of them
+// (model/device_attention.h), whose memory comes from the device's allocator.
 Implementation unfused() {
   return {.name = arch::Kernels("unfused"),
           .scratch = attention_unfused,
           .in_this_part = [](const KernelRequest& r) -> std::optional<std::string> {
-            if (r.cuda) return "unfused attention computes on the host's cores, not on cuda";
             if (r.context_ranks == 1) return std::nullopt;
             return "unfused attention needs whole sequences, which context ranks do not have";
           },
