@@ -1,28 +1,23 @@
 // molen simulate: the predicted Timeline of one layout.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <iterator>
-#include <map>
 
 #include "apps/cli.h"
+#include "apps/measured_run.h"
+#include "apps/simulated.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "base/json.h"
 #include "cluster/cluster.h"
-#include "data/attended.h"
 #include "plan/documents.h"
 #include "plan/resolve.h"
 #include "plan/trial.h"
 #include "program/build/build.h"
-#include "program/ir/comparison.h"
 #include "program/ir/trace.h"
-#include "program/memory/memory.h"
 #include "program/provenance/provenance.h"
 #include "sim/attended.h"
 #include "sim/calibration.h"
 #include "sim/described_costs.h"
-#include "sim/described_energy.h"
 #include "sim/simulate.h"
 #ifdef MOLEN_HAS_TORCH
 #include "measure/calibrate.h"
@@ -30,19 +25,6 @@
 
 namespace molen::apps {
 namespace {
-
-struct Simulated {
-  config::Config config;  // resolved
-  program::Stages stages;
-  std::vector<program::Timeline> timelines;               // by stage
-  std::optional<data::Attended> attended = std::nullopt;  // as Built has it
-  std::string extrapolated = {};  // the measurements that the costs are derived from, if not these conditions
-  // With a description of a cluster: the cluster, the spread of the step's time (sim::Factors), and the energy.
-  std::optional<cluster::Cluster> cluster = std::nullopt;
-  double spread = 0.0;
-  sim::StepEnergy energy = {};
-  double step_s() const { return sim::step_seconds(timelines); }
-};
 
 // A configuration and the programs of its stages, which the verifier has accepted.
 struct Built {
@@ -147,172 +129,6 @@ Simulated simulate_open(const config::Config& c, plan::Machine machine, const si
   return std::move(simulated).value();
 }
 
-// One row of the table of stages.
-struct StageRow {
-  double busy_s = 0.0, bubble_s = 0.0;
-  Bytes memory, host;
-};
-
-std::vector<StageRow> rows_of(const Simulated& s) {
-  std::vector<StageRow> rows;
-  for (std::size_t i = 0; i < s.stages.size(); ++i) {
-    const auto& p = s.stages.program(i);
-    StageRow row;
-    for (std::size_t k = 0; k < s.stages.ops(i).size(); ++k)
-      if (s.stages.ops(i)[k].step->stream == program::Stream::kCompute) row.busy_s += s.timelines[i].ops[k].seconds();
-    row.bubble_s = program::phase_seconds(p.setting, s.stages.ops(i), s.timelines[i]).bubble_s;
-    const auto memory = program::plan_memory(p);
-    row.memory = memory.peak, row.host = memory.host;
-    rows.push_back(row);
-  }
-  return rows;
-}
-
-Bytes largest_of(const std::vector<StageRow>& rows, Bytes StageRow::*of) {
-  Bytes most;
-  for (const StageRow& row : rows) most = std::max(most, row.*of);
-  return most;
-}
-
-// With a probability of 80 %, the true step is within these seconds.
-std::pair<double, double> interval_of(const Simulated& s) {
-  return {s.step_s() / (1.0 + s.spread), s.step_s() * (1.0 + s.spread)};
-}
-
-// The bytes of a device that a plan may take.
-double plannable(const cluster::Cluster& cluster) {
-  return sim::Factors::shipped().of("plannable_memory") * cluster.device.memory.value;
-}
-
-// What a rank may take of the memory of its node's processors.
-double plannable_host(const Simulated& s) {
-  const int ranks = s.stages.program(0).grid.ranks();
-  return s.cluster->node.host_memory.value / std::min(ranks, s.cluster->node.devices);
-}
-
-bool fits(const Simulated& s, Bytes memory, Bytes host) {
-  return static_cast<double>(memory.value) <= plannable(*s.cluster) &&
-         static_cast<double>(host.value) <= plannable_host(s);
-}
-
-Json cluster_json(const Simulated& s, Bytes memory, Bytes host) {
-  if (!s.cluster) return nullptr;
-  const double room = plannable(*s.cluster);
-  const auto [low, high] = interval_of(s);
-  return {{"name", s.cluster->name},         {"device", s.cluster->device.name},
-          {"interval_s", {low, high}},       {"device_memory_bytes", s.cluster->device.memory.value},
-          {"plannable_memory_bytes", room},  {"plannable_host_bytes", plannable_host(s)},
-          {"fits", fits(s, memory, host)},   {"devices_j", s.energy.devices.value},
-          {"hosts_j", s.energy.hosts.value}, {"site_j", s.energy.site},
-          {"kg_co2e", s.energy.kg_co2e},     {"energy_spread", s.energy.spread}};
-}
-
-Json attended_json(const std::optional<data::Attended>& attended) {
-  if (!attended) return nullptr;
-  return {{"share", attended->mean}, {"deviation", attended->deviation}, {"sequences", attended->sequences}};
-}
-
-Json json_of(const Simulated& s, std::size_t stage, const std::vector<StageRow>& rows,
-             const std::vector<OpenChoice>& choices) {
-  const auto& setting = s.stages.program(stage).setting;
-  const auto& ops = s.stages.ops(stage);
-  const auto& timeline = s.timelines[stage];
-  const auto phases = program::phase_seconds(setting, ops, timeline).values();
-  const auto keys = program::phase_keys();
-  Json by_phase, by_stage = Json::array(), by_kind = Json::array();
-  for (std::size_t i = 0; i < phases.size(); ++i) by_phase[keys[i]] = phases[i];
-  for (const StageRow& row : rows)
-    by_stage.push_back({{"compute_s", row.busy_s},
-                        {"bubble_s", row.bubble_s},
-                        {"memory_bytes", row.memory.value},
-                        {"host_bytes", row.host.value}});
-  std::map<std::string, double> computing;
-  for (std::size_t i = 0; i < ops.size(); ++i)
-    for (const program::Work& work : program::work_of(*ops[i].step, timeline.ops[i]))
-      computing[work.kind] += work.cpu_s;
-  // Only the rows of the comparison are used, which hold the time of each kind of op; nothing is measured here.
-  for (const auto& row : program::compare(ops, timeline, timeline).rows)
-    by_kind.push_back({{"kind", row.kind},
-                       {"count", row.count},
-                       {"seconds", row.predicted_s},
-                       {"waiting_s", row.waited_s},
-                       {"computing_s", computing[row.kind]},
-                       {"bytes", row.bytes}});
-  return {{"step_s", s.step_s()},
-          {"tokens_per_s", static_cast<double>(setting.positions()) / s.step_s()},
-          {"compute", name_of(setting.compute)},
-          {"open_choices", to_json(choices)},
-          {"memory_bytes", largest_of(rows, &StageRow::memory).value},
-          {"host_bytes", largest_of(rows, &StageRow::host).value},
-          {"attended", attended_json(s.attended)},
-          {"extrapolated", s.extrapolated.empty() ? Json() : Json(s.extrapolated)},
-          {"cluster", cluster_json(s, largest_of(rows, &StageRow::memory), largest_of(rows, &StageRow::host))},
-          {"stage", stage},
-          {"stages", by_stage},
-          {"phase_s", by_phase},
-          {"ops", by_kind}};
-}
-
-void print_stages(const std::vector<StageRow>& rows, double step_s) {
-  fmt::print("\n  {:<6} {:>10} {:>10} {:>7} {:>14}\n", "stage", "compute", "bubble", "", "memory a rank");
-  for (std::size_t i = 0; i < rows.size(); ++i)
-    fmt::print("  {:<6} {:>10} {:>10} {:>6.1f}% {:>14}\n", i, human(Seconds(rows[i].busy_s)),
-               human(Seconds(rows[i].bubble_s)), 100.0 * rows[i].bubble_s / step_s, human(rows[i].memory));
-  fmt::print("\n");
-}
-
-void print_cluster(const Simulated& s, Bytes memory, Bytes host) {
-  const auto& device = s.cluster->device;
-  const auto [low, high] = interval_of(s);
-  const double tokens = static_cast<double>(s.stages.program(0).setting.positions());
-  const Bytes room(static_cast<std::int64_t>(plannable(*s.cluster)));
-  fmt::print("on the description of {} ({}): 80 % of steps are expected from {} to {}\n", s.cluster->name, device.name,
-             human(Seconds(low)), human(Seconds(high)));
-  fmt::print("the plan {} the {} of a device that the driver's context and the buffers of libraries leave\n",
-             memory <= room ? "fits into" : "exceeds", human(room));
-  if (host.value > 0)
-    fmt::print("the plan {} the {} of the host's memory that a rank has\n",
-               static_cast<double>(host.value) <= plannable_host(s) ? "fits into" : "exceeds",
-               human(Bytes(static_cast<std::int64_t>(plannable_host(s)))));
-  fmt::print(
-      "energy of a step {:.4g} J +- {:.0f} % ({:.4g} J devices, {:.4g} J hosts), {:.3g} J a token; with the site "
-      "{:.4g} J, {:.3g} kg CO2e\n",
-      s.energy.computers().value, 100.0 * s.energy.spread, s.energy.devices.value, s.energy.hosts.value,
-      s.energy.computers().value / tokens, s.energy.site, s.energy.kg_co2e);
-}
-
-void print_simulated(const Simulated& s, std::size_t stage, const std::vector<StageRow>& rows,
-                     const std::vector<OpenChoice>& choices) {
-  const auto& setting = s.stages.program(stage).setting;
-  const auto& timeline = s.timelines[stage];
-  const Bytes memory = largest_of(rows, &StageRow::memory), host = largest_of(rows, &StageRow::host);
-  fmt::print("{}predicted step {} ({:.0f} tokens/s) in {}, memory of a rank {}{}\n", to_text(choices),
-             human(Seconds(s.step_s())), static_cast<double>(setting.positions()) / s.step_s(),
-             name_of(setting.compute), human(memory),
-             host.value > 0 ? fmt::format(", on the host {}", human(host)) : "");
-  if (s.attended)
-    fmt::print(
-        "attention within documents: {:.1f} % of the causal scores of a sequence, with a standard deviation of {:.1f} "
-        "points over {} sequences of the data\n",
-        100.0 * s.attended->mean, 100.0 * s.attended->deviation, s.attended->sequences);
-  if (!s.extrapolated.empty()) fmt::print("these ranks were not measured: extrapolated from {}\n", s.extrapolated);
-  if (s.cluster) print_cluster(s, memory, host);
-  if (rows.size() > 1) {
-    print_stages(rows, s.step_s());
-    fmt::print("stage {}:\n", stage);
-  }
-  const auto phases = program::phase_seconds(setting, s.stages.ops(stage), timeline).values();
-  const auto keys = program::phase_keys();
-  for (std::size_t i = 0; i < phases.size(); ++i)
-    if (phases[i] > 0)
-      fmt::print("  {:<18} {:>10} {:>6.1f}%\n", keys[i], human(Seconds(phases[i])),
-                 100.0 * phases[i] / timeline.total_s);
-  fmt::print("\n  {:<28} {:>6} {:>12} {:>12} {:>12}\n", "op", "count", "predicted", "waiting", "bytes");
-  for (const auto& row : program::compare(s.stages.ops(stage), timeline, timeline).rows)
-    fmt::print("  {:<28} {:>6} {:>12} {:>12} {:>12}\n", row.kind, row.count, human(Seconds(row.predicted_s)),
-               row.waited_s > 0 ? human(Seconds(row.waited_s)) : "-", row.bytes > 0 ? human(Bytes(row.bytes)) : "-");
-}
-
 struct SimulateArguments {
   std::string cluster, communicator, format, trace;
   int stage = 0;
@@ -352,12 +168,15 @@ int run_simulate(const ConfigOptions& options, const SimulateArguments& o) {
                      s.stages.size() == 1 ? "" : "s");
   const auto& p = s.stages.program(stage);
   const auto choices = open_choices(c, s.config, p.arch, p.setting);
-  const std::vector<StageRow> rows = rows_of(s);
+  // The figures of a run are those of its own configuration and ranks.
+  std::optional<MeasuredRun> measured;
+  if (names_run(options) && options.sets.empty() && !options.model && !options.ranks)
+    measured = measured_run(*options.file);
   if (!o.trace.empty()) write_predicted_trace(s, o.trace);
   if (o.format == "json")
-    fmt::print("{}\n", json_of(s, stage, rows, choices).dump(2));
+    fmt::print("{}\n", simulated_json(s, stage, choices, measured).dump(2));
   else
-    print_simulated(s, stage, rows, choices);
+    print_simulated(s, stage, choices, measured);
   return kOk;
 }
 

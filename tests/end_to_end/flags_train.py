@@ -303,3 +303,10 @@ def cluster(case):
     kinds = [{op["kind"] for op in stage["ops"]} for stage in (prediction, *prediction["later_stages"])]
     assert "forward embed" in kinds[0] and "backward head" in kinds[1] and "forward embed" not in kinds[1], kinds
     case.refused("train", "tiny.toml", sets, "--cluster", "dgx-a100", says=["--cluster", "dgx-a100 describes", "processors"])
+    # Any run can be compared afterwards: `molen simulate RUN` has the medians of its metrics beside the prediction, but not for another layout.
+    bare = case.train({**sets, "parallel.pipeline": 2, "batch.micro": 1}, "--ranks", 2)
+    after = lambda *words: json.loads(case.molen("simulate", bare.path, *words, "--cluster", "cluster-stages.json", "--format", "json").stdout)
+    close("measured: the median step", after()["measured"]["step_s"], sorted(bare.column("step_s"))[len(bare.steps) // 2], 1e-12)
+    equal("measured: phases", after()["measured"]["phase_s"].keys(), bare.steps[0]["phase_s"].keys())
+    equal("another layout was not measured", after("--set", "batch.micro=2")["measured"], None)
+    assert "beside the run's last 4 steps" in case.molen("simulate", bare.path, "--cluster", "cluster-stages.json").stdout

@@ -1,0 +1,220 @@
+#include "apps/simulated.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "program/ir/comparison.h"
+#include "program/memory/memory.h"
+#include "sim/factors.h"
+
+namespace molen::apps {
+namespace {
+
+// One row of the table of stages.
+struct StageRow {
+  double busy_s = 0.0, bubble_s = 0.0;
+  Bytes memory, host;
+};
+
+std::vector<StageRow> rows_of(const Simulated& s) {
+  std::vector<StageRow> rows;
+  for (std::size_t i = 0; i < s.stages.size(); ++i) {
+    const auto& p = s.stages.program(i);
+    StageRow row;
+    for (std::size_t k = 0; k < s.stages.ops(i).size(); ++k)
+      if (s.stages.ops(i)[k].step->stream == program::Stream::kCompute) row.busy_s += s.timelines[i].ops[k].seconds();
+    row.bubble_s = program::phase_seconds(p.setting, s.stages.ops(i), s.timelines[i]).bubble_s;
+    const auto memory = program::plan_memory(p);
+    row.memory = memory.peak, row.host = memory.host;
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+Bytes largest_of(const std::vector<StageRow>& rows, Bytes StageRow::*of) {
+  Bytes most;
+  for (const StageRow& row : rows) most = std::max(most, row.*of);
+  return most;
+}
+
+// With a probability of 80 %, the true step is within these seconds.
+std::pair<double, double> interval_of(const Simulated& s) {
+  return {s.step_s() / (1.0 + s.spread), s.step_s() * (1.0 + s.spread)};
+}
+
+// The bytes of a device that a plan may take.
+double plannable(const cluster::Cluster& cluster) {
+  return sim::Factors::shipped().of("plannable_memory") * cluster.device.memory.value;
+}
+
+// What a rank may take of the memory of its node's processors.
+double plannable_host(const Simulated& s) {
+  const int ranks = s.stages.program(0).grid.ranks();
+  return s.cluster->node.host_memory.value / std::min(ranks, s.cluster->node.devices);
+}
+
+bool fits(const Simulated& s, Bytes memory, Bytes host) {
+  return static_cast<double>(memory.value) <= plannable(*s.cluster) &&
+         static_cast<double>(host.value) <= plannable_host(s);
+}
+
+Json cluster_json(const Simulated& s, Bytes memory, Bytes host) {
+  if (!s.cluster) return nullptr;
+  const double room = plannable(*s.cluster);
+  const auto [low, high] = interval_of(s);
+  return {{"name", s.cluster->name},         {"device", s.cluster->device.name},
+          {"interval_s", {low, high}},       {"device_memory_bytes", s.cluster->device.memory.value},
+          {"plannable_memory_bytes", room},  {"plannable_host_bytes", plannable_host(s)},
+          {"fits", fits(s, memory, host)},   {"devices_j", s.energy.devices.value},
+          {"hosts_j", s.energy.hosts.value}, {"site_j", s.energy.site},
+          {"kg_co2e", s.energy.kg_co2e},     {"energy_spread", s.energy.spread}};
+}
+
+Json attended_json(const std::optional<data::Attended>& attended) {
+  if (!attended) return nullptr;
+  return {{"share", attended->mean}, {"deviation", attended->deviation}, {"sequences", attended->sequences}};
+}
+
+std::vector<double> phases_of(const Simulated& s, std::size_t stage) {
+  return program::phase_seconds(s.stages.program(stage).setting, s.stages.ops(stage), s.timelines[stage]).values();
+}
+
+void print_stages(const std::vector<StageRow>& rows, double step_s) {
+  fmt::print("\n  {:<6} {:>10} {:>10} {:>7} {:>14}\n", "stage", "compute", "bubble", "", "memory a rank");
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    fmt::print("  {:<6} {:>10} {:>10} {:>6.1f}% {:>14}\n", i, human(Seconds(rows[i].busy_s)),
+               human(Seconds(rows[i].bubble_s)), 100.0 * rows[i].bubble_s / step_s, human(rows[i].memory));
+  fmt::print("\n");
+}
+
+void print_cluster(const Simulated& s, Bytes memory, Bytes host) {
+  const auto& device = s.cluster->device;
+  const auto [low, high] = interval_of(s);
+  const double tokens = static_cast<double>(s.stages.program(0).setting.positions());
+  const Bytes room(static_cast<std::int64_t>(plannable(*s.cluster)));
+  fmt::print("on the description of {} ({}): 80 % of steps are expected from {} to {}\n", s.cluster->name, device.name,
+             human(Seconds(low)), human(Seconds(high)));
+  fmt::print("the plan {} the {} of a device that the driver's context and the buffers of libraries leave\n",
+             memory <= room ? "fits into" : "exceeds", human(room));
+  if (host.value > 0)
+    fmt::print("the plan {} the {} of the host's memory that a rank has\n",
+               static_cast<double>(host.value) <= plannable_host(s) ? "fits into" : "exceeds",
+               human(Bytes(static_cast<std::int64_t>(plannable_host(s)))));
+  fmt::print(
+      "energy of a step {:.4g} J +- {:.0f} % ({:.4g} J devices, {:.4g} J hosts), {:.3g} J a token; with the site "
+      "{:.4g} J, {:.3g} kg CO2e\n",
+      s.energy.computers().value, 100.0 * s.energy.spread, s.energy.devices.value, s.energy.hosts.value,
+      s.energy.computers().value / tokens, s.energy.site, s.energy.kg_co2e);
+}
+
+// The metrics of a run are means over its ranks, and each stage has as many ranks as any other.
+void print_beside(const Simulated& s, const MeasuredRun& measured) {
+  const auto keys = program::phase_keys();
+  std::vector<double> predicted(keys.size(), 0.0);
+  for (std::size_t stage = 0; stage < s.stages.size(); ++stage) {
+    const auto of_stage = phases_of(s, stage);
+    for (std::size_t i = 0; i < keys.size(); ++i) predicted[i] += of_stage[i] / static_cast<double>(s.stages.size());
+  }
+  fmt::print("beside the run's last {} (medians; phases are means over ranks):\n", counted(measured.steps, "step"));
+  const auto line = [](const std::string& name, double of_program, double of_run) {
+    fmt::print("  {:<18} {:>10} {:>12} {:>8}\n", name, human(Seconds(of_program)), human(Seconds(of_run)),
+               of_run > 0 ? fmt::format("{:+.1f}%", 100.0 * (of_program / of_run - 1.0)) : "-");
+  };
+  fmt::print("  {:<18} {:>10} {:>12} {:>8}\n", "", "predicted", "measured", "error");
+  line("step", s.step_s(), measured.step_s);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const auto of_run = measured.phase_s.find(keys[i]);
+    const double seconds = of_run == measured.phase_s.end() ? 0.0 : of_run->second;
+    if (predicted[i] > 0 || seconds > 0) line(keys[i], predicted[i], seconds);
+  }
+  if (measured.step_j && s.cluster)
+    fmt::print("  {:<18} {:>10} {:>12}\n", "energy", fmt::format("{:.4g} J", s.energy.computers().value),
+               fmt::format("{:.4g} J", *measured.step_j));
+  fmt::print("\n");
+}
+
+}  // namespace
+
+Json simulated_json(const Simulated& s, std::size_t stage, const std::vector<OpenChoice>& choices,
+                    const std::optional<MeasuredRun>& measured) {
+  const std::vector<StageRow> rows = rows_of(s);
+  const auto& setting = s.stages.program(stage).setting;
+  const auto& ops = s.stages.ops(stage);
+  const auto& timeline = s.timelines[stage];
+  const auto phases = phases_of(s, stage);
+
+  const auto keys = program::phase_keys();
+  Json by_phase, by_stage = Json::array(), by_kind = Json::array();
+  for (std::size_t i = 0; i < phases.size(); ++i) by_phase[keys[i]] = phases[i];
+  for (const StageRow& row : rows)
+    by_stage.push_back({{"compute_s", row.busy_s},
+                        {"bubble_s", row.bubble_s},
+                        {"memory_bytes", row.memory.value},
+                        {"host_bytes", row.host.value}});
+  std::map<std::string, double> computing;
+  for (std::size_t i = 0; i < ops.size(); ++i)
+    for (const program::Work& work : program::work_of(*ops[i].step, timeline.ops[i]))
+      computing[work.kind] += work.cpu_s;
+  // Only the rows of the comparison are used, which hold the time of each kind of op; nothing is measured here.
+  for (const auto& row : program::compare(ops, timeline, timeline).rows)
+    by_kind.push_back({{"kind", row.kind},
+                       {"count", row.count},
+                       {"seconds", row.predicted_s},
+                       {"waiting_s", row.waited_s},
+                       {"computing_s", computing[row.kind]},
+                       {"bytes", row.bytes}});
+  return {{"step_s", s.step_s()},
+          {"tokens_per_s", static_cast<double>(setting.positions()) / s.step_s()},
+          {"compute", name_of(setting.compute)},
+          {"open_choices", to_json(choices)},
+          {"memory_bytes", largest_of(rows, &StageRow::memory).value},
+          {"host_bytes", largest_of(rows, &StageRow::host).value},
+          {"attended", attended_json(s.attended)},
+          {"extrapolated", s.extrapolated.empty() ? Json() : Json(s.extrapolated)},
+          {"measured", measured ? to_json(*measured) : Json()},
+          {"cluster", cluster_json(s, largest_of(rows, &StageRow::memory), largest_of(rows, &StageRow::host))},
+          {"stage", stage},
+          {"stages", by_stage},
+          {"phase_s", by_phase},
+          {"ops", by_kind}};
+}
+
+void print_simulated(const Simulated& s, std::size_t stage, const std::vector<OpenChoice>& choices,
+                     const std::optional<MeasuredRun>& measured) {
+  const std::vector<StageRow> rows = rows_of(s);
+  const auto& setting = s.stages.program(stage).setting;
+  const auto& timeline = s.timelines[stage];
+  const Bytes memory = largest_of(rows, &StageRow::memory), host = largest_of(rows, &StageRow::host);
+  fmt::print("{}predicted step {} ({:.0f} tokens/s) in {}, memory of a rank {}{}\n", to_text(choices),
+             human(Seconds(s.step_s())), static_cast<double>(setting.positions()) / s.step_s(),
+             name_of(setting.compute), human(memory),
+             host.value > 0 ? fmt::format(", on the host {}", human(host)) : "");
+  if (s.attended)
+    fmt::print(
+        "attention within documents: {:.1f} % of the causal scores of a sequence, with a standard deviation of {:.1f} "
+        "points over {} sequences of the data\n",
+        100.0 * s.attended->mean, 100.0 * s.attended->deviation, s.attended->sequences);
+  if (!s.extrapolated.empty()) fmt::print("these ranks were not measured: extrapolated from {}\n", s.extrapolated);
+  if (s.cluster) print_cluster(s, memory, host);
+  if (measured) print_beside(s, *measured);
+
+  if (rows.size() > 1) {
+    print_stages(rows, s.step_s());
+    fmt::print("stage {}:\n", stage);
+  }
+  const auto phases = phases_of(s, stage);
+  const auto keys = program::phase_keys();
+  for (std::size_t i = 0; i < phases.size(); ++i)
+    if (phases[i] > 0)
+      fmt::print("  {:<18} {:>10} {:>6.1f}%\n", keys[i], human(Seconds(phases[i])),
+                 100.0 * phases[i] / timeline.total_s);
+
+  fmt::print("\n  {:<28} {:>6} {:>12} {:>12} {:>12}\n", "op", "count", "predicted", "waiting", "bytes");
+  for (const auto& row : program::compare(s.stages.ops(stage), timeline, timeline).rows)
+    fmt::print("  {:<28} {:>6} {:>12} {:>12} {:>12}\n", row.kind, row.count, human(Seconds(row.predicted_s)),
+               row.waited_s > 0 ? human(Seconds(row.waited_s)) : "-", row.bytes > 0 ? human(Bytes(row.bytes)) : "-");
+}
+
+}  // namespace molen::apps

@@ -1,0 +1,40 @@
+// The result of `molen simulate`, as JSON and as text.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/cli.h"
+#include "apps/measured_run.h"
+#include "base/json.h"
+#include "cluster/cluster.h"
+#include "config/config.h"
+#include "data/attended.h"
+#include "program/ir/stages.h"
+#include "program/ir/timeline.h"
+#include "sim/described_energy.h"
+#include "sim/simulate.h"
+
+namespace molen::apps {
+
+struct Simulated {
+  config::Config config;  // resolved
+  program::Stages stages;
+  std::vector<program::Timeline> timelines;               // by stage
+  std::optional<data::Attended> attended = std::nullopt;  // as Built has it
+  std::string extrapolated = {};  // the measurements that the costs are derived from, if not these conditions
+  // With a description of a cluster: the cluster, the spread of the step's time (sim::Factors), and the energy.
+  std::optional<cluster::Cluster> cluster = std::nullopt;
+  double spread = 0.0;
+  sim::StepEnergy energy = {};
+  double step_s() const { return sim::step_seconds(timelines); }
+};
+
+// `stage`: the stage whose phases and ops are shown. `measured`: with a run, what it measured itself.
+Json simulated_json(const Simulated& simulated, std::size_t stage, const std::vector<OpenChoice>& choices,
+                    const std::optional<MeasuredRun>& measured);
+void print_simulated(const Simulated& simulated, std::size_t stage, const std::vector<OpenChoice>& choices,
+                     const std::optional<MeasuredRun>& measured);
+
+}  // namespace molen::apps
