@@ -34,24 +34,34 @@ std::vector<AxisRow> axes_of_steps(const std::vector<Expanded>& ops, const Timel
   return rows;
 }
 
-// Returns the parts of both steps. `axes` is the communication of the same steps.
-std::vector<StepPart> parts_of_steps(const std::vector<Expanded>& ops, const Timeline& predicted,
-                                     const Timeline& measured, const std::vector<AxisRow>& axes) {
-  std::map<std::string, StepPart> computing;
+std::string part_of_stream(Stream stream) {
+  return communicates(stream) ? fmt::format("waiting for {}", name_of(stream)) : std::string(name_of(stream));
+}
+
+// Adds the seconds of a step's parts to `seconds` of each part.
+void add_parts(const std::vector<Expanded>& ops, const Timeline& timeline, double StepPart::*seconds,
+               std::map<std::string, StepPart>& parts) {
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const Step& step = *ops[i].step;
-    if (step.stream != Stream::kCompute || is_communication(step.op)) continue;
-    for (const Work& work : work_of(step, predicted.ops[i])) computing[work.kind].predicted_s += work.seconds;
-    for (const Work& work : work_of(step, measured.ops[i])) computing[work.kind].measured_s += work.seconds;
+    if (step.stream != Stream::kCompute) continue;
+    if (const auto axis = axis_of(step.op))  // communication that a program text puts on the compute stream
+      parts[part_of_stream(stream_of(*axis))].*seconds += timeline.ops[i].seconds();
+    else
+      for (const Work& work : work_of(step, timeline.ops[i])) parts[work.kind].*seconds += work.seconds;
   }
+  const IdleSeconds idle = idle_seconds(ops, timeline);
+  for (const Stream stream : kAllStreams)
+    if (idle.of(stream) > 0.0) parts[part_of_stream(stream)].*seconds += idle.of(stream);
+  parts["rest"].*seconds += idle.rest;
+}
+
+std::vector<StepPart> parts_of_steps(const std::vector<Expanded>& ops, const Timeline& predicted,
+                                     const Timeline& measured) {
+  std::map<std::string, StepPart> by_name;
+  add_parts(ops, predicted, &StepPart::predicted_s, by_name);
+  add_parts(ops, measured, &StepPart::measured_s, by_name);
   std::vector<StepPart> parts;
-  for (auto& [kind, part] : computing) parts.push_back({kind, part.predicted_s, part.measured_s});
-  for (const AxisRow& row : axes)
-    parts.push_back(
-        {fmt::format("waiting for {}", name_of(row.stream)), row.predicted_exposed_s, row.measured_exposed_s});
-  StepPart rest{"rest", predicted.total_s, measured.total_s};
-  for (const StepPart& part : parts) rest.predicted_s -= part.predicted_s, rest.measured_s -= part.measured_s;
-  parts.push_back(rest);
+  for (auto& [name, part] : by_name) parts.push_back({name, part.predicted_s, part.measured_s});
   std::stable_sort(parts.begin(), parts.end(),
                    [](const StepPart& a, const StepPart& b) { return std::abs(a.error_s()) > std::abs(b.error_s()); });
   return parts;
@@ -87,7 +97,7 @@ Comparison compare(const std::vector<Expanded>& ops, const Timeline& predicted, 
     return a.measured_s + a.waited_s > b.measured_s + b.waited_s;
   });
   c.axes = axes_of_steps(ops, predicted, measured);
-  c.parts = parts_of_steps(ops, predicted, measured, c.axes);
+  c.parts = parts_of_steps(ops, predicted, measured);
   c.predicted_step_s = predicted.total_s;
   c.measured_step_s = measured.total_s;
   return c;

@@ -26,8 +26,9 @@ struct AxisRow {
   double predicted_exposed_s = 0.0, measured_exposed_s = 0.0;  // the part beside which nothing is computed
 };
 
-// A part of a step: a kind of op that computes, "waiting for tp_comm" (the exposed communication of a stream), or
-// "rest" (copies, work of the host, and gaps). The parts of a step add up to it.
+// A part of a step: a kind of op that computes, and the time without compute by what ran meanwhile (IdleSeconds):
+// "waiting for tp_comm", the host or a stream of copies, or "rest", where nothing did. The parts of a step add up to
+// it.
 struct StepPart {
   std::string name;
   double predicted_s = 0.0, measured_s = 0.0;

@@ -68,6 +68,11 @@ std::vector<Gap> without(const std::vector<Gap>& idle, const std::vector<Expande
   return rest;
 }
 
+// The order in which streams get the time in which compute is idle. Messages of a pipeline come after other
+// communication, because a stage can wait for its next message while any other op runs.
+constexpr std::array kBesideCompute{Stream::kHost,   Stream::kTpComm, Stream::kCpComm,   Stream::kEpComm,
+                                    Stream::kDpComm, Stream::kPpComm, Stream::kToDevice, Stream::kToHost};
+
 // Whether the op communicates between stages of a pipeline.
 bool between_stages(const Setting& s, const Step& step) {
   const auto axis = axis_of(step.op);
@@ -99,18 +104,27 @@ PhaseSeconds phase_seconds(const Setting& setting, const std::vector<Expanded>& 
   for (std::size_t i = 0; i < ops.size(); ++i)
     if (ops[i].step->stream == Stream::kCompute) book(*ops[i].step, timeline.ops[i].seconds());
   std::vector<Gap> idle = idle_of(times_of(ops, timeline, Stream::kCompute), timeline.total_s);
-  idle = without(idle, ops, timeline, Stream::kHost, book);
-  const auto communication = [&](const Step& step, double s) {
+  const auto divide = [&](const Step& step, double s) {
     if (between_stages(setting, step))
       result.bubble_s += s;
     else
       book(step, s);
   };
-  // Messages of a pipeline come last, because a stage can wait for its next message while any other op runs.
-  for (const Stream comm : {Stream::kTpComm, Stream::kCpComm, Stream::kEpComm, Stream::kDpComm, Stream::kPpComm})
-    idle = without(idle, ops, timeline, comm, communication);
-  for (const Stream copies : {Stream::kToDevice, Stream::kToHost}) idle = without(idle, ops, timeline, copies, book);
+  for (const Stream stream : kBesideCompute) idle = without(idle, ops, timeline, stream, divide);
+
   for (const Gap& gap : idle) result.idle_s += gap.end_s - gap.begin_s;
+  return result;
+}
+
+IdleSeconds idle_seconds(const std::vector<Expanded>& ops, const Timeline& timeline) {
+  MOLEN_CHECK(ops.size() == timeline.ops.size(), "a timeline of {} ops for a program of {}", timeline.ops.size(),
+              ops.size());
+  IdleSeconds result;
+  std::vector<Gap> idle = idle_of(times_of(ops, timeline, Stream::kCompute), timeline.total_s);
+  for (const Stream stream : kBesideCompute)
+    idle = without(idle, ops, timeline, stream,
+                   [&](const Step&, double s) { result.by_stream[static_cast<std::size_t>(stream)] += s; });
+  for (const Gap& gap : idle) result.rest += gap.end_s - gap.begin_s;
   return result;
 }
 

@@ -41,6 +41,15 @@ struct PhaseSeconds {
 std::vector<std::string> phase_keys();
 PhaseSeconds phase_seconds(const Setting& setting, const std::vector<Expanded>& ops, const Timeline& timeline);
 
+// The time of a step in which no op of the compute stream ran, divided among the streams that worked meanwhile, in the
+// order in which PhaseSeconds divides it. `rest`: no op ran on any stream.
+struct IdleSeconds {
+  std::array<double, kNumStreams> by_stream{};  // 0 for the compute stream
+  double rest = 0.0;
+  double of(Stream stream) const { return by_stream[static_cast<std::size_t>(stream)]; }
+};
+IdleSeconds idle_seconds(const std::vector<Expanded>& ops, const Timeline& timeline);
+
 // Communication over an axis: how long it took, and how much of that time overlapped computation.
 struct Overlap {
   double seconds = 0.0, hidden_s = 0.0;
