@@ -80,6 +80,7 @@ Simulated simulate_described(config::Config c, const cluster::Cluster& on, const
           built.attended,
           {},
           on,
+          machine.local_ranks,
           factors.spread(),
           energy};
 }

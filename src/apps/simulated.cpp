@@ -51,8 +51,7 @@ double plannable(const cluster::Cluster& cluster) {
 
 // What a rank may take of the memory of its node's processors.
 double plannable_host(const Simulated& s) {
-  const int ranks = s.stages.program(0).grid.ranks();
-  return s.cluster->node.host_memory.value / std::min(ranks, s.cluster->node.devices);
+  return s.cluster->node.host_memory.value / s.local_ranks;
 }
 
 bool fits(const Simulated& s, Bytes memory, Bytes host) {

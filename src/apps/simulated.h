@@ -26,6 +26,7 @@ struct Simulated {
   std::string extrapolated = {};  // the measurements that the costs are derived from, if not these conditions
   // With a description of a cluster: the cluster, the spread of the step's time (sim::Factors), and the energy.
   std::optional<cluster::Cluster> cluster = std::nullopt;
+  int local_ranks = 1;  // ranks of a node
   double spread = 0.0;
   sim::StepEnergy energy = {};
   double step_s() const { return sim::step_seconds(timelines); }

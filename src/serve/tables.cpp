@@ -62,7 +62,7 @@ std::string parts_table(const Json& stage, const std::string& caption) {
   for (std::size_t i = 0; i < std::min(kShown, parts.size()); ++i) {
     const double p = number_of(parts[i], "predicted_s"), m = number_of(parts[i], "measured_s");
     s += "<tr><th scope=row>" + escape(text_of(parts[i], "part", "?")) + "<td>" + seconds(p) + "<td>" + seconds(m) +
-         "<td>" + (p < m ? "-" : "+") + seconds(std::abs(p - m)) + "<td>" +
+         "<td>" + (std::isfinite(p - m) ? (p < m ? "-" : "+") + seconds(std::abs(p - m)) : "-") + "<td>" +
          (step > 0 && std::isfinite(p - m) ? fmt::format("{:+.1f}%", 100 * (p - m) / step) : "-");
   }
   return s + "</table></div>";
@@ -117,7 +117,11 @@ std::string predicted_section(const RunData& run) {
   const Json memory = part("memory_bytes");
   s += member_row(memory, "memory: arena of a rank (measured: pages touched)", "planned", "measured", bytes);
   s += member_row(memory, "memory: whole process", "process_predicted", "process_measured", bytes);
-  s += member_row(part("step_j"), "energy of a step", "predicted", "measured", joules);
+  // A measurement of the devices alone is compared with what is predicted of them.
+  const Json energy = part("step_j");
+  const std::string coverage = text_of(energy, "coverage");
+  s += member_row(energy, "energy of a step" + (coverage.empty() ? "" : " (measured: " + coverage + ")"),
+                  coverage == "gpu only" ? "predicted_devices" : "predicted", "measured", joules);
   const std::string below =
       "</table></div>" +
       parts_table(run.predicted, "The parts of the step with the largest errors, on the first stage.") +

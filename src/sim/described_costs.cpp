@@ -279,9 +279,9 @@ double DescribedCosts::communication_seconds(const program::Program& p, const pr
 }
 
 // The ranks of a node share its memory: each has as much of the rate as any other.
-double DescribedCosts::host_seconds(const program::Step& step, double bytes) const {
+double DescribedCosts::host_seconds(const program::Program& p, const program::Step& step, double bytes) const {
   const cluster::Node& node = cluster_.node;
-  const double of_rank = node.host_bandwidth.value / node.devices;
+  const double of_rank = node.host_bandwidth.value / std::min(p.grid.ranks(), node.devices);
   return bytes / (program::is_copy(step.op) ? std::min(node.host_link.value, of_rank) : of_rank);
 }
 
@@ -289,7 +289,7 @@ double DescribedCosts::seconds(const program::Program& p, const program::Step& s
   double seconds = 0.0;
   const auto moved = static_cast<double>(step.moved.value);
   if (at_host(step))
-    seconds = cluster_.device.launch.value * factors_.of("launch") + host_seconds(step, moved);
+    seconds = cluster_.device.launch.value * factors_.of("launch") + host_seconds(p, step, moved);
   else if (program::is_communication(step.op))
     seconds = communication_seconds(p, step);
   else if (std::holds_alternative<program::Compute>(step.op))
@@ -305,10 +305,10 @@ double DescribedCosts::seconds(const program::Program& p, const program::Step& s
 
 std::vector<double> DescribedCosts::epilogue_seconds(const program::Step& step) const {
   std::vector<double> all;
-  for (const program::EpilogueCost& e : step.epilogues) {
-    const auto bytes = static_cast<double>(e.moved.value);
-    all.push_back(at_host(step) ? host_seconds(step, bytes) : memory_seconds(bytes));
-  }
+  MOLEN_CHECK(!at_host(step) || step.epilogues.empty(), "an epilogue of {}, which runs on the host",
+              program::kind_of(step.op));
+  for (const program::EpilogueCost& e : step.epilogues)
+    all.push_back(memory_seconds(static_cast<double>(e.moved.value)));
   return all;
 }
 

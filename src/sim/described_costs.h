@@ -54,7 +54,7 @@ class DescribedCosts : public Costs {
   // Returns the seconds in which a kernel moves bytes of the device's memory.
   double memory_seconds(double bytes) const;
   // Returns the seconds in which an op of the host, or a copy, moves bytes of the host's memory.
-  double host_seconds(const program::Step& step, double bytes) const;
+  double host_seconds(const program::Program& program, const program::Step& step, double bytes) const;
   // Returns the seconds of a collective ("all_reduce", ...) of `bytes` in a group of `ranks`, of which each node has
   // `in_node`. `distance` is the number of devices between neighbours of the group.
   struct Group {

@@ -103,7 +103,7 @@ TEST(DescribedCosts, SayWhichDeviceHasNoFp8) {
   }
 }
 
-// Of 200 GB/s each of four ranks has 50 GB/s; a copy has at most the 20 GB/s of its link. A launch takes 1 us.
+// Of 200 GB/s each of two ranks has 100 GB/s; a copy has at most the 20 GB/s of its link. A launch takes 1 us.
 TEST(DescribedCosts, OffloadedStateMovesAtTheRatesOfTheHost) {
   program::Setting s = small_setting();
   s.mesh[mesh::Axis::kDpShard] = 2, s.zero = 3;
@@ -111,20 +111,27 @@ TEST(DescribedCosts, OffloadedStateMovesAtTheRatesOfTheHost) {
   const program::Program p = program_of_setting(s);
   int copies = 0, updates = 0;
   cluster::Cluster slow = round_cluster();
-  slow.node.host_bandwidth.value = 4e10;  // 10 GB/s for a rank, which a copy cannot exceed either
+  slow.node.host_bandwidth.value = 2e10;  // 10 GB/s for a rank, which a copy cannot exceed either
   for (const program::Body& body : p.bodies)
     for (const program::Step& step : body.steps) {
       const bool copy = program::is_copy(step.op);
       if (!copy && step.stream != program::Stream::kHost) continue;
       copy ? ++copies : ++updates;
-      double bytes = static_cast<double>(step.moved.value);
-      for (const auto& e : step.epilogues) bytes += static_cast<double>(e.moved.value);
-      const double rate = copy ? 2e10 : 5e10;
+      const auto bytes = static_cast<double>(step.moved.value);
+      const double rate = copy ? 2e10 : 1e11;
       EXPECT_NEAR(costs_of().seconds(p, step), 1e-6 + bytes / rate, 1e-12);
       EXPECT_NEAR(DescribedCosts(slow, neutral()).seconds(p, step), 1e-6 + bytes / 1e10, 1e-12);
     }
   EXPECT_GT(copies, 0);
   EXPECT_GT(updates, 0);
+  // Eight ranks fill two nodes, where each of four has 50 GB/s.
+  s.mesh[mesh::Axis::kDpShard] = 8;
+  const program::Program more = program_of_setting(s);
+  for (const program::Body& body : more.bodies)
+    for (const program::Step& step : body.steps)
+      if (step.stream == program::Stream::kHost) {
+        EXPECT_NEAR(costs_of().seconds(more, step), 1e-6 + static_cast<double>(step.moved.value) / 5e10, 1e-12);
+      }
 }
 
 TEST(Factors, AListOfSetsHasOne) {

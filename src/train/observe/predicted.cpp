@@ -63,7 +63,8 @@ Result<Prediction> Predicted::compare() {
     prediction.stages.emplace_back(program::comparison_from_json(of));
     if (stage == 0) {
       prediction.extrapolated = of.at("extrapolated").get<std::string>();
-      if (!of.at("step_j").is_null()) prediction.step_j = of.at("step_j").get<double>();
+      if (const Json& joules = of.at("step_j"); !joules.is_null())
+        prediction.devices_j = joules.at(0).get<double>(), prediction.step_j = joules.at(1).get<double>();
     }
   }
   return prediction;
@@ -95,7 +96,8 @@ Json Predicted::simulated(const program::Stages& stages, std::size_t stage, cons
     const auto on = cluster::find(file);
     const sim::Factors& factors = sim::Factors::shipped();
     const auto timelines = sim::simulate(stages, sim::DescribedCosts(on, factors));
-    return beside(timelines, "", sim::energy_of(stages, timelines, on, factors, factors.spread()).computers().value);
+    const auto energy = sim::energy_of(stages, timelines, on, factors, factors.spread());
+    return beside(timelines, "", {energy.devices.value, energy.computers().value});
   }
   const auto calibration = sim::read_calibration(file);
   const std::string_view gemm = math::name_of(math::gemm_library());

@@ -24,7 +24,9 @@ struct Prediction {
   // By stage of the pipeline: the comparison of the stage's first rank, or why there is none. The first stage has one.
   std::vector<Result<program::Comparison>> stages;
   std::string extrapolated;  // the measurements that the costs are derived from if these conditions were not measured
-  std::optional<double> step_j;  // predicted energy of all ranks and nodes in a step; descriptions of clusters give it
+                             // Predicted energy of a step: of all devices, and of all devices and hosts. Descriptions
+                             // of clusters give it.
+  std::optional<double> devices_j, step_j;
 };
 
 class Predicted {

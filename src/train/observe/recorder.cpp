@@ -180,14 +180,17 @@ class Recorder::Impl {
                            {"process_predicted", memory.total().value},
                            {"process_measured", rss}};
     all["extrapolated"] = p.extrapolated.empty() ? Json() : Json(p.extrapolated);
+    const std::optional<double> measured_j = step_j_.empty() ? std::nullopt : std::optional(median(step_j_));
     all["step_j"] = {{"predicted", p.step_j ? Json(*p.step_j) : Json()},
-                     {"measured", step_j_.empty() ? Json() : Json(median(step_j_))}};
+                     {"predicted_devices", p.devices_j ? Json(*p.devices_j) : Json()},
+                     {"measured", measured_j ? Json(*measured_j) : Json()},
+                     {"coverage", partial_}};
     all["later_stages"] = Json::array();
     for (std::size_t i = 1; i < p.stages.size(); ++i)
       all["later_stages"].push_back(p.stages[i] ? program::to_json(p.stages[i].value())
                                                 : Json{{"failure", p.stages[i].reason()}});
     telemetry([&] { run_.write_prediction(all); });
-    console_.prediction(p, step_j_.empty() ? std::nullopt : std::optional(median(step_j_)));
+    console_.prediction(p, measured_j, partial_);
   }
 
   void note(const std::string& text) {

@@ -407,7 +407,7 @@ TEST_F(Records, ACheckpointANoteAndAPrediction) {
   c.measured_step_s = 2;
   later.predicted_step_s = 3, later.measured_step_s = 4;
   later.parts = {{"rest", 3.0, 4.0}};
-  const Prediction prediction{{c, later, Failure{"no file"}}, "one rank", 7.0};
+  const Prediction prediction{{c, later, Failure{"no file"}}, "one rank", 5.0, 7.0};
   const MemoryPrediction memory{Bytes(10), Bytes(20), Bytes(3), Bytes(0), 2, Bytes(25)};
   const std::string said = recorded([&](Recorder& r) {
     r.checkpoint(8, "checkpoints/step-8", 1.5);
@@ -440,7 +440,8 @@ TEST_F(Records, ACheckpointANoteAndAPrediction) {
                                      {"measured_exposed_s", 0.5}}}));
   ASSERT_EQ(p["parts"].size(), 3u);
   EXPECT_EQ(p["parts"][1], (Json{{"part", "waiting for tp_comm"}, {"predicted_s", 0.25}, {"measured_s", 0.5}}));
-  EXPECT_EQ(p["step_j"], (Json{{"predicted", 7.0}, {"measured", nullptr}}));
+  EXPECT_EQ(p["step_j"],
+            (Json{{"predicted", 7.0}, {"predicted_devices", 5.0}, {"measured", nullptr}, {"coverage", "cpu only"}}));
   ASSERT_EQ(p["later_stages"].size(), 2u);
   EXPECT_EQ(p["later_stages"][0]["step_s"], (Json{{"predicted", 3.0}, {"measured", 4.0}}));
   EXPECT_EQ(p["later_stages"][1], (Json{{"failure", "no file"}}));
@@ -455,8 +456,27 @@ TEST_F(Records, ACheckpointANoteAndAPrediction) {
         "for "
         "tp_comm -250.0 ms (-12.5 % of the step)",
         "stage 1: predicted 3.00 s, measured 4.00 s; largest errors: rest -1.00 s (-25.0 % of the step)",
-        "stage 2: no prediction: no file", "energy of a step: predicted 7 J, measured -"})
+        "stage 2: no prediction: no file",
+        "energy of a step: predicted 7 J, of which the devices take 5 J; measured -"})
     EXPECT_NE(said.find(line), std::string::npos) << line << said;
+}
+
+// The energy beside a prediction is the median of the last 51 steps that measured it.
+TEST_F(Records, TheEnergyBesideAPredictionIsThatOfTheLastSteps) {
+  program::Comparison c;
+  c.predicted_step_s = 1, c.measured_step_s = 2;
+  const std::string said = recorded([&](Recorder& r) {
+    for (int i = 1; i <= 61; ++i) {
+      StepRecord step = record_of(i);
+      step.energy.total_j = i <= 10 ? 1e6 : static_cast<double>(i);  // the median of 11 to 61 is 36
+      r.step(step);
+    }
+    r.prediction({{c}, "", 30.0, 40.0}, MemoryPrediction{}, 1, std::nullopt, 1);
+  });
+  const Json p = Json::parse(read_file(run / "predicted.json"));
+  EXPECT_EQ(p["step_j"]["measured"], 36.0);
+  EXPECT_NE(said.find("predicted 40 J, of which the devices take 30 J; measured 36 J (cpu only)"), std::string::npos)
+      << said;
 }
 
 TEST_F(Records, TotalsCountFromTheStartOfTheAttempt) {

@@ -133,7 +133,7 @@ void RunConsole::note(const std::string& line) {
   say(line);
 }
 
-void RunConsole::prediction(const Prediction& p, std::optional<double> measured_j) {
+void RunConsole::prediction(const Prediction& p, std::optional<double> measured_j, const std::string& partial) {
   live_.finish();
   say(fmt::format("\npredicted beside measured (median step{}){}:", p.stages.size() > 1 ? ", first stage" : "",
                   p.extrapolated.empty() ? "" : "; extrapolated from " + p.extrapolated));
@@ -144,8 +144,9 @@ void RunConsole::prediction(const Prediction& p, std::optional<double> measured_
                     human(Seconds(row.predicted_exposed_s)), human(Seconds(row.measured_exposed_s))));
   for (std::size_t stage = 0; stage < p.stages.size(); ++stage) say(errors_text(p, stage));
   if (p.step_j)
-    say(fmt::format("energy of a step: predicted {:.4g} J, measured {}", *p.step_j,
-                    measured_j ? fmt::format("{:.4g} J", *measured_j) : "-"));
+    say(fmt::format("energy of a step: predicted {:.4g} J, of which the devices take {:.4g} J; measured {}{}",
+                    *p.step_j, p.devices_j.value_or(0.0), measured_j ? fmt::format("{:.4g} J", *measured_j) : "-",
+                    measured_j && !partial.empty() ? fmt::format(" ({})", partial) : ""));
 }
 
 void RunConsole::end(std::int64_t step, const std::string& reason, const std::string& communication,

@@ -25,8 +25,8 @@ class RunConsole {
   void energy(const Json& meters, bool some, const std::string& partial);
   void step(const store::StepMetrics& metrics, bool skipped);
   void note(const std::string& line);
-  // `measured_j`: joules of a step, if they are measured.
-  void prediction(const Prediction& prediction, std::optional<double> measured_j);
+  // `measured_j`: joules of a step, if they are measured; `partial`: what they leave out, as in `energy`.
+  void prediction(const Prediction& prediction, std::optional<double> measured_j, const std::string& partial);
   // `communication` may be empty.
   void end(std::int64_t step, const std::string& reason, const std::string& communication, const std::string& totals);
 
