@@ -25,7 +25,6 @@
 
 namespace molen::apps {
 namespace {
-
 // A configuration and the programs of its stages, which the verifier has accepted.
 struct Built {
   config::Config config;  // resolved
@@ -45,7 +44,7 @@ Built build_for(config::Config c, const plan::Machine& machine) {
   std::optional<data::Attended> attended;
   if (setting.document_mask) {
     attended = plan::attended_of(c, a);
-    sim::attend_within_documents(programs, attended->mean);
+    sim::attend_within_documents(programs, attended->mean, machine.cuda);
   }
   return {std::move(c), setting, program::Stages(std::move(programs)), attended};
 }

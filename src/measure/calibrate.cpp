@@ -130,16 +130,16 @@ SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world,
 
 namespace {
 
-// One calibration program and its measurements.
 // Returns the program with the FLOPs that a mask of equal documents leaves to attention.
 std::vector<program::Program> within_documents(program::Program p, std::int64_t documents) {
   std::vector<program::Program> programs{std::move(p)};
   const program::Setting& s = programs.front().setting;
   if (s.document_mask)
-    sim::attend_within_documents(programs, data::attended_share(equal_documents(s.sequence, documents)));
+    sim::attend_within_documents(programs, data::attended_share(equal_documents(s.sequence, documents)), false);
   return programs;
 }
 
+// One calibration program and its measurements.
 struct Trial {
   explicit Trial(CalibrationProgram of)
       : stage(within_documents(std::move(of.program), of.documents)),

@@ -6,7 +6,6 @@
 
 namespace molen::plan {
 namespace {
-
 constexpr std::int64_t kReadSequences = 512;
 
 }  // namespace
@@ -31,7 +30,6 @@ data::Attended attended_of(const config::Config& c, const arch::Architecture& ar
     options.verify = false;
     const data::Dataset dataset(training_data(c), static_cast<std::uint64_t>(c.data.seed), options);
     return attended_of(dataset);
-
   } catch (const UsageError& error) {
     throw UsageError("{}: attention's work follows from the documents of data.train: {}", c.where("data.document_mask"),
                      error.what());

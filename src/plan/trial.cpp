@@ -16,7 +16,6 @@
 
 namespace molen::plan {
 namespace {
-
 double peak_of_type(const cluster::Device& device, DType compute) {
   return compute == DType::kF32 || compute == DType::kF64 ? device.peak_fp32.value : device.peak_16bit.value;
 }
@@ -63,7 +62,7 @@ Outcome predict(config::Config config, const cluster::Cluster& on, const Machine
 
     const auto schedule = read_schedule(config);
     programs = program::build_stages(arch, s, schedule ? &*schedule : nullptr, false);
-    if (s.document_mask) sim::attend_within_documents(programs, attended_of(config, arch).mean);
+    if (s.document_mask) sim::attend_within_documents(programs, attended_of(config, arch).mean, machine.cuda);
   } catch (const UsageError& error) {
     outcome.why = error.what();
     return outcome;

@@ -3,19 +3,37 @@
 #include "program/parts/part.h"
 
 namespace molen::sim {
+namespace {
 
-bool leaves_out_documents(const program::Step& step) {
+bool in_tiles(const program::Step& step) {
   const auto* part = std::get_if<program::Compute>(&step.op);
-  if (!part || !step.attributes.kernel || !step.find(program::Arg::kDocuments)) return false;
+  if (!part || part->part != arch::Part::kAttention || !step.attributes.kernel) return false;
   const program::Implementation* kernels = program::declaration_of(part->part).find_kernels(*step.attributes.kernel);
   return kernels && kernels->flash;
 }
 
-void attend_within_documents(std::vector<program::Program>& programs, double share) {
+bool has_documents(const program::Step& step) {
+  return step.find(program::Arg::kDocuments) != nullptr;
+}
+
+}  // namespace
+
+bool flash_on_device(const program::Program& p, const program::Step& step) {
+  const bool narrow = size_of(step.attributes.compute.value_or(DType::kF32)) == 2;
+  const bool fits = in_tiles(step) && narrow && p.arch.position != arch::Position::kAlibi && p.arch.head_dim <= 256 &&
+                    p.arch.head_dim % 8 == 0;
+  return fits && (!has_documents(step) || p.grid.sizes[mesh::Axis::kCp] == 1);
+}
+
+bool leaves_out_documents(const program::Program& p, const program::Step& step, bool device) {
+  return has_documents(step) && in_tiles(step) && (!device || flash_on_device(p, step));
+}
+
+void attend_within_documents(std::vector<program::Program>& programs, double share, bool device) {
   for (program::Program& p : programs)
     for (program::Body& body : p.bodies)
       for (program::Step& step : body.steps)
-        if (leaves_out_documents(step)) step.hardware_flops = Flops(step.hardware_flops.value * share);
+        if (leaves_out_documents(p, step, device)) step.hardware_flops = Flops(step.hardware_flops.value * share);
 }
 
 }  // namespace molen::sim

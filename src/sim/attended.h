@@ -1,4 +1,4 @@
-// The work of attention within documents (data.document_mask), which depends on the data.
+// Attention within documents (data.document_mask), whose work depends on the data, and the attention of devices.
 #pragma once
 
 #include <vector>
@@ -7,12 +7,17 @@
 
 namespace molen::sim {
 
-// Returns whether the step is attention within documents by kernels that leave out what lies beyond them. Kernels that
-// write all scores out (math.flash_attention = false) compute as much with a mask as without one.
-bool leaves_out_documents(const program::Step& step);
+// Whether a device computes the attention of a step without writing scores out, as model::aten::attention_backend
+// decides: in 16 bits, with heads of at most 256 elements and a multiple of 8, without ALiBi, by kernels in tiles;
+// within documents, only where ranks have whole sequences.
+bool flash_on_device(const program::Program& program, const program::Step& step);
 
-// Leaves `share` of their FLOPs to all such ops: what data::attended_share says of the data. The costs of ops then
+// Returns whether the step is attention within documents by kernels that leave out what lies beyond them, on the host
+// or on a device. Kernels that write scores out compute as much with a mask as without one.
+bool leaves_out_documents(const program::Program& program, const program::Step& step, bool device);
+
+// Leaves `share` of their FLOPs to all such ops, which data::attended_share says of the data. The costs of ops then
 // follow from it. Programs state the FLOPs of whole sequences, because the data is not part of them.
-void attend_within_documents(std::vector<program::Program>& programs, double share);
+void attend_within_documents(std::vector<program::Program>& programs, double share, bool device);
 
 }  // namespace molen::sim

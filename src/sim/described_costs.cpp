@@ -8,6 +8,7 @@
 #include "program/ir/stages.h"
 #include "program/parts/part.h"
 #include "program/values/costs.h"
+#include "sim/attended.h"
 
 namespace molen::sim {
 namespace {
@@ -143,9 +144,8 @@ double DescribedCosts::attention_seconds(const program::Program& p, const progra
   const std::int64_t width = p.local.head_dim;
   const double aligned = width % 64 == 0 ? 1.0 : factors_.of("misaligned");
   const int bytes = size_of(step.attributes.compute.value_or(DType::kF32));
-  const program::Implementation* kernels =
-      step.attributes.kernel ? program::declaration_of(op.part).find_kernels(*step.attributes.kernel) : nullptr;
-  if (framework_.flash_attention && kernels && !kernels->flash) return written_attention_seconds(step, width);
+  if (framework_.flash_attention && !flash_on_device(p, step)) return written_attention_seconds(step, width);
+
   if (framework_.flash_attention) {
     // A backward in tiles computes the scores again: five products for the four that count.
     const double rate = peak(bytes) * cluster_.device.attention_efficiency.value * factors_.of("attention") * aligned;

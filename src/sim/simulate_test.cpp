@@ -210,33 +210,55 @@ TEST(SimulateStages, EpiloguesAreNotStretchedByWaiting) {
 }
 
 // Attention within documents has the share of its FLOPs that the data leaves, by kernels that leave out the rest.
+// Devices have such kernels in 16 bits, for whole sequences and usual heads, without ALiBi.
 TEST(Attended, ScalesAttentionInTilesAlone) {
-  arch::Architecture a = arch::preset("llama-tiny");
-  a.layers = 2;
-  for (const bool masked : {false, true})
-    for (const bool in_tiles : {true, false}) {
-      program::Setting s;
-      s.micro_batch = s.global_batch = 2, s.sequence = 64, s.document_mask = masked;
-      if (!in_tiles) s.other_kernels.emplace(arch::Part::kAttention, arch::Kernels("unfused"));
-      const std::vector<program::Program> whole{program::build(a, s)};
-      std::vector<program::Program> within = whole;
-      attend_within_documents(within, 0.25);
-      int scaled = 0, all = 0;
-      for (std::size_t b = 0; b < whole[0].bodies.size(); ++b)
-        for (std::size_t k = 0; k < whole[0].bodies[b].steps.size(); ++k) {
-          const program::Step &before = whole[0].bodies[b].steps[k], &after = within[0].bodies[b].steps[k];
-          const auto* part = std::get_if<program::Compute>(&before.op);
-          const bool attends = part && part->part == arch::Part::kAttention;
-          const double share = attends && masked && in_tiles ? 0.25 : 1.0;
-          EXPECT_DOUBLE_EQ(after.hardware_flops.value, share * before.hardware_flops.value);
-          EXPECT_EQ(after.model_flops, before.model_flops) << "MFU counts what the model needs";
-          const std::string kind = fitted_kind(whole[0], before);
-          EXPECT_EQ(kind.ends_with(" within documents"), attends && masked) << kind;
-          scaled += share < 1.0, all += attends;
-        }
-      EXPECT_EQ(all, 4) << "two layers, forward and backward";
-      EXPECT_EQ(scaled, masked && in_tiles ? all : 0);
-    }
+  arch::Architecture usual = arch::preset("llama-tiny");
+  usual.layers = 2;
+  arch::Architecture alibi = usual, odd = usual;
+  alibi.position = arch::Position::kAlibi, odd.head_dim = 20;
+  struct Case {
+    arch::Architecture arch;
+    bool masked, tiles, device;
+    DType compute;
+    int context;
+    bool scaled;
+  };
+  const DType f32 = DType::kF32, bf16 = DType::kBF16;
+  for (const Case& c : {Case{usual, true, true, false, f32, 1, true},
+                        {usual, false, true, false, f32, 1, false},
+                        {usual, true, false, false, f32, 1, false},
+                        {alibi, true, true, false, f32, 1, true},
+                        {usual, true, true, false, f32, 2, true},
+                        {usual, true, true, true, bf16, 1, true},
+                        {usual, true, true, true, f32, 1, false},
+                        {usual, true, false, true, bf16, 1, false},
+                        {alibi, true, true, true, bf16, 1, false},
+                        {odd, true, true, true, bf16, 1, false},
+                        {usual, true, true, true, bf16, 2, false}}) {
+    program::Setting s;
+    s.micro_batch = s.global_batch = 2, s.sequence = 64, s.document_mask = c.masked, s.compute = c.compute;
+    s.mesh[mesh::Axis::kCp] = c.context;
+    if (c.compute == bf16) s.kernels = arch::Kernels::kAten;
+    if (!c.tiles) s.other_kernels.emplace(arch::Part::kAttention, arch::Kernels("unfused"));
+    const std::vector<program::Program> whole{program::build(c.arch, s)};
+    std::vector<program::Program> within = whole;
+    attend_within_documents(within, 0.25, c.device);
+    int scaled = 0, all = 0;
+    for (std::size_t b = 0; b < whole[0].bodies.size(); ++b)
+      for (std::size_t k = 0; k < whole[0].bodies[b].steps.size(); ++k) {
+        const program::Step &before = whole[0].bodies[b].steps[k], &after = within[0].bodies[b].steps[k];
+        const auto* part = std::get_if<program::Compute>(&before.op);
+        const bool attends = part && part->part == arch::Part::kAttention;
+        const double share = attends && c.scaled ? 0.25 : 1.0;
+        EXPECT_DOUBLE_EQ(after.hardware_flops.value, share * before.hardware_flops.value);
+        EXPECT_EQ(after.model_flops, before.model_flops) << "MFU counts what the model needs";
+        const std::string kind = fitted_kind(whole[0], before);
+        EXPECT_EQ(kind.ends_with(" within documents"), attends && c.masked) << kind;
+        scaled += share < 1.0, all += attends;
+      }
+    EXPECT_EQ(all, 4) << "two layers, forward and backward";
+    EXPECT_EQ(scaled, c.scaled ? all : 0);
+  }
 }
 
 TEST(Simulate, RefusesCostsThatAreNoNumbers) {

@@ -21,7 +21,6 @@
 #include "sim/simulate.h"
 
 namespace molen::train {
-
 void Predicted::add(const program::Timeline& timeline) {
   timelines_.push_back(timeline);
   if (timelines_.size() > kKept) timelines_.erase(timelines_.begin());
@@ -74,7 +73,8 @@ Result<Prediction> Predicted::compare() {
 Json Predicted::first_rank_of_stage(program::Timeline measured, const Durations& durations) const {
   try {
     std::vector<program::Program> programs = job_.programs();
-    if (job_.setting.document_mask) sim::attend_within_documents(programs, plan::attended_of(data_).mean);
+    if (job_.setting.document_mask)
+      sim::attend_within_documents(programs, plan::attended_of(data_).mean, job_.machine.cuda);
     const program::Stages stages(std::move(programs));
 
     set_waiting(stages, world_.rank(), durations, measured);
@@ -109,7 +109,6 @@ Json Predicted::simulated(const program::Stages& stages, std::size_t stage, cons
 }
 
 namespace {
-
 std::vector<std::size_t> communicating(const std::vector<program::Expanded>& ops) {
   std::vector<std::size_t> found;
   for (std::size_t i = 0; i < ops.size(); ++i)
