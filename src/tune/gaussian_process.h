@@ -9,7 +9,7 @@
 namespace molen::tune {
 
 // More points than this are refused: one fit factorises some hundred matrices of points x points.
-inline constexpr int kMostGaussianPoints = 500;
+inline constexpr int kMostGaussianPoints = 600;
 
 // The covariance of two points at the scaled distance r, r^2 = sum over columns c of ((x_c - x'_c) / length_c)^2, is
 //   signal^2 (1 + sqrt(5) r + 5/3 r^2) exp(-sqrt(5) r)                        (eq. 4.17)
