@@ -103,6 +103,10 @@ Posterior GaussianProcess::at(const MatrixXd& points) const {
   return posterior;
 }
 
+VectorXd GaussianProcess::mean_at(const MatrixXd& points) const {
+  return (covariance(points, observations_.points) * weights_).array() + constant_;
+}
+
 double GaussianProcess::log_likelihood() const {
   const VectorXd centred = observations_.values.array() - constant_;
   return -0.5 * centred.dot(weights_) - factor_.diagonal().array().log().sum() -

@@ -83,6 +83,7 @@ TEST(GaussianProcess, TwoPointsByHand) {
   const double bound = 1000 * kEps;
   EXPECT_NEAR(process.constant(), 3.5, bound);
   EXPECT_NEAR(p.mean[0], mean, bound);
+  EXPECT_NEAR(process.mean_at(MatrixXd::Constant(1, 1, at))[0], mean, bound);
   EXPECT_NEAR(p.variance[0], variance, bound);
   EXPECT_NEAR(process.log_likelihood(),
               -half * half / (a - b) - 0.5 * std::log((a + b) * (a - b)) - std::log(2 * std::numbers::pi), bound);
