@@ -15,6 +15,7 @@
 #include "plan/grid.h"
 #include "plan/measured_trial.h"
 #include "plan/sweep.h"
+#include "sim/factors.h"
 #include "tune/journal.h"
 #include "tune/plots.h"
 #include "tune/search.h"
@@ -108,6 +109,9 @@ tune::SearchPlan search_plan(const ConfigOptions& options, const TuneArguments& 
                         .seed = o.seed,
                         .trials = o.trials,
                         .parallel = o.parallel.value_or(o.real ? 1 : kUsualParallel)};
+  if (on)
+    plan.memory =
+        Bytes(static_cast<std::int64_t>(sim::Factors::shipped().of("plannable_memory") * on->device.memory.value));
   const auto cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   plan.concurrent = o.real ? plan.parallel : std::min(plan.parallel, cores);
   if (on && plan.base.device.kind == "cpu")
@@ -284,6 +288,7 @@ Json json_of_tune(const tune::SearchPlan& plan, const std::optional<cluster::Clu
   for (std::size_t d = 0; r.sensitivity && d < plan.space.dimensions().size(); ++d)
     impact[plan.space.dimensions()[d].key] = {
         {"objective", r.sensitivity->value[d]},
+        {"memory", r.sensitivity->load.empty() ? Json() : Json(r.sensitivity->load[d])},
         {"success", r.sensitivity->success.empty() ? Json() : Json(r.sensitivity->success[d])}};
   return {{"cluster", on ? Json(on->name) : Json()},
           {"source", on ? "predicted" : "measured"},
@@ -321,7 +326,7 @@ int run_tune(const ConfigOptions& options, const TuneArguments& o) {
   r.ranks = r.best.front().outcome.figures.ranks;
   if (r.best.size() >= 2) {
     std::vector<tune::Observation> seen;
-    for (const auto& trial : r.trials) seen.push_back(tune::observation_of(trial, plan.objective));
+    for (const auto& trial : r.trials) seen.push_back(tune::observation_of(trial, plan));
     r.sensitivity = tune::sensitivity_of(tune::Models(plan.space, seen, plan.seed), plan.space, plan.seed);
   }
   write_tune_files(plan, o, on, r);

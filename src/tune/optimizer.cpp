@@ -74,28 +74,41 @@ double log_expected_improvement(double mean, double deviation, double best) {
 Models::Models(const Space& space, const std::vector<Observation>& observations, std::uint64_t seed) : space_(space) {
   std::vector<Point> all;
   std::vector<double> labels;
+  bool too_much = false, failed = false;
   for (const Observation& o : observations) {
-    all.push_back(o.point), labels.push_back(o.value ? 1.0 : -1.0);
+    const bool overloaded = o.load && *o.load > 1.0;
+    all.push_back(o.point), labels.push_back(o.value || overloaded ? 1.0 : -1.0);
+    too_much = too_much || overloaded, failed = failed || labels.back() < 0.0;
     if (o.value) points_.push_back(o.point), logarithms_.push_back(std::log(*o.value));
+    if (o.load) loaded_.push_back(o.point), loads_.push_back(std::log(*o.load));
   }
-  MOLEN_CHECK(logarithms_.size() >= 2, "{} values are too few for a model", logarithms_.size());
-  best_ = *std::max_element(logarithms_.begin(), logarithms_.end());
   FitOptions options;
   options.seed = seed;
   options.starts = observations.size() > 100 ? 2 : 4;
-  const Observations values = observed_at(space, points_, logarithms_);
-  value_.emplace(values, fit_kernel(values, options));
-  if (points_.size() == observations.size()) return;
+  const auto fitted = [&](const std::vector<Point>& points, const std::vector<double>& values) {
+    const Observations o = observed_at(space, points, values);
+    return GaussianProcess(o, fit_kernel(o, options));
+  };
+  if (points_.size() >= 2) {
+    value_.emplace(fitted(points_, logarithms_));
+    best_ = *std::max_element(logarithms_.begin(), logarithms_.end());
+  }
+  if (too_much) load_.emplace(fitted(loaded_, loads_));
   // Success has no noise, but a boundary that the kernel can only approximate; a floor keeps the model from certainty.
   options.least_noise = 0.1;
-  const Observations successes = observed_at(space, all, labels);
-  success_.emplace(successes, fit_kernel(successes, options));
+  if (failed) success_.emplace(fitted(all, labels));
 }
 
 void Models::believe(const Point& point) {
-  const double mean = log_value({point}).mean[0];
-  points_.push_back(point), logarithms_.push_back(mean);
-  value_.emplace(observed_at(space_, points_, logarithms_), Kernel(value_->kernel()));
+  const auto extend = [&](std::optional<GaussianProcess>& process, std::vector<Point>& points,
+                          std::vector<double>& values) {
+    if (!process) return;
+    values.push_back(process->mean_at(space_.encoded(point))[0]);
+    points.push_back(point);
+    process.emplace(observed_at(space_, points, values), Kernel(process->kernel()));
+  };
+  extend(value_, points_, logarithms_);
+  extend(load_, loaded_, loads_);
 }
 
 Posterior Models::log_value(const std::vector<Point>& points) const {
@@ -103,26 +116,31 @@ Posterior Models::log_value(const std::vector<Point>& points) const {
 }
 
 Eigen::VectorXd Models::probability_of_success(const std::vector<Point>& points) const {
-  if (!success_) return Eigen::VectorXd::Ones(static_cast<Index>(points.size()));
-  const Posterior label = success_->at(space_.encoded(points));
-  const double noise = success_->kernel().noise;
-  Eigen::VectorXd probability(label.mean.size());
-  for (Index i = 0; i < probability.size(); ++i)
-    probability[i] = normal_cdf(label.mean[i] / std::sqrt(label.variance[i] + noise * noise));
+  Eigen::VectorXd probability = Eigen::VectorXd::Ones(static_cast<Index>(points.size()));
+  const Eigen::MatrixXd at = space_.encoded(points);
+  const auto times_positive = [&](const GaussianProcess& process, double sign) {
+    const Posterior p = process.at(at);
+    const double noise = process.kernel().noise;
+    for (Index i = 0; i < probability.size(); ++i)
+      probability[i] *= normal_cdf(sign * p.mean[i] / std::sqrt(p.variance[i] + noise * noise));
+  };
+  if (load_) times_positive(*load_, -1.0);  // the logarithm of a load of at most 1 is not above 0
+  if (success_) times_positive(*success_, 1.0);
   return probability;
 }
 
 Eigen::VectorXd Models::acquisition(const std::vector<Point>& points) const {
-  const Posterior p = log_value(points);
   const Eigen::VectorXd success = probability_of_success(points);
-  const double least_deviation = 1e-6 * value_->kernel().signal;
-  Eigen::VectorXd all(p.mean.size());
-  for (Index i = 0; i < all.size(); ++i)
-    all[i] = success[i] < kLikelySuccess
-                 ? kUnlikely * (1.0 - success[i])
-                 : log_expected_improvement(p.mean[i], std::max(std::sqrt(p.variance[i]), least_deviation), best_) +
-                       std::log(success[i]);
-  return all;
+  Eigen::VectorXd score = success.array().log();
+  if (value_) {
+    const Posterior p = log_value(points);
+    const double least_deviation = 1e-6 * value_->kernel().signal;
+    for (Index i = 0; i < score.size(); ++i)
+      score[i] += log_expected_improvement(p.mean[i], std::max(std::sqrt(p.variance[i]), least_deviation), best_);
+  }
+  for (Index i = 0; i < score.size(); ++i)
+    if (success[i] < kLikelySuccess) score[i] = kUnlikely * (1.0 - success[i]);
+  return score;
 }
 
 Optimizer::Optimizer(Space space, std::uint64_t seed) : space_(std::move(space)), seed_(seed) {
@@ -228,12 +246,13 @@ std::vector<Point> Optimizer::propose(int count) const {
   std::vector<Point> batch;
   std::set<std::int64_t> chosen;
   const auto wanted = static_cast<std::size_t>(count);
-  const auto values = std::ranges::count_if(observations_, [](const auto& o) { return o.value.has_value(); });
-  if (observations_.size() < design_.size() || values < 2) {
+  if (observations_.size() < design_.size()) {
     add_designed(wanted, batch, chosen);
     return batch;
   }
   Models models(space_, observations_, seed_);
+  // Nothing is known of where trials succeed if none did and no load says how far away that is.
+  if (!models.has_value() && !models.of_load()) add_designed(wanted, batch, chosen);
   while (batch.size() < wanted) {
     const std::vector<Point> list = candidates(chosen);
     if (list.empty()) break;

@@ -11,10 +11,13 @@
 
 namespace molen::tune {
 
-// A point that was tried. The value is above 0, and larger is better; absent: the trial failed.
+// A point that was tried. The value is above 0, and larger is better; absent: the trial failed. The load is what the
+// trial needs of a limit (memory over the memory that there is), above 0: a trial with a load above 1 fails. It is
+// known of failed trials too, and tells by how much they failed; absent: not known.
 struct Observation {
   Point point;
   std::optional<double> value;
+  std::optional<double> load = std::nullopt;
 };
 
 // Returns the logarithm of the expected improvement of a normal variable over `best` (Jones, Schonlau and Welch 1998,
@@ -22,34 +25,43 @@ struct Observation {
 // improvement itself underflows. `deviation` is above 0.
 double log_expected_improvement(double mean, double deviation, double best);
 
-// The two models of a search, conditioned on observations: of the logarithm of the value, where trials succeeded, and
-// of success. Success is classified by least squares (Rasmussen and Williams 2006, section 6.5): a Gaussian process is
-// fitted to labels of 1 and -1, and the probability is that of its value, with its noise, being above 0.
+// The models of a search, conditioned on observations:
+//   - of the logarithm of the value, where trials succeeded; it needs two of them
+//   - of the logarithm of the load, if a load is above 1: a constraint that is modelled as a real number (Gardner et
+//   al.,
+//     Bayesian Optimization with Inequality Constraints, ICML 2014, section 3.1)
+//   - of success, if trials failed for another reason. Success is classified by least squares (Rasmussen and Williams
+//     2006, section 6.5): a Gaussian process is fitted to labels of 1 and -1, and the probability is that of its value,
+//     with its noise, being above 0.
 class Models {
  public:
-  // At least two observations have values.
   Models(const Space& space, const std::vector<Observation>& observations, std::uint64_t seed);
 
-  // Conditions the model of the value on its own mean at a point, as if this had been observed ("kriging believer",
-  // Ginsbourger, Le Riche and Carraro 2010).
+  bool has_value() const { return value_.has_value(); }
+
+  // Conditions the models of value and load on their own means at a point, as if these had been observed ("kriging
+  // believer", Ginsbourger, Le Riche and Carraro 2010).
   void believe(const Point& point);
 
   Posterior log_value(const std::vector<Point>& points) const;
+  // Returns the probability of a load of at most 1, times that of success otherwise.
   Eigen::VectorXd probability_of_success(const std::vector<Point>& points) const;
   // Returns at each point the logarithm of the expected improvement over the best value, plus that of the probability
   // of success (Schonlau, Welch and Jones 1998, section 4: the expected improvement of a trial that counts only if it
-  // succeeds). A point that succeeds with a probability below one half comes after all others.
+  // succeeds); without a model of the value, that of the probability alone. A point that succeeds with a probability
+  // below one half comes after all others.
   Eigen::VectorXd acquisition(const std::vector<Point>& points) const;
 
-  const GaussianProcess& of_value() const { return *value_; }
-  const GaussianProcess* of_success() const { return success_ ? &*success_ : nullptr; }  // null: nothing failed
+  const GaussianProcess& of_value() const { return *value_; }                            // with has_value()
+  const GaussianProcess* of_load() const { return load_ ? &*load_ : nullptr; }           // null: no load is above 1
+  const GaussianProcess* of_success() const { return success_ ? &*success_ : nullptr; }  // null: nothing else failed
 
  private:
   const Space& space_;
-  std::vector<Point> points_;  // with values
-  std::vector<double> logarithms_;
+  std::vector<Point> points_, loaded_;  // with values, and with loads
+  std::vector<double> logarithms_, loads_;
   double best_ = 0.0;
-  std::optional<GaussianProcess> value_, success_;
+  std::optional<GaussianProcess> value_, load_, success_;
 };
 
 // Proposes points that were not tried before. Proposals depend on the space, the seed and the observations in their

@@ -101,16 +101,17 @@ std::string trajectory_svg(const std::vector<Trial>& trials, Objective objective
 std::string sensitivity_svg(const Sensitivity& s, const Space& space, Objective objective, const std::string& title) {
   plan::BarPlot plot;
   plot.title = title, plot.axis = "share of the variance over the space that the key explains alone";
-  plot.legend = "variance of", plot.members = {fmt::format("log {}", name_of(objective))};
-  if (!s.success.empty()) plot.members.push_back("success or failure");
+  plot.legend = "variance of";
+  std::vector<const std::vector<double>*> shown{&s.value};
+  plot.members = {fmt::format("log {}", name_of(objective))};
+  if (!s.load.empty()) shown.push_back(&s.load), plot.members.push_back("log memory");
+  if (!s.success.empty()) shown.push_back(&s.success), plot.members.push_back("success or failure");
   std::vector<std::size_t> order(s.value.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  const auto largest = [&](std::size_t d) { return std::max(s.value[d], s.success.empty() ? 0.0 : s.success[d]); };
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return largest(a) > largest(b); });
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return s.value[a] > s.value[b]; });
   for (const std::size_t d : order) {
     plan::BarPlot::Group group{.label = space.dimensions()[d].key, .bars = {}};
-    group.bars.push_back({.value = s.value[d], .low = {}, .high = {}, .note = ""});
-    if (!s.success.empty()) group.bars.push_back({.value = s.success[d], .low = {}, .high = {}, .note = ""});
+    for (const auto* indices : shown) group.bars.push_back({.value = (*indices)[d], .low = {}, .high = {}, .note = ""});
     plot.groups.push_back(std::move(group));
   }
   plot.note =

@@ -126,10 +126,14 @@ std::string_view unit_of(Objective objective) {
   return "";
 }
 
-Observation observation_of(const Trial& trial, Objective objective) {
-  if (!trial.has_step()) return {trial.point, std::nullopt};
-  const double figure = figure_of(objective, trial.outcome.figures);
-  return {trial.point, more_is_better(objective) ? figure : 1.0 / figure};
+Observation observation_of(const Trial& trial, const SearchPlan& plan) {
+  Observation o{trial.point, std::nullopt};
+  if (plan.memory && trial.outcome.memory)
+    o.load = static_cast<double>(trial.outcome.memory->value) / static_cast<double>(plan.memory->value);
+  if (!trial.has_step()) return o;
+  const double figure = figure_of(plan.objective, trial.outcome.figures);
+  o.value = more_is_better(plan.objective) ? figure : 1.0 / figure;
+  return o;
 }
 
 std::vector<Trial> run_search(const SearchPlan& plan, const SearchCalls& calls, const std::map<int, Trial>& kept) {
@@ -142,7 +146,7 @@ std::vector<Trial> run_search(const SearchPlan& plan, const SearchCalls& calls, 
     for (Trial& trial : batch)
       if (!trial.kept) missing.push_back(&trial);
     run_trials(plan, calls, missing);
-    for (const Trial& trial : batch) optimizer.observe(observation_of(trial, plan.objective));
+    for (const Trial& trial : batch) optimizer.observe(observation_of(trial, plan));
     trials.insert(trials.end(), batch.begin(), batch.end());
   }
   return trials;
@@ -152,7 +156,8 @@ std::vector<Trial> ranked(const std::vector<Trial>& trials, Objective objective)
   std::vector<Trial> best;
   std::copy_if(trials.begin(), trials.end(), std::back_inserter(best), [](const Trial& t) { return t.has_step(); });
   std::stable_sort(best.begin(), best.end(), [&](const Trial& a, const Trial& b) {
-    return *observation_of(a, objective).value > *observation_of(b, objective).value;
+    const double x = figure_of(objective, a.outcome.figures), y = figure_of(objective, b.outcome.figures);
+    return more_is_better(objective) ? x > y : x < y;
   });
   return best;
 }

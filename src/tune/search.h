@@ -41,20 +41,21 @@ struct Trial {
   bool has_step() const { return outcome.kind == plan::Outcome::Kind::kStep; }
 };
 
-// What the optimiser sees of a trial: larger is better, and a trial without a step failed. Throws UsageError for a step
-// without the figure.
-Observation observation_of(const Trial& trial, Objective objective);
-
 struct SearchPlan {
   Space space;
   config::Config base;
   JobRanks job;
   Objective objective = Objective::kThroughput;
+  std::optional<Bytes> memory = std::nullopt;  // that the plan of a rank may take; absent: not known
   std::uint64_t seed = 0;
   int trials = 60;
   int parallel = 4;    // points of one proposal
   int concurrent = 1;  // trials that run at a time
 };
+
+// What the optimiser sees of a trial: larger is better, a trial without a step failed, and the load is its memory over
+// that of the plan. Throws UsageError for a step without the figure.
+Observation observation_of(const Trial& trial, const SearchPlan& plan);
 
 // Predicts or measures one trial. May be called by several threads at once, if the plan says so.
 using Attempt = std::function<plan::Outcome(const config::Config& config, int ranks, int number)>;

@@ -84,6 +84,7 @@ Sensitivity sensitivity_of(const Models& models, const Space& space, std::uint64
   };
   Sensitivity s;
   s.value = first_order_indices(space, seed, mean_of(models.of_value()));
+  if (models.of_load()) s.load = first_order_indices(space, seed, mean_of(*models.of_load()));
   if (models.of_success()) s.success = first_order_indices(space, seed, mean_of(*models.of_success()));
   return s;
 }

@@ -14,7 +14,8 @@ namespace molen::tune {
 // All points of the space weigh the same, also those that fail. Interactions are what is left to 1.
 struct Sensitivity {
   std::vector<double> value;    // by dimension: of the logarithm of the objective
-  std::vector<double> success;  // by dimension: of the label of success; empty if nothing failed
+  std::vector<double> load;     // by dimension: of the logarithm of the memory; empty if no trial had too much
+  std::vector<double> success;  // by dimension: of the label of success; empty if nothing failed for another reason
 };
 
 // Spaces of at most 20000 points are summed in whole. Of larger ones, 1024 random points are, and of each dimension at
