@@ -282,7 +282,7 @@ Json json_of_tune(const tune::SearchPlan& plan, const std::optional<cluster::Clu
   for (const auto kind : kTuneFailures)
     if (const auto first = std::ranges::find(r.trials, kind, [](const tune::Trial& t) { return t.outcome.kind; });
         first != r.trials.end())
-      failures[plan::name_of(kind)] = {
+      failures[tune::outcome_name(kind)] = {
           {"count", count_of(r.trials, kind)}, {"first", first->number}, {"why", first->outcome.why}};
   Json impact = Json::object();
   for (std::size_t d = 0; r.sensitivity && d < plan.space.dimensions().size(); ++d)

@@ -44,6 +44,10 @@ std::string difference_of(const Json& there, const Json& here) {
 
 }  // namespace
 
+std::string_view outcome_name(Kind kind) {
+  return std::ranges::find(kOutcomes, kind, &std::pair<Kind, const char*>::first)->second;
+}
+
 Json header_of(const SearchPlan& plan, const Conditions& conditions) {
   return {{"format", "molen-tune"},
           {"format_version", 1},
@@ -58,8 +62,7 @@ Json header_of(const SearchPlan& plan, const Conditions& conditions) {
 
 Json to_json(const Trial& trial, const SearchPlan& plan) {
   const plan::Outcome& o = trial.outcome;
-  const auto* outcome = std::ranges::find(kOutcomes, o.kind, &std::pair<Kind, const char*>::first);
-  Json line{{"trial", trial.number}, {"keys", plan.space.keys(trial.point)}, {"outcome", outcome->second}};
+  Json line{{"trial", trial.number}, {"keys", plan.space.keys(trial.point)}, {"outcome", outcome_name(o.kind)}};
   line["why"] = o.why.empty() ? Json() : Json(o.why);
   line["memory_bytes"] = o.memory ? Json(o.memory->value) : Json();
   if (!trial.has_step()) return line;

@@ -19,6 +19,9 @@ struct Conditions {
   std::string text;
 };
 
+// Returns "step", "out_of_memory", "refused" or "failed".
+std::string_view outcome_name(plan::Outcome::Kind kind);
+
 // Returns the first line of the journal.
 Json header_of(const SearchPlan& plan, const Conditions& conditions);
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "plan/plot.h"
@@ -111,7 +112,8 @@ std::string sensitivity_svg(const Sensitivity& s, const Space& space, Objective 
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return s.value[a] > s.value[b]; });
   for (const std::size_t d : order) {
     plan::BarPlot::Group group{.label = space.dimensions()[d].key, .bars = {}};
-    for (const auto* indices : shown) group.bars.push_back({.value = (*indices)[d], .low = {}, .high = {}, .note = ""});
+    for (const auto* indices : shown)
+      group.bars.push_back({.value = std::round(1000.0 * (*indices)[d]) / 1000.0, .low = {}, .high = {}, .note = ""});
     plot.groups.push_back(std::move(group));
   }
   plot.note =
