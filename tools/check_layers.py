@@ -12,6 +12,7 @@ LEVELS = [
     {"model"},
     {"sim", "exec", "ledger", "policy"},
     {"plan"},
+    {"tune"},
     {"launch"},
     {"measure", "infer", "prove", "serve"},
     {"train"},

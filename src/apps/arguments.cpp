@@ -19,7 +19,6 @@ struct Unbuilt {
 // Commands that are planned and have no code yet. Remove a line when its command is built.
 constexpr Unbuilt kUnbuilt[] = {
     {"molen serve", "serve text over HTTP; `molen generate` writes it to the terminal"},
-    {"molen tune", "search hyperparameters; `molen train CONFIG --set key=value` runs one choice"},
     {"molen submit", "write a Slurm job; `srun molen train CONFIG` in a job script trains"},
     {"molen data mix", "write a mixture; `weight` in data.train mixes while training"},
 };

@@ -78,6 +78,7 @@ void add_train_verbs(CLI::App& app, Chosen& chosen);  // train, calibrate, bench
 void add_simulate_verb(CLI::App& app, Chosen& chosen);
 void add_plan_verb(CLI::App& app, Chosen& chosen);
 void add_sweep_verb(CLI::App& app, Chosen& chosen);
+void add_tune_verb(CLI::App& app, Chosen& chosen);
 void add_inference_verbs(CLI::App& app, Chosen& chosen);  // generate, eval
 
 }  // namespace molen::apps

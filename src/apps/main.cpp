@@ -20,6 +20,7 @@ int run(int argc, char** argv) {
   add_train_verbs(app, chosen);
   add_plan_verb(app, chosen);
   add_sweep_verb(app, chosen);
+  add_tune_verb(app, chosen);
   add_verify_verb(app, chosen);
   add_model_verb(app, chosen);
   add_program_verbs(app, chosen);

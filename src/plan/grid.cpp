@@ -11,7 +11,24 @@
 namespace molen::plan {
 namespace {
 
-// Returns the parts of a list that commas outside of brackets, braces and quotes divide. An empty text has one part.
+void add_value(GridAxis& axis, const std::string& text) {
+  if (text.empty())
+    throw UsageError("--grid {}: a value is empty; the values are a list such as {}=1,2,4", axis.key, axis.key);
+  config::Assignment set = config::parse_assignment(axis.key + "=" + text, "--grid");
+  config::Config scratch;
+  config::assign(scratch, set.key, set.value, {config::Origin::Kind::kOther, "--grid"});
+  if (std::find(axis.values.begin(), axis.values.end(), set.value) != axis.values.end())
+    throw UsageError("--grid {}: the value {} is there twice", axis.key, text);
+  axis.values.push_back(std::move(set.value));
+  axis.texts.push_back(text);
+}
+
+std::string after_table(const std::string& key) {
+  return key.substr(key.find('.') + 1);
+}
+
+}  // namespace
+
 std::vector<std::string> parts_of_list(std::string_view text) {
   std::vector<std::string> parts(1);
   int depth = 0;
@@ -34,24 +51,6 @@ std::vector<std::string> parts_of_list(std::string_view text) {
   for (std::string& part : parts) part = std::string(config::trimmed(part));
   return parts;
 }
-
-void add_value(GridAxis& axis, const std::string& text) {
-  if (text.empty())
-    throw UsageError("--grid {}: a value is empty; the values are a list such as {}=1,2,4", axis.key, axis.key);
-  config::Assignment set = config::parse_assignment(axis.key + "=" + text, "--grid");
-  config::Config scratch;
-  config::assign(scratch, set.key, set.value, {config::Origin::Kind::kOther, "--grid"});
-  if (std::find(axis.values.begin(), axis.values.end(), set.value) != axis.values.end())
-    throw UsageError("--grid {}: the value {} is there twice", axis.key, text);
-  axis.values.push_back(std::move(set.value));
-  axis.texts.push_back(text);
-}
-
-std::string after_table(const std::string& key) {
-  return key.substr(key.find('.') + 1);
-}
-
-}  // namespace
 
 GridAxis parse_axis(std::string_view argument) {
   GridAxis axis{.key = config::parse_assignment(argument, "--grid").key, .values = {}, .texts = {}};

@@ -20,6 +20,10 @@ struct GridAxis {
   std::vector<std::string> texts;  // as they were given: "1", "FULL_SHARD"
 };
 
+// Returns the parts of a list that commas outside of brackets, braces and quotes divide, without the blanks around
+// them. An empty text has one part.
+std::vector<std::string> parts_of_list(std::string_view text);
+
 // Reads "key=value,value,...". A comma within brackets, braces or quotes belongs to a value, and each value is read as
 // `--set` reads it. Throws UsageError for an unknown key (with the nearest one), an empty list, a value that the key
 // does not take, and a value that is there twice.

@@ -13,7 +13,7 @@ from harness import ENV, MOLEN, finish, ok, refused, run, shards, work
 # --- verbs and options -----------------------------------------------------------------------------------------------------
 top = run("--help").stdout
 listed, footer = top.split("Not built yet: ")
-for verb in ("serve", "tune", "submit", "data mix"):
+for verb in ("serve", "submit", "data mix"):
     for extra in ([], ["x.toml", "--nodes", 4], ["--help"]):
         r = run(*verb.split(), *extra, code=2)
         ok(f"{verb} {extra}: says that it is not built", r.stderr.startswith(f"molen: `molen {verb}` is not built yet") and len(r.stderr.splitlines()) == 1 and r.stdout == "", r.stderr)

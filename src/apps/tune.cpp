@@ -1,0 +1,395 @@
+// molen tune: searches the keys of a configuration for the best step, predicted on a described cluster or trained.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <thread>
+
+#include "apps/cli.h"
+#include "apps/plan_search.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "cluster/cluster.h"
+#include "comm/mpi/mpi.h"
+#include "plan/grid.h"
+#include "plan/measured_trial.h"
+#include "plan/sweep.h"
+#include "sim/factors.h"
+#include "tune/journal.h"
+#include "tune/plots.h"
+#include "tune/search.h"
+#include "tune/sensitivity.h"
+
+namespace molen::apps {
+namespace {
+
+struct TuneArguments {
+  std::vector<std::string> search;
+  std::optional<std::string> cluster, space, launch, output;
+  std::optional<int> nodes, parallel, steps;
+  int trials = 60;
+  std::uint64_t seed = 0;
+  bool real = false;
+  std::string objective = "throughput", format = "text";
+};
+
+constexpr int kTuneSteps = 10, kShownTrials = 5, kUsualParallel = 4;
+
+void require_tune_modes(const ConfigOptions& options, const TuneArguments& o) {
+  if (o.real == o.cluster.has_value())
+    throw UsageError(
+        "`molen tune` needs --cluster NAME, on whose description trials are predicted (molen has {}), or "
+        "--real, which trains them; one of the two",
+        fmt::join(cluster::shipped(), ", "));
+  if (o.search.empty() && !o.space)
+    throw UsageError(
+        "`molen tune` needs the space to search: --search key=1,2,4 or --search key=4..20 for each key, "
+        "--space FILE.toml, or --space frontier");
+  if (!o.search.empty() && o.space) throw UsageError("--space: give --space or --search, not both");
+  if (options.ranks && o.nodes) throw UsageError("--nodes: give --ranks or --nodes, not both");
+  if (!o.real && o.launch) throw UsageError("--launch: starts the ranks of --real; nothing is started on --cluster");
+  if (!o.real && o.steps) throw UsageError("--steps: is for --real; a prediction is of one step");
+  if (!o.real) return;
+  if (!o.output) throw UsageError("--output: --real needs a folder for the runs of its trials");
+  if (o.nodes) throw UsageError("--nodes: is for --cluster; --ranks and --launch say what starts a trial of --real");
+  if (o.parallel.value_or(1) > 1 && !o.launch)
+    throw UsageError("--parallel: trials of --real without --launch share this machine, so they run one by one");
+  if (o.launch && options.ranks && o.launch->find("{ranks}") == std::string::npos)
+    throw UsageError("--ranks: --launch has no place for it; write {{ranks}} where the number of ranks belongs");
+  if (o.launch) plan::words_of("--launch", *o.launch);
+  if (comm::launch_environment().size > 1)
+    throw UsageError(
+        "--real: this process is one of several ranks; start `molen tune` once, and --launch starts the "
+        "ranks of each trial");
+}
+
+tune::Space space_of(const TuneArguments& o) {
+  if (!o.space) return tune::parse_space(o.search);
+  if (*o.space == "frontier") return tune::frontier_space();
+  if (!o.space->ends_with(".toml") && o.space->find('/') == std::string::npos)
+    throw UsageError("--space {}: is no space that molen has (frontier), and no file that ends in .toml", *o.space);
+  return tune::parse_space_file(read_file(*o.space, 1 << 20), *o.space);
+}
+
+// Returns the ranks of the job. Throws UsageError where a dimension of the space and an option both decide them.
+tune::JobRanks job_ranks(const ConfigOptions& options, const TuneArguments& o, const tune::Space& space,
+                         const std::optional<cluster::Cluster>& on) {
+  const auto nodes = space.find(tune::kNodes);
+  if (!on) {
+    if (nodes)
+      throw UsageError(
+          "nodes: trials of --real run on the ranks that --ranks and --launch say; search nodes "
+          "on a --cluster");
+    if (o.launch && !options.ranks && space.find(tune::kAccumulation))
+      throw UsageError("gas: the global batch follows from the ranks; --ranks says how many --launch starts");
+    return {.ranks = options.ranks.value_or(1), .of_node = 1};
+  }
+  tune::JobRanks job{.ranks = on->node.devices, .of_node = on->node.devices};
+  if (nodes) {
+    if (options.ranks || o.nodes)
+      throw UsageError("--{}: the space has nodes, which decide the ranks", o.nodes ? "nodes" : "ranks");
+    for (const Json& value : space.dimensions()[*nodes].values) nodes_on(*on, value.get<int>());
+    return job;
+  }
+  job.ranks = options.ranks ? *options.ranks : nodes_on(*on, o.nodes) * on->node.devices;
+  plan::machine_on(*on, job.ranks);
+  return job;
+}
+
+tune::SearchPlan search_plan(const ConfigOptions& options, const TuneArguments& o,
+                             const std::optional<cluster::Cluster>& on) {
+  const tune::Objective objective = tune::objective_from_name(o.objective);
+  tune::Space space = space_of(o);
+  const tune::JobRanks job = job_ranks(options, o, space, on);
+  tune::SearchPlan plan{.space = std::move(space),
+                        .base = load_config(options),
+                        .job = job,
+                        .objective = objective,
+                        .seed = o.seed,
+                        .trials = o.trials,
+                        .parallel = o.parallel.value_or(o.real ? 1 : kUsualParallel)};
+  if (on)
+    plan.memory =
+        Bytes(static_cast<std::int64_t>(sim::Factors::shipped().of("plannable_memory") * on->device.memory.value));
+  const auto cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  plan.concurrent = o.real ? plan.parallel : std::min(plan.parallel, cores);
+  if (on && plan.base.device.kind == "cpu")
+    throw UsageError("{}: {} describes {} devices; device.kind = \"auto\" takes them", plan.base.where("device.kind"),
+                     on->name, on->device.name);
+  config::Config config = plan.base;
+  plan::resolve_architecture(config);
+  return plan;
+}
+
+tune::Conditions tune_conditions(const TuneArguments& o, const std::optional<cluster::Cluster>& on) {
+  if (!on) return {"", fmt::format("{} steps by `{}`", o.steps.value_or(kTuneSteps), o.launch.value_or(""))};
+  return {on->name, std::string(on->origin == "shipped" ? cluster::shipped_text(on->name) : read_file(on->origin))};
+}
+
+std::vector<std::string> launch_words(const TuneArguments& o, int ranks) {
+  if (!o.launch) return {};
+  std::vector<std::string> words = plan::words_of("--launch", *o.launch);
+  constexpr std::string_view kPlace = "{ranks}";
+  for (std::string& word : words)
+    for (std::size_t at = 0; (at = word.find(kPlace, at)) != std::string::npos;)
+      word.replace(at, kPlace.size(), std::to_string(ranks));
+  return words;
+}
+
+plan::Outcome measured_trial(const TuneArguments& o, const config::Config& config, int ranks, int number) {
+  plan::MeasureOptions m;
+  m.launch = launch_words(o, ranks);
+  m.ranks = ranks;
+  m.steps = o.steps.value_or(kTuneSteps);
+  m.folder = fs::path(*o.output) / fmt::format("runs/trial-{:03}", number);
+  m.molen = fs::read_symlink("/proc/self/exe");
+  return plan::measure(config, m);
+}
+
+// A configuration that cannot be resolved is an outcome of its trial.
+tune::Attempt attempt_of(const TuneArguments& o, const std::optional<cluster::Cluster>& on) {
+  return [&o, &on](const config::Config& config, int ranks, int number) {
+    try {
+      return on ? plan::predict(config, *on, plan::machine_on(*on, ranks)) : measured_trial(o, config, ranks, number);
+    } catch (const UsageError& error) {
+      plan::Outcome refused;
+      refused.kind = plan::Outcome::Kind::kRefused, refused.why = error.what();
+      return refused;
+    }
+  };
+}
+
+// Returns the text of the best configuration, after it was read back and tried again as `molen train` would read it.
+std::string best_text(const tune::SearchPlan& plan, const tune::Trial& best,
+                      const std::optional<cluster::Cluster>& on) {
+  const auto choice = plan.space.choice(best.point, plan.base, plan.job);
+  MOLEN_CHECK(choice.ok(), "the best trial cannot be configured: {}", choice.reason());
+  std::string text = config::to_toml(choice.value().config);
+  const config::Config again = config::parse(text, "best.toml");
+  const auto changes = config::diff(choice.value().config, again);
+  MOLEN_CHECK(changes.empty(), "{} of the best trial reads back as another value", changes.front().key);
+  if (on && !best.kept) {
+    const auto outcome = plan::predict(again, *on, plan::machine_on(*on, choice.value().ranks));
+    MOLEN_CHECK(outcome.kind == plan::Outcome::Kind::kStep && outcome.figures.step_s == best.outcome.figures.step_s,
+                "the configuration of the best trial stands for another step, {}", outcome.figures.layout);
+  }
+  return text;
+}
+
+// What is shown of a search that has ended.
+struct TuneResult {
+  std::vector<tune::Trial> trials, best;
+  std::optional<tune::Sensitivity> sensitivity;  // absent: fewer than two trials have a step
+  std::vector<std::string> files;
+  int ranks = 0;  // of the best trial
+};
+
+std::string title_of_search(const tune::SearchPlan& plan, const std::optional<cluster::Cluster>& on) {
+  config::Config config = plan.base;
+  return fmt::format("{} {}", plan::resolve_architecture(config).name, on ? "on " + on->name : "trained here");
+}
+
+void write_tune_files(const tune::SearchPlan& plan, const TuneArguments& o, const std::optional<cluster::Cluster>& on,
+                      TuneResult& r) {
+  const std::string best = best_text(plan, r.best.front(), on);
+  if (!o.output) return;
+  const auto write = [&](const char* name, const std::string& text) {
+    r.files.push_back((fs::path(*o.output) / name).string());
+    write_file_atomic(r.files.back(), text);
+  };
+  r.files.push_back((fs::path(*o.output) / "tune.jsonl").string());
+  write("best.toml", best);
+  const std::string title = title_of_search(plan, on);
+  write("trajectory.svg", tune::trajectory_svg(r.trials, plan.objective, fmt::format("Search: {}", title)));
+  if (r.sensitivity)
+    write("sensitivity.svg", tune::sensitivity_svg(*r.sensitivity, plan.space, plan.objective,
+                                                   fmt::format("Impact of each key: {}", title)));
+}
+
+constexpr plan::Outcome::Kind kTuneFailures[] = {plan::Outcome::Kind::kOutOfMemory, plan::Outcome::Kind::kRefused,
+                                                 plan::Outcome::Kind::kFailed};
+
+std::int64_t count_of(const std::vector<tune::Trial>& trials, plan::Outcome::Kind kind) {
+  return std::ranges::count(trials, kind, [](const tune::Trial& t) { return t.outcome.kind; });
+}
+
+std::string tune_counts(const tune::SearchPlan& plan, const std::vector<tune::Trial>& trials) {
+  std::string text =
+      fmt::format("{} of {} points: {} with a step", counted(static_cast<std::int64_t>(trials.size()), "trial"),
+                  plan.space.points(), count_of(trials, plan::Outcome::Kind::kStep));
+  std::string reasons;
+  for (const auto kind : kTuneFailures) {
+    const auto first = std::ranges::find(trials, kind, [](const tune::Trial& t) { return t.outcome.kind; });
+    if (first == trials.end()) continue;
+    text += fmt::format(", {} {}", count_of(trials, kind), plan::name_of(kind));
+    reasons += fmt::format("\nthe first {}: trial {}, {}", plan::name_of(kind), first->number, first->outcome.why);
+  }
+  return text + reasons;
+}
+
+// The best trials: the values of each key, where another trial has another one than the first, and the figures.
+std::vector<std::vector<std::string>> best_table(const tune::SearchPlan& plan, const TuneResult& r) {
+  std::vector<std::string> header{"trial"};
+  for (std::size_t d = 0; d < plan.space.dimensions().size(); ++d) header.push_back(plan.space.short_name(d));
+  header.insert(header.end(),
+                {std::string(tune::unit_of(plan.objective)), "beside the best", "step", "MFU", "J/token", "memory"});
+  std::vector<std::vector<std::string>> table{header};
+  const double first = tune::figure_of(plan.objective, r.best.front().outcome.figures);
+  for (std::size_t i = 0; i < std::min<std::size_t>(kShownTrials, r.best.size()); ++i) {
+    const tune::Trial& t = r.best[i];
+    const plan::StepFigures& f = t.outcome.figures;
+    std::vector<std::string> row{std::to_string(t.number)};
+    for (std::size_t d = 0; d < plan.space.dimensions().size(); ++d)
+      row.push_back(plan.space.dimensions()[d].text(t.point[d]));
+    const double figure = tune::figure_of(plan.objective, f);
+    row.push_back(figure >= 1000.0 ? fmt::format("{:.0f}", figure) : fmt::format("{:.4g}", figure));
+    row.push_back(i == 0 ? "" : fmt::format("{:+.1f}%", 100.0 * (figure / first - 1.0)));
+    row.push_back(human(Seconds(f.step_s)));
+    row.push_back(f.mfu ? fmt::format("{:.1f}%", 100.0 * *f.mfu) : "");
+    row.push_back(f.step_j ? fmt::format("{:.3g}", *f.step_j / static_cast<double>(f.tokens)) : "");
+    row.push_back(t.outcome.memory ? human(*t.outcome.memory) : "");
+    table.push_back(std::move(row));
+  }
+  return table;
+}
+
+void print_tune(const tune::SearchPlan& plan, const std::optional<cluster::Cluster>& on, const TuneResult& r) {
+  fmt::print("{}, best {}\n", title_of_search(plan, on), tune::name_of(plan.objective));
+  const auto table = best_table(plan, r);
+  std::set<std::size_t> right;
+  for (std::size_t i = 0; i < table.front().size(); ++i) right.insert(i);
+  print_columns(table, right);
+  fmt::print("\n{}\n", tune_counts(plan, r.trials));
+  if (const auto kept = std::ranges::count_if(r.trials, [](const auto& t) { return t.kept; }); kept > 0)
+    fmt::print("{} kept from an earlier start of this search\n", counted(kept, "trial"));
+  if (r.sensitivity) {
+    std::vector<std::string> words;
+    for (std::size_t d = 0; d < r.sensitivity->value.size(); ++d)
+      words.push_back(fmt::format("{} {:.0f}%", plan.space.short_name(d), 100.0 * r.sensitivity->value[d]));
+    fmt::print("variance of log {} that a key explains alone, by the model: {}\n", tune::name_of(plan.objective),
+               fmt::join(words, ", "));
+  }
+  fmt::print("the best runs on {}\n", counted(r.ranks, "rank"));
+  for (const auto& file : r.files) fmt::print("{}\n", file);
+}
+
+Json json_of_tune(const tune::SearchPlan& plan, const std::optional<cluster::Cluster>& on, const TuneResult& r) {
+  Json trials = Json::array(), best = Json::array(), failures = Json::object();
+  for (const auto& t : r.trials) trials.push_back(tune::to_json(t, plan));
+  for (std::size_t i = 0; i < std::min<std::size_t>(kShownTrials, r.best.size()); ++i)
+    best.push_back(tune::to_json(r.best[i], plan));
+  for (const auto kind : kTuneFailures)
+    if (const auto first = std::ranges::find(r.trials, kind, [](const tune::Trial& t) { return t.outcome.kind; });
+        first != r.trials.end())
+      failures[tune::outcome_name(kind)] = {
+          {"count", count_of(r.trials, kind)}, {"first", first->number}, {"why", first->outcome.why}};
+  Json impact = Json::object();
+  for (std::size_t d = 0; r.sensitivity && d < plan.space.dimensions().size(); ++d)
+    impact[plan.space.dimensions()[d].key] = {
+        {"objective", r.sensitivity->value[d]},
+        {"memory", r.sensitivity->load.empty() ? Json() : Json(r.sensitivity->load[d])},
+        {"success", r.sensitivity->success.empty() ? Json() : Json(r.sensitivity->success[d])}};
+  return {{"cluster", on ? Json(on->name) : Json()},
+          {"source", on ? "predicted" : "measured"},
+          {"objective", tune::name_of(plan.objective)},
+          {"unit", tune::unit_of(plan.objective)},
+          {"points", plan.space.points()},
+          {"kept", std::ranges::count_if(r.trials, [](const auto& t) { return t.kept; })},
+          {"failures", failures},
+          {"sensitivity", impact},
+          {"best", best},
+          {"trials", trials},
+          {"files", r.files}};
+}
+
+int run_tune(const ConfigOptions& options, const TuneArguments& o) {
+  require_tune_modes(options, o);
+  const std::optional<cluster::Cluster> on = o.cluster ? std::optional(cluster::find(*o.cluster)) : std::nullopt;
+  if (on) on->require_programs();
+  const tune::SearchPlan plan = search_plan(options, o, on);
+  std::optional<tune::Journal> journal;
+  if (o.output) journal.emplace(*o.output, plan, tune_conditions(o, on));
+  const auto progress = make_progress("tune");
+  tune::SearchCalls calls{.attempt = attempt_of(o, on)};
+  calls.begin = [&](int number, const std::string& doing) {
+    progress->at("trials", static_cast<double>(number - 1) / plan.trials, doing);
+  };
+  calls.end = [&](const tune::Trial& trial) {
+    if (journal) journal->append(trial);
+  };
+  TuneResult r;
+  r.trials = tune::run_search(plan, calls, journal ? journal->kept() : std::map<int, tune::Trial>());
+  progress->finish();
+  r.best = tune::ranked(r.trials, plan.objective);
+  if (r.best.empty()) throw Error("no trial of the search has a step\n{}", tune_counts(plan, r.trials));
+  r.ranks = r.best.front().outcome.figures.ranks;
+  if (r.best.size() >= 2) {
+    std::vector<tune::Observation> seen;
+    for (const auto& trial : r.trials) seen.push_back(tune::observation_of(trial, plan));
+    r.sensitivity = tune::sensitivity_of(tune::Models(plan.space, seen, plan.seed), plan.space, plan.seed);
+  }
+  write_tune_files(plan, o, on, r);
+  if (o.format == "json")
+    fmt::print("{}\n", json_of_tune(plan, on, r).dump(2));
+  else
+    print_tune(plan, on, r);
+  return kOk;
+}
+
+void add_tune_options(CLI::App& verb, TuneArguments& o) {
+  verb.add_option(
+          "--search", o.search,
+          "key=1,2,4 (a list), key=4..20 (whole numbers) or key=1..64:log: values to search; once for each key. "
+          "gas: micro-batches of a step, from which batch.global follows; nodes: nodes of the cluster")
+      ->take_all()
+      ->expected(1)
+      ->allow_extra_args(false);
+  verb.add_option("--space", o.space,
+                  "instead of --search: a TOML file (docs/formats/tune.md), or frontier, the space of the search for "
+                  "175 B parameters on Frontier");
+  verb.add_option("--cluster", o.cluster,
+                  "predicts the trials on this cluster, by name or TOML file (docs/formats/cluster.md)");
+  verb.add_option("--nodes", o.nodes, "nodes of the cluster instead of --ranks (default: all)");
+  verb.add_flag("--real", o.real, "trains the trials and measures their steps");
+  verb.add_option("--launch", o.launch,
+                  "real: the command that starts the ranks, \"mpirun -n {ranks}\"; without it they are threads");
+  verb.add_option(
+          "--steps", o.steps,
+          fmt::format("real: steps to measure, after {} of warm-up (default: {})", plan::kWarmupSteps, kTuneSteps))
+      ->check(CLI::Range(1, 1000000));
+  verb.add_option("--trials", o.trials, "trials in all, with those of an earlier start")
+      ->check(CLI::Range(1, tune::kMostTrials))
+      ->capture_default_str();
+  verb.add_option("--parallel", o.parallel,
+                  fmt::format("trials that are proposed together and run at a time (default: {}; 1 with --real)",
+                              kUsualParallel))
+      ->check(CLI::Range(1, tune::kMostParallel));
+  verb.add_option("--seed", o.seed, "seed of the first trials and of the models")->capture_default_str();
+  verb.add_option("--objective", o.objective,
+                  "what the best trial has most of, throughput (tokens/s per device), or least of: time (seconds for a "
+                  "million tokens) or energy (J per token)")
+      ->capture_default_str();
+  verb.add_option("--output", o.output,
+                  "folder for tune.jsonl, best.toml and plots (docs/formats/tune.md); a search goes on there");
+}
+
+}  // namespace
+
+void add_tune_verb(CLI::App& app, Chosen& chosen) {
+  CLI::App* verb = app.add_subcommand("tune",
+                                      "Bayesian optimisation of configuration keys for throughput, time or energy, "
+                                      "predicted on a cluster or trained");
+  auto options = add_config_options(*verb);
+  auto o = std::make_shared<TuneArguments>();
+  add_tune_options(*verb, *o);
+  auto format = add_format_option(*verb);
+  verb->callback([&chosen, options, o, format] {
+    chosen.action = [=] {
+      o->format = *format;
+      return run_tune(*options, *o);
+    };
+  });
+}
+
+}  // namespace molen::apps

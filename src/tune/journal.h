@@ -1,0 +1,51 @@
+// FOLDER/tune.jsonl: what a search is, and each trial that has ended (docs/formats/tune.md).
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "store/lines.h"
+#include "tune/search.h"
+
+namespace molen::tune {
+
+// What outcomes depend on besides the plan: "frontier" and the text of its description, or the launcher and the steps
+// of a measurement.
+struct Conditions {
+  std::string cluster;  // empty: measured
+  std::string text;
+};
+
+// Returns "step", "out_of_memory", "refused" or "failed".
+std::string_view outcome_name(plan::Outcome::Kind kind);
+
+// Returns the first line of the journal.
+Json header_of(const SearchPlan& plan, const Conditions& conditions);
+
+Json to_json(const Trial& trial, const SearchPlan& plan);
+// Throws UsageError with `origin` for a line of another form.
+Trial trial_from_json(const Json& line, const SearchPlan& plan, std::string_view origin);
+
+class Journal {
+ public:
+  // Makes the folder, and reads the journal that may be there. Throws UsageError if it is of another search, naming the
+  // first thing that differs. A line that is cut short is left out, so that its trial runs again.
+  Journal(const fs::path& folder, const SearchPlan& plan, const Conditions& conditions);
+
+  const std::map<int, Trial>& kept() const { return kept_; }
+  void append(const Trial& trial);  // throws Error when the line cannot be written
+  const fs::path& path() const { return path_; }
+
+ private:
+  void read(const SearchPlan& plan, const Json& header);
+
+  fs::path path_;
+  const SearchPlan& plan_;
+  std::map<int, Trial> kept_;
+  std::unique_ptr<store::LineWriter> lines_;
+};
+
+}  // namespace molen::tune
