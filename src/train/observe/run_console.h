@@ -7,7 +7,6 @@
 #include <string>
 
 #include "base/json.h"
-
 #include "store/console.h"
 #include "store/metrics.h"
 #include "train/observe/predicted.h"
