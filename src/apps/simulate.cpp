@@ -30,7 +30,11 @@ struct Built {
   config::Config config;  // resolved
   program::Setting setting;
   program::Stages stages;
-  std::optional<data::Attended> attended;  // with data.document_mask; the FLOPs of attention are those of this share
+  // With data.document_mask: the share that the FLOPs of attention are left with, and the stages with less and with
+  // more
+  // of them, between which 80 % of the batches of a rank lie.
+  std::optional<data::Attended> attended;
+  std::vector<program::Stages> less_and_more;
 };
 Built build_for(config::Config c, const plan::Machine& machine) {
   const auto a = plan::resolve_architecture(c);
@@ -42,11 +46,24 @@ Built build_for(config::Config c, const plan::Machine& machine) {
   if (const auto findings = program::check_world(programs); !findings.empty())
     throw Error("the pipeline's programs are refused: {}", findings.front().text);
   std::optional<data::Attended> attended;
+  std::vector<program::Stages> less_and_more;
   if (setting.document_mask) {
     attended = plan::attended_of(c, a);
+    const auto [low, high] = data::interval_of(*attended, setting.global_batch / setting.data_ranks());
+    for (const double share : {low, high}) {
+      auto within = programs;
+      sim::attend_within_documents(within, share, machine.cuda);
+      less_and_more.emplace_back(std::move(within));
+    }
     sim::attend_within_documents(programs, attended->mean, machine.cuda);
   }
-  return {std::move(c), setting, program::Stages(std::move(programs)), attended};
+  return {std::move(c), setting, program::Stages(std::move(programs)), attended, std::move(less_and_more)};
+}
+
+std::optional<AttendedStep> attended_step(const Built& built, const sim::Costs& costs) {
+  if (!built.attended) return std::nullopt;
+  const auto step = [&](std::size_t i) { return sim::step_seconds(sim::simulate(built.less_and_more[i], costs)); };
+  return AttendedStep{*built.attended, step(0), step(1)};
 }
 
 // Returns a failure when the calibration has no data for the prediction.
@@ -60,8 +77,11 @@ Result<Simulated> simulate_on(config::Config c, const plan::Machine& machine, co
   auto costs = calibration.find(sim::conditions_of(built.setting, comm));
   if (!costs) return Failure{costs.reason()};
   auto timelines = sim::simulate(built.stages, costs.value());
-  return Simulated{std::move(built.config), std::move(built.stages), std::move(timelines), built.attended,
-                   costs.value().extrapolated()};
+  return Simulated{.config = std::move(built.config),
+                   .stages = std::move(built.stages),
+                   .timelines = std::move(timelines),
+                   .attended = attended_step(built, costs.value()),
+                   .extrapolated = costs.value().extrapolated()};
 }
 
 Simulated simulate_described(config::Config c, const cluster::Cluster& on, const plan::Machine& machine) {
@@ -71,17 +91,17 @@ Simulated simulate_described(config::Config c, const cluster::Cluster& on, const
 
   Built built = build_for(std::move(c), machine);
   const sim::Factors& factors = sim::Factors::shipped();
-  auto timelines = sim::simulate(built.stages, sim::DescribedCosts(on, factors));
+  const sim::DescribedCosts costs(on, factors);
+  auto timelines = sim::simulate(built.stages, costs);
   const auto energy = sim::energy_of(built.stages, timelines, on, factors, factors.spread());
-  return {std::move(built.config),
-          std::move(built.stages),
-          std::move(timelines),
-          built.attended,
-          {},
-          on,
-          machine.local_ranks,
-          factors.spread(),
-          energy};
+  return {.config = std::move(built.config),
+          .stages = std::move(built.stages),
+          .timelines = std::move(timelines),
+          .attended = attended_step(built, costs),
+          .cluster = on,
+          .local_ranks = machine.local_ranks,
+          .spread = factors.spread(),
+          .energy = energy};
 }
 
 bool measured_here(const sim::Calibration& calibration) {

@@ -71,9 +71,12 @@ Json cluster_json(const Simulated& s, Bytes memory, Bytes host) {
           {"kg_co2e", s.energy.kg_co2e},     {"energy_spread", s.energy.spread}};
 }
 
-Json attended_json(const std::optional<data::Attended>& attended) {
+Json attended_json(const std::optional<AttendedStep>& attended) {
   if (!attended) return nullptr;
-  return {{"share", attended->mean}, {"deviation", attended->deviation}, {"sequences", attended->sequences}};
+  return {{"share", attended->share.mean},
+          {"deviation", attended->share.deviation},
+          {"sequences", attended->share.sequences},
+          {"interval_s", {attended->low_s, attended->high_s}}};
 }
 
 std::vector<double> phases_of(const Simulated& s, std::size_t stage) {
@@ -193,8 +196,9 @@ void print_simulated(const Simulated& s, std::size_t stage, const std::vector<Op
   if (s.attended)
     fmt::print(
         "attention within documents: {:.1f} % of the causal scores of a sequence, with a standard deviation of {:.1f} "
-        "points over {} sequences of the data\n",
-        100.0 * s.attended->mean, 100.0 * s.attended->deviation, s.attended->sequences);
+        "points over {} sequences of the data; by it, 80 % of steps lie between {} and {}\n",
+        100.0 * s.attended->share.mean, 100.0 * s.attended->share.deviation, s.attended->share.sequences,
+        human(Seconds(s.attended->low_s)), human(Seconds(s.attended->high_s)));
   if (!s.extrapolated.empty()) fmt::print("these ranks were not measured: extrapolated from {}\n", s.extrapolated);
   if (s.cluster) print_cluster(s, memory, host);
   if (measured) print_beside(s, *measured);

@@ -18,11 +18,17 @@
 
 namespace molen::apps {
 
+// Attention within documents: what they leave of it, and the seconds of a step for the shares of data::interval_of.
+struct AttendedStep {
+  data::Attended share;
+  double low_s = 0.0, high_s = 0.0;
+};
+
 struct Simulated {
   config::Config config;  // resolved
   program::Stages stages;
-  std::vector<program::Timeline> timelines;               // by stage
-  std::optional<data::Attended> attended = std::nullopt;  // as Built has it
+  std::vector<program::Timeline> timelines;  // by stage
+  std::optional<AttendedStep> attended = std::nullopt;
   std::string extrapolated = {};  // the measurements that the costs are derived from, if not these conditions
   // With a description of a cluster: the cluster, the spread of the step's time (sim::Factors), and the energy.
   std::optional<cluster::Cluster> cluster = std::nullopt;

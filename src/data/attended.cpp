@@ -1,5 +1,6 @@
 #include "data/attended.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -12,6 +13,12 @@ double attended_share(std::span<const std::int32_t> starts) {
   double scores = 0.0;
   for (std::size_t i = 0; i < starts.size(); ++i) scores += static_cast<double>(i) + 1.0 - starts[i];
   return scores / (length * (length + 1.0) / 2.0);
+}
+
+std::pair<double, double> interval_of(const Attended& attended, std::int64_t sequences) {
+  constexpr double kDeviations = 1.2816;  // of a normal distribution, for 80 %
+  const double half = kDeviations * attended.deviation / std::sqrt(static_cast<double>(sequences));
+  return {std::max(0.0, attended.mean - half), std::min(1.0, attended.mean + half)};
 }
 
 Attended attended_share(const Dataset& dataset, std::int64_t first, std::int64_t count) {

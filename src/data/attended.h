@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 
 #include "data/dataset.h"
 
@@ -17,6 +18,9 @@ struct Attended {
   double deviation = 0.0;  // standard deviation over the sequences
   std::int64_t sequences = 0;
 };
+// Returns the shares between which that of `sequences` sequences together lies with a probability of 80 %, as means of
+// independent draws do: `mean` plus and minus 1.28 standard deviations of such a mean, within 0 and 1.
+std::pair<double, double> interval_of(const Attended& attended, std::int64_t sequences);
 // Reads `count` > 0 sequences of training data from sample `first` on.
 Attended attended_share(const Dataset& dataset, std::int64_t first, std::int64_t count);
 

@@ -23,6 +23,14 @@ TEST(Attended, IsTheShareOfScoresWithinDocuments) {
   EXPECT_DOUBLE_EQ(attended_share(halves), 2.0 * 64 * 65 / (128.0 * 129));
 }
 
+TEST(Attended, OfManySequencesVariesLess) {
+  const Attended one{0.5, 0.1, 100};
+  EXPECT_NEAR(interval_of(one, 1).first, 0.5 - 0.12816, 1e-12);
+  EXPECT_NEAR(interval_of(one, 4).second, 0.5 + 0.06408, 1e-12);
+  EXPECT_EQ(interval_of({0.95, 0.3, 100}, 1).second, 1.0);
+  EXPECT_EQ(interval_of({0.05, 0.3, 100}, 1).first, 0.0);
+}
+
 // Counts pairs of tokens of one document in each sequence, as attention sees them.
 TEST(Attended, IsReadFromTheData) {
   const TestFolder folder;

@@ -150,6 +150,9 @@ for name, shape in SHAPES.items():
     ok(f"simulate: {name}", r.returncode == 0 and "predicted step" in r.stdout, r.stderr)
     said = run("train", "run.toml", "--set", f"run.name={name.replace(' ', '-').replace(',', '')}", "--set", 'train.stop_after="2 steps"', "--cluster", "here.json", "--ranks", "2", *shape).stdout
     ok(f"train: a prediction for {name}", "no prediction" not in said and "predicted" in said, said)
+masked = json.loads(measured_for("--ranks", "2", "--set", "data.document_mask=true", "--format", "json").stdout)
+low, high = masked["attended"]["interval_s"]
+ok("simulate: documents make an interval", 0 < masked["attended"]["share"] < 1 and low < masked["step_s"] < high, masked["attended"])
 # --- what is shown is what ran -----------------------------------------------------------------------------------------------
 AUTO = ["--set", "precision.compute=auto"]
 run("train", "run.toml", *AUTO, "--set", "run.name=auto", "--set", 'train.stop_after="2 steps"', "--ranks", "2")
