@@ -24,6 +24,7 @@ VENDOR = {  # header pattern -> folder that may include it
     r"mpi\.h": "comm/mpi",
     r"nccl\.h": "comm/nccl",
     r"nvml\.h": "energy/nvml",
+    r"nlopt\.hpp?": "tune",
     r"sqlite3\.h": "store/sqlite",
     r"libpq-fe\.h": "store/postgres",
     r"curl/": "serve/http",

@@ -165,7 +165,7 @@ std::string best_text(const tune::SearchPlan& plan, const tune::Trial& best,
                       const std::optional<cluster::Cluster>& on) {
   const auto choice = plan.space.choice(best.point, plan.base, plan.job);
   MOLEN_CHECK(choice.ok(), "the best trial cannot be configured: {}", choice.reason());
-  std::string text = config::to_toml(choice.value().config);
+  const std::string text = plan::toml_of_set_keys(choice.value().config);
   const config::Config again = config::parse(text, "best.toml");
   const auto changes = config::diff(choice.value().config, again);
   MOLEN_CHECK(changes.empty(), "{} of the best trial reads back as another value", changes.front().key);
@@ -210,19 +210,19 @@ void write_tune_files(const tune::SearchPlan& plan, const TuneArguments& o, cons
 constexpr plan::Outcome::Kind kTuneFailures[] = {plan::Outcome::Kind::kOutOfMemory, plan::Outcome::Kind::kRefused,
                                                  plan::Outcome::Kind::kFailed};
 
-std::int64_t count_of(const std::vector<tune::Trial>& trials, plan::Outcome::Kind kind) {
+std::int64_t trials_with(const std::vector<tune::Trial>& trials, plan::Outcome::Kind kind) {
   return std::ranges::count(trials, kind, [](const tune::Trial& t) { return t.outcome.kind; });
 }
 
 std::string tune_counts(const tune::SearchPlan& plan, const std::vector<tune::Trial>& trials) {
   std::string text =
       fmt::format("{} of {} points: {} with a step", counted(static_cast<std::int64_t>(trials.size()), "trial"),
-                  plan.space.points(), count_of(trials, plan::Outcome::Kind::kStep));
+                  plan.space.points(), trials_with(trials, plan::Outcome::Kind::kStep));
   std::string reasons;
   for (const auto kind : kTuneFailures) {
     const auto first = std::ranges::find(trials, kind, [](const tune::Trial& t) { return t.outcome.kind; });
     if (first == trials.end()) continue;
-    text += fmt::format(", {} {}", count_of(trials, kind), plan::name_of(kind));
+    text += fmt::format(", {} {}", trials_with(trials, kind), plan::name_of(kind));
     reasons += fmt::format("\nthe first {}: trial {}, {}", plan::name_of(kind), first->number, first->outcome.why);
   }
   return text + reasons;
@@ -283,7 +283,7 @@ Json json_of_tune(const tune::SearchPlan& plan, const std::optional<cluster::Clu
     if (const auto first = std::ranges::find(r.trials, kind, [](const tune::Trial& t) { return t.outcome.kind; });
         first != r.trials.end())
       failures[tune::outcome_name(kind)] = {
-          {"count", count_of(r.trials, kind)}, {"first", first->number}, {"why", first->outcome.why}};
+          {"count", trials_with(r.trials, kind)}, {"first", first->number}, {"why", first->outcome.why}};
   Json impact = Json::object();
   for (std::size_t d = 0; r.sensitivity && d < plan.space.dimensions().size(); ++d)
     impact[plan.space.dimensions()[d].key] = {

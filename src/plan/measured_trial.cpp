@@ -82,17 +82,15 @@ std::vector<std::string> command_of(const MeasureOptions& options, const fs::pat
   return words;
 }
 
-// Returns the keys that were set, as a configuration. A key at its default is left out, because some defaults give way
-// to what the machine or another key asks for, and a value that is set does not.
-std::string file_text(const config::Config& c) {
+}  // namespace
+
+std::string toml_of_set_keys(const config::Config& c) {
   std::string text;
   for (const auto& f : config::fields())
     if (const Json value = f.write(c); c.origins.count(f.key) > 0 && !value.is_null())
       text += fmt::format("{} = {}\n", f.key, config::toml_value(value));
   return text;
 }
-
-}  // namespace
 
 config::Config training_of(const config::Config& config, const MeasureOptions& options) {
   const config::Origin origin{config::Origin::Kind::kOther, "a measured trial"};
@@ -149,7 +147,7 @@ Outcome outcome_of_failure(int status, std::string_view output) {
 Outcome measure(const config::Config& config, const MeasureOptions& options) {
   const fs::path folder = fs::absolute(options.folder), file = folder.string() + ".toml";
   make_directories(folder.parent_path());
-  write_file_atomic(file, file_text(training_of(config, options)));
+  write_file_atomic(file, toml_of_set_keys(training_of(config, options)));
   const data::ProcessResult ran = data::run_process(command_of(options, file), fs::current_path());
   Outcome outcome;
   const int wanted = options.steps + kWarmupSteps;

@@ -23,6 +23,10 @@ struct MeasureOptions {
   std::filesystem::path molen;      // the program `molen`
 };
 
+// Returns a configuration as TOML with the keys that were set alone. Some defaults give way to other keys, and a value
+// in a file does not.
+std::string toml_of_set_keys(const config::Config& config);
+
 // Returns the configuration with which a trial of `config` trains: in the folder of `options`, for its steps alone,
 // without validation, with no checkpoint before the end.
 config::Config training_of(const config::Config& config, const MeasureOptions& options);
