@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <set>
 #include <tuple>
@@ -16,9 +18,15 @@
 #include "comm/mpi/mpi.h"
 #include "plan/measured_trial.h"
 #include "plan/sweep.h"
+#include "plan/sweep_file.h"
 #include "plan/sweep_plots.h"
+#include "sim/calibration.h"
 #include "sim/factors.h"
-#include "store/lines.h"
+#ifdef MOLEN_HAS_TORCH
+#include "measure/calibrate.h"
+#include "measure/device_peak.h"
+#include "measure/machine.h"
+#endif
 
 namespace molen::apps {
 namespace {
@@ -46,6 +54,11 @@ void require_modes(const SweepArguments& o) {
         "`molen sweep` needs --cluster NAME, on whose description trials are predicted (molen has {}), or "
         "--real, which trains them",
         fmt::join(cluster::shipped(), ", "));
+  if (o.cluster && sim::is_calibration(*o.cluster))
+    throw UsageError(
+        "--cluster: {} is a calibration; `molen sweep --cluster` takes the description of a cluster ({}, or a file "
+        "*.toml), and --real measures",
+        *o.cluster, fmt::join(cluster::shipped(), ", "));
   if (o.grid.empty() && !o.scaling)
     throw UsageError(
         "`molen sweep` needs --grid key=value,value,... or --scaling strong|weak: what differs between "
@@ -102,8 +115,22 @@ std::vector<plan::JobSize> sizes_of(const SweepArguments& o, const std::optional
   return sizes;
 }
 
+// Returns what tells the machine of this process and its version of molen from others. The ranks of a launcher may be
+// on other machines; those of a partition are told by its name.
+std::string this_machine() {
+  const char* partition = std::getenv("SLURM_JOB_PARTITION");
+#ifdef MOLEN_HAS_TORCH
+  return fmt::format("{}, {}, partition {}, molen {}", measure::cpu_model(), measure::gpu_name(0),
+                     partition ? partition : "none", plan::version_in(measure::describe_machine()));
+#else  // such a program trains nothing
+  return fmt::format("partition {}, molen {}", partition ? partition : "none", MOLEN_VERSION);
+#endif
+}
+
 std::string conditions_of(const SweepArguments& o, const std::optional<cluster::Cluster>& on) {
-  if (!on) return fmt::format("{} steps by `{}`", o.steps.value_or(kDefaultSteps), o.launch.value_or(""));
+  if (!on)
+    return fmt::format("{} steps by `{}` from {}", o.steps.value_or(kDefaultSteps), o.launch.value_or(""),
+                       this_machine());
   return std::string(on->origin == "shipped" ? cluster::shipped_text(on->name) : read_file(on->origin));
 }
 
@@ -146,10 +173,9 @@ plan::SweepPlan plan_of(const ConfigOptions& options, const SweepArguments& o,
   if (plan.trials() > plan::kMostTrials)
     throw UsageError("--grid: the grid and its sizes have {} trials, more than {}", plan.trials(), plan::kMostTrials);
   const config::Config first = load_first(options, plan);
-  if (plan.scaling == plan::Scaling::kWeak)
-    for (const auto& size : plan.sizes)
-      plan::weak_batch(first.batch.global, plan.sizes.front().amount(), size.amount());
-  if (on && first.device.kind == "cpu")
+  plan::require_weak_batches(plan, first.batch.global);
+  const bool each_device = std::ranges::any_of(plan.grid, [](const auto& axis) { return axis.key == "device.kind"; });
+  if (on && !each_device && first.device.kind == "cpu")
     throw UsageError("{}: {} describes {} devices; device.kind = \"auto\" takes them", first.where("device.kind"),
                      on->name, on->device.name);
   return plan;
@@ -175,7 +201,7 @@ plan::TryTrial measuring(const SweepArguments& o) {
   return [o](const config::Config& config, plan::TrialRow& row) {
     plan::MeasureOptions m;
     m.launch = launch_of(o, row.size);
-    m.ranks = std::max(1, row.size.ranks);
+    m.ranks = row.size.ranks, m.nodes = row.size.nodes;
     m.steps = o.steps.value_or(kDefaultSteps);
     row.run = "runs/trial-" + row.trial.substr(0, 12);
     m.folder = fs::path(*o.output) / row.run;
@@ -183,57 +209,6 @@ plan::TryTrial measuring(const SweepArguments& o) {
     return plan::measure(config, m);
   };
 }
-
-// FOLDER/sweep.jsonl: what an earlier sweep left, and the rows of this one.
-class SweepFile {
- public:
-  explicit SweepFile(const fs::path& folder) : path_(folder / "sweep.jsonl") {
-    make_directories(folder);
-    if (fs::exists(path_)) read();
-    lines_ = std::make_unique<store::LineWriter>(path_, [](const std::string& text) { say(text); });
-  }
-  const std::map<std::string, plan::TrialRow>& kept() const { return kept_; }
-  // Adds a row. A row that took a training is on disk when this returns.
-  void append(const plan::SweepPlan& plan, const plan::TrialRow& row) {
-    lines_->append(plan::to_json(plan, row).dump());
-    if (plan.measured) lines_->sync();
-  }
-  // Writes the rows of this sweep in their order, and behind them those of other sweeps in the same folder.
-  void finish(const plan::SweepPlan& plan, const std::vector<plan::TrialRow>& rows) {
-    lines_.reset();
-    std::string text;
-    std::set<std::string> here;
-    for (const auto& row : rows) {
-      text += plan::to_json(plan, row).dump() + "\n";
-      here.insert(row.trial);
-    }
-    for (const auto& [trial, line] : others_)
-      if (here.count(trial) == 0) text += line + "\n";
-    write_file_atomic(path_, text);
-  }
-
- private:
-  void read() {
-    store::each_line(path_, [&](std::string_view line, std::int64_t number) {
-      const std::string origin = fmt::format("{}:{}", path_.string(), number);
-      Json json;
-      try {
-        json = parse_json(line, origin);
-      } catch (const UsageError&) {  // cut short when an earlier sweep was killed; its trial is run again
-        return;
-      }
-      const plan::TrialRow row = plan::row_from_json(json, origin);
-      kept_[row.trial] = row;
-      std::erase_if(others_, [&](const auto& other) { return other.first == row.trial; });
-      others_.emplace_back(row.trial, std::string(line));
-    });
-  }
-
-  fs::path path_;
-  std::map<std::string, plan::TrialRow> kept_;
-  std::vector<std::pair<std::string, std::string>> others_;  // trial and line, in the order of the file
-  std::unique_ptr<store::LineWriter> lines_;
-};
 
 std::vector<std::string> write_files(const SweepArguments& o, const plan::SweepPlan& plan,
                                      const std::vector<plan::TrialRow>& rows) {
@@ -268,11 +243,14 @@ void print_sweep(const plan::SweepPlan& plan, const std::vector<plan::TrialRow>&
   for (std::size_t i = plan.grid.size(); i + 1 < table.front().size(); ++i) right.insert(i);
   print_columns(table, right);
   fmt::print("\n{}\n", trial_counts(rows));
-  if (!plan.measured)
-    fmt::print("80 % of steps are expected within {:.0f} % of these predictions\n",
-               100.0 * sim::Factors::shipped().spread());
-  else
+  const bool steps = std::ranges::any_of(rows, &plan::TrialRow::has_step);
+  if (const double times = 1.0 + sim::Factors::shipped().spread(); steps && !plan.measured)
+    fmt::print("a step takes with a probability of 80 % between 1/{0:.2f} and {0:.2f} times its prediction\n", times);
+  if (steps && plan.measured)
     fmt::print("a step is the median of {} after {} of warm-up\n", o.steps.value_or(kDefaultSteps), plan::kWarmupSteps);
+  if (const auto machines = plan::machines_of(rows); machines.size() > 1)
+    fmt::print("the trials ran on different machines, so that their figures do not compare: {}\n",
+               fmt::join(machines, "; "));
   if (const auto kept = std::ranges::count_if(rows, [](const auto& row) { return row.kept; }); kept > 0)
     fmt::print("{} kept from an earlier sweep in this folder, and not trained again\n", counted(kept, "trial"));
   for (const auto& file : files) fmt::print("{}\n", file);
@@ -298,8 +276,8 @@ int run_sweep_verb(const ConfigOptions& options, const SweepArguments& o) {
   const std::optional<cluster::Cluster> on = o.cluster ? std::optional(cluster::find(*o.cluster)) : std::nullopt;
   if (on) on->require_programs();
   const plan::SweepPlan plan = plan_of(options, o, on);
-  std::unique_ptr<SweepFile> file;
-  if (o.output) file = std::make_unique<SweepFile>(*o.output);
+  std::unique_ptr<plan::SweepFile> file;
+  if (o.output) file = std::make_unique<plan::SweepFile>(*o.output, [](const std::string& text) { say(text); });
   const auto progress = make_progress("sweep");
   const auto share = [&](std::int64_t done) { return static_cast<double>(done) / static_cast<double>(plan.trials()); };
   plan::SweepCalls calls;
@@ -320,8 +298,10 @@ int run_sweep_verb(const ConfigOptions& options, const SweepArguments& o) {
     fmt::print("{}\n", json_of_sweep(plan, rows, o, files).dump(2));
   else
     print_sweep(plan, rows, o, files);
+  std::fflush(stdout);  // so that the error stands behind the rows where both go to one file
   if (std::ranges::none_of(rows, &plan::TrialRow::has_step))
-    throw Error("no trial of the sweep has a step; the rows above say why");
+    throw Error("no trial of the sweep has a step; {} why",
+                o.format == "json" ? "\"why\" of each trial says" : "the rows above say");
   return kOk;
 }
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 
@@ -78,6 +79,67 @@ std::vector<std::string> with_limit(const std::vector<std::string>& arguments, s
   return limited;
 }
 
+std::atomic<int> passed_signal{0};
+std::atomic<pid_t> signalled_child{0};
+
+void pass_signal(int signal, siginfo_t* info, void*) {
+  const int saved = errno;
+  passed_signal = signal;
+  const pid_t child = signalled_child;
+  // The terminal's signals (Ctrl-C) come from the kernel, for the whole group of processes: the program has them too.
+  if (child > 0 && info->si_code != SI_KERNEL) ::kill(child, signal);
+  errno = saved;
+}
+
+// While it lives, signals that ask this process to end go to a program instead.
+class PassedSignals {
+ public:
+  explicit PassedSignals(bool passes) {
+    if (!passes) return;
+    passed_signal = 0;
+    struct sigaction action {};
+    action.sa_sigaction = pass_signal;
+    action.sa_flags = SA_SIGINFO | SA_RESTART;
+    ::sigemptyset(&action.sa_mask);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU}) {
+      struct sigaction before {};
+      // A signal that the user's shell ignores (nohup) stays ignored.
+      if (::sigaction(signal, nullptr, &before) != 0 || before.sa_handler == SIG_IGN) continue;
+      ::sigaction(signal, &action, nullptr);
+      before_.emplace_back(signal, before);
+    }
+  }
+  ~PassedSignals() {
+    signalled_child = 0;
+    for (const auto& [signal, action] : before_) ::sigaction(signal, &action, nullptr);
+  }
+  PassedSignals(const PassedSignals&) = delete;
+  PassedSignals& operator=(const PassedSignals&) = delete;
+
+  void to(pid_t child) const {
+    if (before_.empty()) return;
+    signalled_child = child;
+    if (const int signal = passed_signal; signal != 0) ::kill(child, signal);  // it came before the program had begun
+  }
+  int signal() const { return before_.empty() ? 0 : passed_signal.load(); }
+
+ private:
+  std::vector<std::pair<int, struct sigaction>> before_;
+};
+
+// Waits for the program's end. Its number belongs to it until it is waited for: no signal goes to another program.
+int wait_for(pid_t child) {
+  siginfo_t ended{};
+  while (::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
+  }
+  pid_t expected = child;
+  signalled_child.compare_exchange_strong(expected, 0);
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
 }  // namespace
 
 ProcessResult run_process(const std::vector<std::string>& arguments, const std::filesystem::path& folder,
@@ -106,17 +168,17 @@ ProcessResult run_process(const std::vector<std::string>& arguments, const std::
   posix_spawn_file_actions_adddup2(&actions, child_out.get(), 1);
   posix_spawn_file_actions_adddup2(&actions, child_out.get(), 2);
   posix_spawn_file_actions_addchdir_np(&actions, folder.c_str());
+  const PassedSignals signals(limits.passes_signals);
   pid_t child = 0;
   const int failed = ::posix_spawnp(&child, argv[0], &actions, nullptr, argv.data(), environment.data());
   posix_spawn_file_actions_destroy(&actions);
   ::close(child_out.release());
   if (failed == ENOENT) return {127, limited[0] + ": no such program"};
   if (failed != 0) throw Error("{}: cannot be started: {}", program, std::strerror(failed));
+  signals.to(child);
   ProcessResult result{0, read_all(out.get(), limits, child)};
-  int status = 0;
-  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  result.status = wait_for(child);
+  result.signal = signals.signal();
   return result;
 }
 

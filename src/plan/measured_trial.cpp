@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cmath>
+#include <cstring>
 #include <optional>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
+#include "base/median.h"
+#include "base/units.h"
 #include "data/process.h"
 #include "plan/layouts.h"
 #include "plan/memory_need.h"
@@ -16,19 +19,6 @@
 
 namespace molen::plan {
 namespace {
-
-// Returns the value below which a share of the sorted values lies; between two values it is interpolated.
-double quantile(const std::vector<double>& sorted, double share) {
-  const double at = share * static_cast<double>(sorted.size() - 1);
-  const auto below = static_cast<std::size_t>(at);
-  const std::size_t above = std::min(below + 1, sorted.size() - 1);
-  return sorted[below] + (at - static_cast<double>(below)) * (sorted[above] - sorted[below]);
-}
-
-double median_of(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return quantile(values, 0.5);
-}
 
 // Returns the median of a figure; absent if some step lacks it.
 std::optional<double> median_of(const std::vector<store::StepMetrics>& steps,
@@ -38,7 +28,7 @@ std::optional<double> median_of(const std::vector<store::StepMetrics>& steps,
     if (!(m.*figure)) return std::nullopt;
     values.push_back(*(m.*figure));
   }
-  return median_of(std::move(values));
+  return median(std::move(values));
 }
 
 bool ends_before(const config::Config& c, std::int64_t steps) {
@@ -82,13 +72,54 @@ std::vector<std::string> command_of(const MeasureOptions& options, const fs::pat
   return words;
 }
 
-}  // namespace
-
-std::string toml_of_set_keys(const config::Config& c) {
-  std::string text;
+// The keys that were set and their values. A key at its default is left out, because some defaults give way to what the
+// machine or another key asks for, and a value that is set does not.
+std::vector<std::pair<std::string, Json>> set_values(const config::Config& c) {
+  std::vector<std::pair<std::string, Json>> values;
   for (const auto& f : config::fields())
     if (const Json value = f.write(c); c.origins.count(f.key) > 0 && !value.is_null())
-      text += fmt::format("{} = {}\n", f.key, config::toml_value(value));
+      values.emplace_back(std::string(f.key), value);
+  return values;
+}
+
+fs::path trial_file(const MeasureOptions& options) {
+  return fs::absolute(options.folder).string() + ".toml";
+}
+
+void replace_all(std::string& text, const std::string& from, const std::string& to) {
+  for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
+}
+
+// Returns the outcome of a training that ended well, by its records.
+Outcome outcome_of_records(const fs::path& folder, const MeasureOptions& options) {
+  Outcome outcome;
+  outcome.kind = Outcome::Kind::kFailed;
+  const auto metrics = store::read_metrics(folder / "metrics.jsonl").steps;
+  const int wanted = options.steps + kWarmupSteps;
+  if (static_cast<int>(metrics.size()) < wanted) {
+    outcome.why = fmt::format("the training ended after {} of {} steps", metrics.size(), wanted);
+    return outcome;
+  }
+  const fs::path environment = folder / "environment.json", text = folder / "program.txt";
+  const Json machine = read_json(environment);
+  const auto member = [&](const char* key) { return machine.value(key, std::string()); };
+  const program::Program ran = program::parse(read_file(text, program::kMaxTextBytes), text.string());
+  const program::Setting& s = ran.setting;
+  if (outcome.why = other_size(options, s.ranks(), machine.value("local_ranks", s.ranks())); !outcome.why.empty())
+    return outcome;
+  outcome = outcome_of_metrics(metrics, options.steps, s.positions(), s.ranks());
+  outcome.figures.layout = layout_of(s).name;
+  outcome.machine = {member("cpu"), machine.contains("gpu") ? member("gpu") : member("device"), version_in(machine)};
+  return outcome;
+}
+
+}  // namespace
+
+// One line a key: with_origins finds a key by the number of its line.
+std::string toml_of_set_keys(const config::Config& c) {
+  std::string text;
+  for (const auto& [key, value] : set_values(c)) text += fmt::format("{} = {}\n", key, config::toml_value(value));
   return text;
 }
 
@@ -119,9 +150,13 @@ Outcome outcome_of_metrics(const std::vector<store::StepMetrics>& metrics, int s
     seconds.push_back(m.step_s);
     outcome.memory = std::max(*outcome.memory, Bytes(m.memory_peak_bytes));
   }
-  std::sort(seconds.begin(), seconds.end());
   StepFigures& f = outcome.figures;
-  f.step_s = quantile(seconds, 0.5), f.low_s = quantile(seconds, 0.1), f.high_s = quantile(seconds, 0.9);
+  f.step_s = median(seconds);
+  std::sort(seconds.begin(), seconds.end());
+  // The percentiles lie at a tenth of the way from either end. Like the median they are measured steps, the outer ones
+  // of two, so that the median always lies between them.
+  const std::size_t tenth = (seconds.size() - 1) / 10;
+  f.low_s = seconds[tenth], f.high_s = seconds[seconds.size() - 1 - tenth];
   f.tokens = tokens, f.ranks = ranks;
   f.mfu = median_of(measured, &store::StepMetrics::mfu);
   if (const auto joules = median_of(measured, &store::StepMetrics::j_per_token))
@@ -144,28 +179,50 @@ Outcome outcome_of_failure(int status, std::string_view output) {
   return outcome;
 }
 
+std::string version_in(const Json& machine) {
+  return fmt::format("{} ({})", machine.value("molen", "no version"), machine.value("git", "no commit"));
+}
+
+std::string other_size(const MeasureOptions& options, int ranks, int local_ranks) {
+  if (options.ranks > 0 && ranks != options.ranks)
+    return fmt::format("the launcher started {}, not {}", counted(ranks, "rank"), options.ranks);
+  const int nodes = local_ranks > 0 ? (ranks + local_ranks - 1) / local_ranks : 0;
+  if (options.nodes > 0 && nodes != options.nodes)
+    return fmt::format("the launcher started {} on {}, not on {}", counted(ranks, "rank"), counted(nodes, "node"),
+                       options.nodes);
+  return "";
+}
+
+std::string with_origins(std::string text, const config::Config& config, const MeasureOptions& options) {
+  const std::string file = trial_file(options).string();
+  const auto values = set_values(training_of(config, options));
+  for (std::size_t line = values.size(); line >= 1; --line) {  // downwards: line 1 is the beginning of line 12
+    const std::string at = fmt::format("{}:{}", file, line), &key = values[line - 1].first;
+    replace_all(text, at + ": " + key, config.where(key));
+    replace_all(text, at, config.where(key));
+  }
+  return text;
+}
+
 Outcome measure(const config::Config& config, const MeasureOptions& options) {
-  const fs::path folder = fs::absolute(options.folder), file = folder.string() + ".toml";
+  const fs::path folder = fs::absolute(options.folder), file = trial_file(options);
   make_directories(folder.parent_path());
   write_file_atomic(file, toml_of_set_keys(training_of(config, options)));
-  const data::ProcessResult ran = data::run_process(command_of(options, file), fs::current_path());
+  data::ProcessLimits limits;
+  limits.passes_signals = true;
+  const data::ProcessResult ran = data::run_process(command_of(options, file), fs::current_path(), {}, limits);
   Outcome outcome;
-  const int wanted = options.steps + kWarmupSteps;
-  if (ran.status != 0) {
+  if (ran.status != 0 && ran.signal == 0) {
     outcome = outcome_of_failure(ran.status, ran.output);
-  } else if (const auto metrics = store::read_metrics(folder / "metrics.jsonl").steps;
-             static_cast<int>(metrics.size()) < wanted) {
-    outcome.kind = Outcome::Kind::kFailed;
-    outcome.why = fmt::format("the training ended after {} of {} steps", metrics.size(), wanted);
-  } else {
-    const fs::path text = folder / "program.txt";
-    const program::Program ran_program = program::parse(read_file(text, program::kMaxTextBytes), text.string());
-    const program::Setting& s = ran_program.setting;
-    outcome = outcome_of_metrics(metrics, options.steps, s.positions(), s.ranks());
-    outcome.figures.layout = layout_of(s).name;
+    outcome.why = with_origins(outcome.why, config, options);
+  } else if (ran.signal == 0) {
+    outcome = outcome_of_records(folder, options);
   }
   // A trial of a large model would leave its whole state behind.
   remove_tree(folder / "checkpoints");
+  if (ran.signal != 0)
+    throw Error("{}: a signal ended this trial and with it the command ({}); the same command goes on with this trial",
+                options.folder.string(), ::strsignal(ran.signal));
   return outcome;
 }
 

@@ -17,7 +17,8 @@ inline constexpr int kWarmupSteps = 2;
 
 struct MeasureOptions {
   std::vector<std::string> launch;  // words that start the ranks: {"srun", "-n", "4"}; empty: threads of one process
-  int ranks = 1;                    // threads, where `launch` is empty
+  int ranks = 1;                    // of the job, threads where `launch` is empty; 0: the launcher decides
+  int nodes = 0;                    // of the job; 0: the launcher decides
   int steps = 10;                   // measured steps, at least 1; kWarmupSteps more are trained before them
   std::filesystem::path folder;     // run directory of the trial; a file with its name and ".toml" is written beside it
   std::filesystem::path molen;      // the program `molen`
@@ -31,16 +32,28 @@ std::string toml_of_set_keys(const config::Config& config);
 // without validation, with no checkpoint before the end.
 config::Config training_of(const config::Config& config, const MeasureOptions& options);
 
-// Trains a trial anew and measures it. The step is the median of the measured steps, and 80 % of them took between
-// `low_s` and `high_s`; memory is the highest byte of the plan that the fullest rank had in use. The run directory
-// keeps the records of the training, and not its checkpoint. Relative paths of `config` begin at the current folder, as
-// those of `molen train` do. A training that fails is an outcome. Throws Error when no process can be started, and
-// IoError when the folder cannot be written.
+// Trains a trial anew and measures it. The step is the median of the measured steps (the upper of two in the middle),
+// and `low_s` and `high_s` are their 10th and 90th percentiles; memory is the highest byte of the plan that the fullest
+// rank had in use. The run directory keeps the records of the training, and not its checkpoint. Relative paths of
+// `config` begin at the current folder, as those of `molen train` do. A training that fails is an outcome, and so is
+// one that has other ranks or nodes than `options` say. Throws Error when no process can be started, and when a signal
+// asked this process to end: the training got it too, and has ended. Throws IoError when the folder cannot be written.
 Outcome measure(const config::Config& config, const MeasureOptions& options);
 
 // Returns the figures of the last `steps` lines of a run's metrics; `metrics` has at least as many, and `steps` is at
 // least 1. A figure that some of these lines lack is absent.
 Outcome outcome_of_metrics(const std::vector<store::StepMetrics>& metrics, int steps, std::int64_t tokens, int ranks);
+
+// Returns the version of molen in environment.json, or in another description of a machine: "0.1.0 (1a2b3c4)".
+std::string version_in(const Json& machine);
+
+// Returns why the ranks of a job are not those that `options` ask for: "the launcher started 1 rank, not 2"; "" if they
+// are. A node has `local_ranks` of them.
+std::string other_size(const MeasureOptions& options, int ranks, int local_ranks);
+
+// Returns a message of a training in terms of the configuration that the trial was made from: a line of the trial's own
+// file, which measure() wrote, becomes the line of the user's file or the option that has the key.
+std::string with_origins(std::string text, const config::Config& config, const MeasureOptions& options);
 
 // Returns the outcome of a training that ended with an exit status other than 0, or too early, from what it wrote.
 // Messages that say that memory is too little, of molen (kTooLittleMemory) or of a library ("out of memory"), mean

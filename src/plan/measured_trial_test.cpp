@@ -1,11 +1,18 @@
 #include "plan/measured_trial.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <cstring>
+#include <thread>
 
+#include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "config/config.h"
 #include "plan/memory_need.h"
 #include "program/build/build.h"
@@ -38,12 +45,20 @@ TEST(MeasuredTrial, HasQuantilesOfTheStepsAfterTheWarmUp) {
   EXPECT_EQ(*o.memory, Bytes(1013));
 }
 
-// Between two values a quantile is interpolated: the median of 1 and 3 is 2.
-TEST(MeasuredTrial, InterpolatesQuantiles) {
-  const Outcome o = outcome_of_metrics({line_of_step(1, 3.0), line_of_step(2, 1.0)}, 2, 1, 1);
-  EXPECT_DOUBLE_EQ(o.figures.step_s, 2.0);
-  EXPECT_DOUBLE_EQ(o.figures.low_s, 1.2);
-  EXPECT_DOUBLE_EQ(o.figures.high_s, 2.8);
+// Of two values in the middle the upper one is the median, as everywhere in molen; the percentiles lie around it.
+TEST(MeasuredTrial, QuantilesAreMeasuredSteps) {
+  const Outcome two = outcome_of_metrics({line_of_step(1, 3.0), line_of_step(2, 1.0)}, 2, 1, 1);
+  EXPECT_DOUBLE_EQ(two.figures.step_s, 3.0);
+  EXPECT_DOUBLE_EQ(two.figures.low_s, 1.0);
+  EXPECT_DOUBLE_EQ(two.figures.high_s, 3.0);
+  EXPECT_DOUBLE_EQ(*two.figures.step_j, 2.0 * 3.0) << "the same median for each figure";
+  for (int steps = 1; steps <= 40; ++steps) {
+    std::vector<store::StepMetrics> metrics;
+    for (int i = 1; i <= steps; ++i) metrics.push_back(line_of_step(i, i));
+    const StepFigures f = outcome_of_metrics(metrics, steps, 1, 1).figures;
+    EXPECT_LE(f.low_s, f.step_s) << steps;
+    EXPECT_LE(f.step_s, f.high_s) << steps;
+  }
 }
 
 TEST(MeasuredTrial, LacksAFigureThatSomeStepLacks) {
@@ -73,6 +88,19 @@ TEST(MeasuredTrial, TellsFailuresApart) {
   EXPECT_EQ(outcome_of_failure(137, "").why, "exit status 137");
 }
 
+TEST(MeasuredTrial, TellsWhenALauncherStartedAnotherSize) {
+  MeasureOptions options;
+  options.ranks = 2;
+  EXPECT_EQ(other_size(options, 2, 2), "");
+  EXPECT_EQ(other_size(options, 1, 1), "the launcher started 1 rank, not 2");
+  options.ranks = 0;
+  EXPECT_EQ(other_size(options, 3, 3), "") << "the launcher decides";
+  options.nodes = 2;
+  EXPECT_EQ(other_size(options, 8, 4), "");
+  EXPECT_EQ(other_size(options, 7, 4), "") << "4 ranks on one node, and 3 on the other";
+  EXPECT_EQ(other_size(options, 8, 8), "the launcher started 8 ranks on 1 node, not on 2");
+}
+
 // A folder with a program in the place of molen, which writes the records of a training that was made up.
 class Trained : public testing::Test {
  protected:
@@ -91,6 +119,13 @@ class Trained : public testing::Test {
     machine.threads = 1;
     const auto p = program::build(arch, resolve_setting(c, arch, machine));
     write_file_atomic(folder_ / "program.txt", program::print(p, program::plan_memory(p)));
+    write_file_atomic(folder_ / "environment.json", Json{{"cpu", "a processor"},
+                                                         {"device", "cuda"},
+                                                         {"gpu", "a device"},
+                                                         {"local_ranks", 2},
+                                                         {"molen", "1.2"},
+                                                         {"git", "abc"}}
+                                                        .dump());
     options_.steps = 3, options_.ranks = 2;
     options_.folder = folder_ / "runs/trial-1", options_.molen = folder_ / "molen.sh";
   }
@@ -103,7 +138,7 @@ class Trained : public testing::Test {
     write_file_atomic(folder_ / "metrics.jsonl", metrics);
     write_file_atomic(folder_ / "molen.sh",
                       fmt::format("#!/bin/sh\necho \"$@\" > {0}/words\nmkdir -p {0}/runs/trial-1/checkpoints/step-5\n"
-                                  "cp {0}/metrics.jsonl {0}/program.txt {0}/runs/trial-1/\necho '{1}' >&2\nexit {2}\n",
+                                  "cp {0}/*.json* {0}/program.txt {0}/runs/trial-1/\necho '{1}' >&2\nexit {2}\n",
                                   folder_.string(), says, status));
     fs::permissions(folder_ / "molen.sh", fs::perms::owner_all);
   }
@@ -122,6 +157,7 @@ TEST_F(Trained, IsMeasuredFromItsRecords) {
   EXPECT_EQ(o.figures.tokens, 4 * 16);
   EXPECT_EQ(o.figures.ranks, 2);
   EXPECT_EQ(o.figures.layout.substr(0, 8), "NO_SHARD");
+  EXPECT_EQ(o.machine, (TrialMachine{"a processor", "a device", "1.2 (abc)"}));
   EXPECT_FALSE(fs::exists(folder_ / "runs/trial-1/checkpoints"));
   EXPECT_TRUE(fs::exists(folder_ / "runs/trial-1/metrics.jsonl"));
   EXPECT_EQ(read_file(folder_ / "words"),
@@ -154,6 +190,57 @@ TEST_F(Trained, IsStartedByItsLauncher) {
   const Outcome o = measure(config_, options_);
   EXPECT_EQ(o.kind, Outcome::Kind::kFailed);
   EXPECT_EQ(o.why, "exit status 127: no-such-launcher: no such program");
+}
+
+TEST_F(Trained, FailsOnOtherRanksThanAsked) {
+  trains(5);
+  options_.launch = {"env"};
+  options_.ranks = 3;
+  const Outcome o = measure(config_, options_);
+  EXPECT_EQ(o.kind, Outcome::Kind::kFailed);
+  EXPECT_EQ(o.why, "the launcher started 2 ranks, not 3");
+  options_.ranks = 0;
+  EXPECT_EQ(measure(config_, options_).kind, Outcome::Kind::kStep) << "the launcher decides";
+}
+
+// The training reads a file that the user never saw; its messages are to name what the user wrote.
+TEST_F(Trained, MessagesNameTheUsersFileAndOptions) {
+  config::assign(config_, "batch.micro", 2, {config::Origin::Kind::kSet, "--set"});
+  trains(5);
+  measure(config_, options_);
+  const std::string file = (folder_ / "runs/trial-1.toml").string(), text = read_file(file);
+  const auto line_of_key = [&](const std::string& key) {
+    return std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(text.find(key + " = ")), '\n') + 1;
+  };
+  const auto line_of_heads = line_of_key("model.heads"), line_of_micro = line_of_key("batch.micro");
+  trains(0, 2,
+         fmt::format("molen: {0}:{1}: model.heads: 4 is odd, {0}:{2}: batch.micro: 2 is too, see {0}:{1}", file,
+                     line_of_heads, line_of_micro));
+  EXPECT_EQ(measure(config_, options_).why,
+            "t.toml:6: model.heads: 4 is odd, --set batch.micro: 2 is too, see t.toml:6: model.heads");
+}
+
+// A signal that would end this process ends the training first: nothing goes on without the sweep.
+TEST_F(Trained, ASignalEndsTheTrainingToo) {
+  write_file_atomic(folder_ / "molen.sh",
+                    fmt::format("#!/bin/sh\ntrap 'sleep 0.2; echo saved > {0}/ended; exit 0' TERM\necho > {0}/begun\n"
+                                "while :; do sleep 0.02; done\n",
+                                folder_.string()));
+  fs::permissions(folder_ / "molen.sh", fs::perms::owner_all);
+  std::jthread signals([&] {
+    while (!fs::exists(folder_ / "begun")) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    ::kill(::getpid(), SIGTERM);
+  });
+  try {
+    measure(config_, options_);
+    ADD_FAILURE() << "the sweep would go on";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find(::strsignal(SIGTERM)), std::string::npos) << error.what();
+  }
+  EXPECT_EQ(read_file(folder_ / "ended"), "saved\n") << "the training ended by itself, and was waited for";
+  struct sigaction now {};
+  ASSERT_EQ(::sigaction(SIGTERM, nullptr, &now), 0);
+  EXPECT_EQ(now.sa_handler, SIG_DFL) << "between trials a signal ends the sweep itself";
 }
 
 TEST_F(Trained, FailsWithAReason) {

@@ -64,8 +64,7 @@ void run_trial(const SweepPlan& plan, const SweepCalls& calls, const std::map<st
                std::int64_t index, TrialRow& row) {
   const auto config = configuration_of(plan, calls, index, row);
   if (!config) return;
-  if (const auto before = kept.find(row.trial);
-      before != kept.end() && before->second.outcome.kind != Outcome::Kind::kFailed) {
+  if (const auto before = kept.find(row.trial); before != kept.end() && before->second.has_step()) {
     row.outcome = before->second.outcome, row.run = before->second.run, row.kept = true;
     return;
   }
@@ -109,6 +108,18 @@ std::vector<TrialRow> run_sweep(const SweepPlan& plan, const SweepCalls& calls,
   }
   add_scaling(plan, rows);
   return rows;
+}
+
+void require_weak_batches(const SweepPlan& plan, std::int64_t batch) {
+  if (plan.scaling != Scaling::kWeak) return;
+  std::vector<std::int64_t> batches{batch};
+  for (const GridAxis& axis : plan.grid) {
+    if (axis.key != "batch.global") continue;
+    batches.clear();
+    for (const Json& value : axis.values) batches.push_back(value.get<std::int64_t>());
+  }
+  for (const std::int64_t each : batches)
+    for (const JobSize& size : plan.sizes) weak_batch(each, plan.sizes.front().amount(), size.amount());
 }
 
 void add_scaling(const SweepPlan& plan, std::vector<TrialRow>& rows) {

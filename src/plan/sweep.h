@@ -26,8 +26,8 @@ struct SweepPlan {
   Scaling scaling = Scaling::kNone;
   bool measured = false;  // else predicted
   std::string cluster;    // of predictions
-  // What decides a trial's outcome besides its configuration and size: the text of the cluster's description, or the
-  // launcher and the number of steps. It is part of a trial's identity.
+  // What decides a trial's outcome besides its configuration and size: the text of the cluster's description; or the
+  // launcher, the number of steps, this machine and the version of molen. It is part of a trial's identity.
   std::string conditions;
   std::int64_t trials() const { return points_of(grid) * static_cast<std::int64_t>(sizes.size()); }
 };
@@ -62,9 +62,9 @@ struct SweepCalls {
   std::function<void(const TrialRow&row, std::int64_t index)> begin, end;
 };
 
-// Runs all trials. `kept` has the rows of an earlier sweep by their identity: a trial with the same identity is not run
-// again, unless it failed in a way that another try may not meet (Outcome::Kind::kFailed). A UsageError of a trial is
-// its outcome; other errors end the sweep.
+// Runs all trials. `kept` has the rows of an earlier sweep by their identity: a trial with the same identity that has a
+// step is not run again. Others are, because their reason may lie outside the configuration: data that are there now,
+// or the memory that a neighbour took. A UsageError of a trial is its outcome; other errors end the sweep.
 std::vector<TrialRow> run_sweep(const SweepPlan& plan, const SweepCalls& calls,
                                 const std::map<std::string, TrialRow>& kept);
 
@@ -74,6 +74,10 @@ std::vector<std::string> assignments_of(const SweepPlan& plan, std::int64_t inde
 
 // Returns the identity of a trial. It does not depend on the tables [run] and [checkpoint].
 std::string identity_of_trial(const SweepPlan& plan, const JobSize& size, const config::Config& config);
+
+// Throws UsageError if the global batch of some trial would be no whole number under weak scaling. `batch` is that of
+// the configuration; the values of batch.global in the grid stand in its place.
+void require_weak_batches(const SweepPlan& plan, std::int64_t batch);
 
 // Sets speed_up, ideal and efficiency of all rows.
 void add_scaling(const SweepPlan& plan, std::vector<TrialRow>& rows);
@@ -92,8 +96,11 @@ std::vector<std::vector<std::string>> table_of(const SweepPlan& plan, const std:
 // Returns "out of memory", "refused", "failed" or "step", with blanks or, as sweep.jsonl has it, underscores.
 std::string name_of(Outcome::Kind kind);
 
-// Returns "llama3-8b on 16 devices of snellius-h100, predicted": of the model, the size and the cluster those that all
-// rows share.
+// Returns the different machines on which the rows with a step were measured: "NVIDIA H100 (AMD EPYC 9334)".
+std::vector<std::string> machines_of(const std::vector<TrialRow>& rows);
+
+// Returns "llama3-8b on 4 nodes of snellius-h100, predicted": of the model, the size and the cluster those that all
+// rows share. The size is in nodes or in ranks ("16 ranks"), as it was given.
 std::string title_of(const SweepPlan& plan, const std::vector<TrialRow>& rows);
 
 // Returns "micro 4, FULL_SHARD, 2 nodes": a trial by its values, without those of the axes that `without` names.

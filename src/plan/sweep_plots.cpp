@@ -33,16 +33,18 @@ PlotValue alone(const TrialRow& row, const std::optional<double>& figure, double
   return {factor * *figure, std::nullopt, std::nullopt, ""};
 }
 
-// A measured energy may leave parts of the machine out.
+// A measured energy may leave parts of the machine out. Returns which, where that is the same for all trials.
 std::string energy_note(const std::vector<TrialRow>& rows) {
+  std::set<std::string> coverages;
   for (const TrialRow& row : rows)
-    if (row.has_step() && row.outcome.figures.step_j && !row.outcome.figures.energy_coverage.empty())
-      return fmt::format(" ({})", row.outcome.figures.energy_coverage);
-  return "";
+    if (row.has_step() && row.outcome.figures.step_j) coverages.insert(row.outcome.figures.energy_coverage);
+  if (coverages.size() > 1) return " (the trials leave different parts out; sweep.jsonl: energy_coverage)";
+  return coverages.empty() || coverages.begin()->empty() ? "" : fmt::format(" ({})", *coverages.begin());
 }
 
 std::vector<PlottedFigure> plotted_figures(const SweepPlan& plan, const std::vector<TrialRow>& rows) {
-  const std::string interval = plan.measured ? "; whiskers: 80 % of steps" : "; whiskers: 80 % of steps expected";
+  const std::string interval =
+      plan.measured ? "; whiskers: 10th to 90th percentile of steps" : "; whiskers: 80 % likely";
   return {{"tokens_per_s_per_device", "tokens/s per device" + interval,
            [](const TrialRow& r) {
              return per_step(r,

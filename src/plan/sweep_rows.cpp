@@ -111,7 +111,8 @@ std::vector<ShownColumn> shown_columns(const SweepPlan& plan) {
   };
   std::vector<ShownColumn> columns{
       {"step", [](const TrialRow& r) { return human(Seconds(r.outcome.figures.step_s)); }},
-      {"80 % of steps",
+      // A percentile is of steps that were measured; a prediction has a probability.
+      {plan.measured ? "10th - 90th percentile" : "80 % likely",
        [](const TrialRow& r) {
          return fmt::format("{} - {}", human(Seconds(r.outcome.figures.low_s)),
                             human(Seconds(r.outcome.figures.high_s)));
@@ -150,6 +151,9 @@ Json to_json(const SweepPlan& plan, const TrialRow& row) {
   Json line{{"trial", row.trial},
             {"source", plan.measured ? "measured" : "predicted"},
             {"cluster", null_or(plan.cluster)},
+            {"cpu", null_or(row.outcome.machine.cpu)},
+            {"device", null_or(row.outcome.machine.device)},
+            {"molen", null_or(row.outcome.machine.molen)},
             {"model", null_or(row.model)},
             {"keys", row.keys},
             {"nodes", null_or(row.size.nodes)},
@@ -188,6 +192,9 @@ TrialRow row_from_json(const Json& line, std::string_view origin) {
   f.mfu = optional_in(line, "mfu", origin);
   if (const auto kwh = optional_in(line, "kwh_per_step", origin)) f.step_j = *kwh * 3.6e6;
   f.energy_coverage = text_in(line, "energy_coverage", origin);
+  // Files of earlier versions lack these three.
+  const auto machine = [&](const char* key) { return line.contains(key) ? text_in(line, key, origin) : ""; };
+  o.machine = {machine("cpu"), machine("device"), machine("molen")};
   if (row.has_step() && (f.step_s <= 0.0 || f.tokens < 1 || f.ranks < 1))
     throw UsageError("{}: a step needs \"step_s\", \"tokens\" and \"ranks\" above 0", origin);
   return row;
@@ -236,6 +243,17 @@ std::vector<std::vector<std::string>> table_of(const SweepPlan& plan, const std:
     table.push_back(std::move(cells));
   }
   return table;
+}
+
+std::vector<std::string> machines_of(const std::vector<TrialRow>& rows) {
+  std::vector<std::string> machines;
+  for (const TrialRow& row : rows) {
+    const TrialMachine& m = row.outcome.machine;
+    if (!row.has_step() || m == TrialMachine()) continue;
+    std::string text = fmt::format("{} ({})", m.device, m.cpu);
+    if (std::ranges::find(machines, text) == machines.end()) machines.push_back(std::move(text));
+  }
+  return machines;
 }
 
 std::string title_of(const SweepPlan& plan, const std::vector<TrialRow>& rows) {

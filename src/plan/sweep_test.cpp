@@ -97,6 +97,15 @@ TEST(Sweep, ComparesWithTheFirstSizeThatHasFigures) {
   EXPECT_DOUBLE_EQ(*rows[2].efficiency, 0.5);
 }
 
+// 3 sequences on 2 nodes are 4.5 on 3. A batch that the grid replaces is used by no trial.
+TEST(Sweep, WeakBatchesThatAreUsedAreChecked) {
+  const auto sizes = std::vector<int>{2, 3};
+  EXPECT_THROW(require_weak_batches(MadeUp({}, sizes, Scaling::kWeak).plan, 3), UsageError);
+  EXPECT_NO_THROW(require_weak_batches(MadeUp({"batch.global=8,16"}, sizes, Scaling::kWeak).plan, 3));
+  EXPECT_THROW(require_weak_batches(MadeUp({"batch.global=8,7"}, sizes, Scaling::kWeak).plan, 8), UsageError);
+  EXPECT_NO_THROW(require_weak_batches(MadeUp({}, sizes, Scaling::kStrong).plan, 3));
+}
+
 TEST(Sweep, WithoutScalingHasNoSpeedUp) {
   EXPECT_FALSE(MadeUp({"batch.micro=1,2"}).run().front().speed_up);
 }
@@ -116,18 +125,20 @@ TEST(Sweep, ContradictionsAreRows) {
   EXPECT_EQ(made.tried.size(), 2U);
 }
 
-TEST(Sweep, KeepsTrialsOfTheSameConfiguration) {
+// A trial without a step is tried again: data that were missing, or memory that another job took, may be there now.
+TEST(Sweep, KeepsTrialsWithAStepOfTheSameConfiguration) {
   MadeUp made({"batch.micro=1,2,4,8"});
   made.outcome = [](const config::Config& config, const TrialRow&, Outcome& o) {
     if (config.batch.micro == 2) o.kind = Outcome::Kind::kFailed;
     if (config.batch.micro == 4) o.kind = Outcome::Kind::kOutOfMemory;
+    if (config.batch.micro == 8) throw UsageError("no such file");
   };
   const auto first = made.run();
   for (const auto& row : first) made.kept[row.trial] = row;
   EXPECT_EQ(made.kept.size(), 4U) << "each trial has an identity of its own";
   made.tried.clear();
   const auto second = made.run();
-  EXPECT_EQ(made.tried, std::vector<std::string>{"micro 2"}) << "a trial that failed is tried again";
+  EXPECT_EQ(made.tried, (std::vector<std::string>{"micro 2", "micro 4", "micro 8"})) << "those without a step";
   EXPECT_TRUE(second[0].kept);
   EXPECT_FALSE(second[1].kept);
   EXPECT_DOUBLE_EQ(second[0].outcome.figures.step_s, first[0].outcome.figures.step_s);
@@ -152,6 +163,7 @@ TEST(Sweep, IdentityIsOfTheTrainingAlone) {
 TEST(SweepRows, ALineIsTheRowAgain) {
   MadeUp made({"batch.micro=1,2"}, {1, 2}, Scaling::kStrong);
   made.outcome = [](const config::Config&, const TrialRow& row, Outcome& o) {
+    o.machine = {"a processor", "a device", "1.2 (abc)"};
     if (row.point[0] == "2") o = {}, o.kind = Outcome::Kind::kOutOfMemory, o.why = "too large", o.memory = Bytes(9);
   };
   const auto rows = made.run();
@@ -164,7 +176,9 @@ TEST(SweepRows, ALineIsTheRowAgain) {
     EXPECT_EQ(again.outcome.memory, row.outcome.memory);
     EXPECT_EQ(again.outcome.figures.step_s, row.outcome.figures.step_s);
     EXPECT_EQ(again.outcome.figures.mfu, row.outcome.figures.mfu);
+    EXPECT_EQ(again.outcome.machine, row.outcome.machine);
   }
+  EXPECT_EQ(to_json(made.plan, rows[0])["device"], "a device");
   const Json line = to_json(made.plan, rows[0]);
   EXPECT_EQ(line["outcome"], "step");
   EXPECT_DOUBLE_EQ(line["tokens_per_s_per_device"], 8 * 16 / 2.0 / 4);
@@ -230,6 +244,27 @@ TEST(SweepRows, TableSaysWhyATrialHasNoFigures) {
   for (const auto& row : table) EXPECT_EQ(row.size(), table[0].size());
 }
 
+TEST(SweepRows, NameTheDifferentMachinesOfTheirSteps) {
+  MadeUp made({"batch.micro=1,2,4,8"});
+  made.outcome = [](const config::Config& config, const TrialRow&, Outcome& o) {
+    o.machine = {"a processor", config.batch.micro < 4 ? "cpu" : "a device", "1.2 (abc)"};
+    if (config.batch.micro == 4) o.kind = Outcome::Kind::kFailed;
+  };
+  EXPECT_EQ(machines_of(made.run()), (std::vector<std::string>{"cpu (a processor)", "a device (a processor)"}));
+  EXPECT_TRUE(machines_of(MadeUp({}).run()).empty()) << "predictions have none";
+}
+
+// The interval of a prediction is a probability; that of a measurement is of the steps that there were.
+TEST(SweepRows, NameTheIntervalForWhatItIs) {
+  MadeUp made({"batch.micro=1,2"});
+  const auto rows = made.run();
+  const auto has = [&](const char* name) { return std::ranges::count(table_of(made.plan, rows)[0], name); };
+  EXPECT_EQ(has("80 % likely"), 1);
+  made.plan.measured = true;
+  EXPECT_EQ(has("80 % likely"), 0);
+  EXPECT_EQ(has("10th - 90th percentile"), 1);
+}
+
 std::size_t count_of(const std::string& text, const std::string& part) {
   std::size_t count = 0;
   for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++count;
@@ -272,6 +307,21 @@ TEST(SweepPlots, AreOfTheFiguresThatThereAre) {
   const auto plots = plots_of(made.plan, made.run());
   ASSERT_EQ(plots.size(), 1U);
   EXPECT_EQ(plots[0].file, "tokens_per_s_per_device.svg");
+}
+
+// The axis speaks for all bars, so that it names a coverage only where all share it.
+TEST(SweepPlots, EnergyCoverageIsNamedWhereAllAgree) {
+  MadeUp made({"batch.micro=1,2"});
+  made.plan.measured = true;
+  made.outcome = [](const config::Config&, const TrialRow&, Outcome& o) { o.figures.energy_coverage = "gpu only"; };
+  const auto same = plots_of(made.plan, made.run());
+  EXPECT_EQ(count_of(plot_named(same, "kwh_per_step.svg"), "(gpu only)"), 1U);
+  made.outcome = [](const config::Config& config, const TrialRow&, Outcome& o) {
+    if (config.batch.micro == 1) o.figures.energy_coverage = "gpu only";
+  };
+  const auto mixed = plots_of(made.plan, made.run());
+  EXPECT_EQ(count_of(plot_named(mixed, "kwh_per_step.svg"), "(gpu only)"), 0U);
+  EXPECT_EQ(count_of(plot_named(mixed, "kwh_per_step.svg"), "different parts"), 1U);
 }
 
 TEST(SweepPlots, LargeGridShowsItsFastestTrials) {

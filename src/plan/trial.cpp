@@ -53,6 +53,9 @@ Machine machine_on(const cluster::Cluster& on, int ranks, std::optional<int> ran
 
 Outcome predict(config::Config config, const cluster::Cluster& on, const Machine& machine) {
   on.require_programs();
+  if (config.device.kind == "cpu")
+    throw UsageError("{}: {} describes {} devices; device.kind = \"auto\" takes them", config.where("device.kind"),
+                     on.name, on.device.name);
   const auto arch = resolve_architecture(config);
   const sim::Factors& factors = sim::Factors::shipped();
   Outcome outcome;

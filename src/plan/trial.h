@@ -33,6 +33,13 @@ struct StepFigures {
   std::optional<double> kwh() const { return step_j ? std::optional(*step_j / 3.6e6) : std::nullopt; }
 };
 
+// Where and with what a trial was measured; empty texts: it was predicted, or it is not known.
+struct TrialMachine {
+  std::string cpu, device;  // models: "AMD EPYC 9654", "NVIDIA H100"; device "cpu" without one
+  std::string molen;        // version
+  bool operator==(const TrialMachine&) const = default;
+};
+
 // A trial has figures, or the reason why it has none. A trial that fails is an outcome like any other: a search learns
 // from it.
 struct Outcome {
@@ -42,6 +49,7 @@ struct Outcome {
   StepFigures figures;          // where `kind` is kStep
   std::optional<Bytes> memory;  // of the fullest rank, by its plan; absent: not known
   std::string why;              // where `kind` is not kStep
+  TrialMachine machine;         // of a measured trial with a step
 };
 
 // Predicts a step of `config` on a described cluster, as `molen simulate` does. A layout that `molen train` would

@@ -56,6 +56,17 @@ TEST(Trial, HasTheFiguresOfItsStep) {
   EXPECT_GT(*o.memory, Bytes(0));
 }
 
+// A description is of devices; a step of processors is no step of theirs.
+TEST(Trial, OfProcessorsIsRefused) {
+  try {
+    outcome_of("[device]\nkind = \"cpu\"\n");
+    ADD_FAILURE() << "a step was predicted";
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("trial.toml:8: device.kind: dgx-h100 describes"), std::string::npos)
+        << error.what();
+  }
+}
+
 // Three ways to have no figures, each told apart.
 TEST(Trial, WithoutAStepSaysWhy) {
   const Outcome large = outcome_of("[parallel]\nzero = 0\n");

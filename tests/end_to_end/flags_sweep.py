@@ -1,14 +1,33 @@
 """Rows of sweep: experiments that are predicted on a cluster, and those that train."""
 import csv
 import json
+import pathlib
 import re
+import shutil
+import signal
 import statistics
+import subprocess
+import time
 from xml.etree import ElementTree
 
 from effects import close, equal, lines_of, row
-from harness import work
+from harness import ENV, MOLEN, started, work
 
 JOB = ["--model", "llama3-8b", {"data.sequence_length": 2048, "batch.global": 64}]
+
+
+def words_in(path):
+    try:
+        return path.read_bytes()
+    except OSError:  # the process has ended
+        return b""
+
+
+def until(holds, seconds=60):
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.05)
 
 
 def sweep(case, *words, code=0):
@@ -58,8 +77,25 @@ def predicted_sweep(case):
     for trial in said["trials"]:
         assert f"{trial['tokens_per_s_per_device']:.0f}" in text and trial["layout"] in text, text
     assert text.startswith("llama3-8b on 16 ranks of dgx-h100, predicted") and "4 trials: 4 with a step" in text, text
-    failed = case.molen("sweep", *JOB, "--cluster", "dgx-h100", "--ranks", 1, "--grid", "batch.micro=1", code=1)
-    assert "out of memory" in failed.stdout and "no trial" in failed.stderr, (failed.stdout, failed.stderr)
+    none = [*JOB, "--cluster", "dgx-h100", "--ranks", 1, "--grid", "batch.micro=1"]
+    failed = case.molen("sweep", *none, code=1)
+    assert "out of memory" in failed.stdout and "no trial" in failed.stderr and "80 %" not in failed.stdout.split("1 trial:")[1], (failed.stdout, failed.stderr)
+    assert '"why" of each trial says why' in case.molen("sweep", *none, "--format", "json", code=1).stderr
+    both = subprocess.run([MOLEN, *case.words_of(["sweep", *none])], cwd=work, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert both.returncode == 1 and both.stdout.splitlines()[-1].startswith("molen: no trial of the sweep has a step"), both.stdout
+    # The interval is the one of each row: from the step over a factor to the step times it.
+    factor = float(re.search(r"a step takes with a probability of 80 % between 1/([\d.]+) and \1 times its prediction", text)[1])
+    trial = said["trials"][0]
+    close("the factor below", trial["step_s"] / trial["step_s_low"], factor, 0.005)  # it has two digits behind the point
+    close("the factor above", trial["step_s_high"] / trial["step_s"], factor, 0.005)
+    # A cluster is described by its devices: processors are refused, as a row where the grid has them.
+    rows = sweep(case, *JOB, sharded, "--cluster", "dgx-h100", "--ranks", 16, "--grid", "device.kind=auto,cpu")["trials"]
+    equal("kinds of device", [t["outcome"] for t in rows], ["step", "refused"])
+    assert rows[1]["why"].startswith("--grid device.kind: dgx-h100 describes"), rows[1]
+    # Weak scaling: the batches are those that the grid has, and not the one that it replaces.
+    weak = [*JOB, sharded, {"batch.global": 3}, "--cluster", "dgx-h100", "--scaling", "weak", "--nodes", "2,4"]
+    equal("batches of the grid", [t["batch_global"] for t in sweep(case, *weak, "--grid", "batch.global=32,64")["trials"]], [32, 64, 64, 128])
+    (work / "calibration.json").write_text("{}")
     job = [*JOB, "--cluster", "dgx-h100"]
     for words, says in (
         (["--ranks", 8, "--grid", "batch.micr=1"], "did you mean 'batch.micro'"),
@@ -76,9 +112,12 @@ def predicted_sweep(case):
         (["--ranks", 8, "--grid", "batch.micro=1", "--real"], "give one of the two"),
         (["--ranks", 8, "--grid", "batch.micro=1", "--steps", 2], "--steps"),
         (["--ranks", 12, "--grid", "batch.micro=1"], "not whole nodes"),
+        (["--ranks", 8, "--set", "device.kind=cpu", "--grid", "batch.micro=1"], "--set device.kind: dgx-h100 describes"),
+        (["--nodes", "2,3", "--scaling", "weak", "--grid", "batch.global=8,7"], "which is no whole number"),
     ):
         case.refused("sweep", *job, *words, says=says)
     case.refused("sweep", *JOB, "--grid", "batch.micro=1", says=["--cluster", "--real"])
+    case.refused("sweep", *JOB, "--cluster", "calibration.json", "--ranks", 8, "--grid", "batch.micro=1", says=["calibration.json is a calibration", "dgx-h100", "--real measures"])
 
 
 @row("sweep --real", "sweep --launch", "sweep --steps", "sweep --output")
@@ -93,10 +132,12 @@ def real_sweep(case):
         path = work / "swept" / trial["run"]
         steps = [m["step_s"] for m in lines_of(path / "metrics.jsonl")]
         equal("--steps: those measured, after two of warm-up", len(steps), 6)
-        close("the median", trial["step_s"], statistics.median(steps[2:]))
+        equal("the median, the upper of two", trial["step_s"], statistics.median_high(steps[2:]))
         assert min(steps[2:]) <= trial["step_s_low"] <= trial["step_s"] <= trial["step_s_high"] <= max(steps[2:]), trial
         close("tokens/s", trial["tokens_per_s"], 64 / trial["step_s"])
         equal("memory", trial["memory_bytes"], max(m["memory_peak_bytes"] for m in lines_of(path / "metrics.jsonl")))
+        machine = json.loads((path / "environment.json").read_text())
+        equal("the machine", (trial["cpu"], trial["device"], trial["molen"]), (machine["cpu"], "cpu", f"{machine['molen']} ({machine['git']})"))
         equal("no checkpoint stays", list(path.glob("checkpoints/*")), [])
     # --output: the rows as lines and as a table, and plots.
     equal("sweep.jsonl", lines_of(work / "swept/sweep.jsonl"), said["trials"])
@@ -115,6 +156,31 @@ def real_sweep(case):
     wider = sweep(case, *real, "--grid", "batch.micro=1,2,4")
     equal("a larger grid trains what is new", (wider["kept"], attempts(one), attempts(two)), (2, 1, 2))
     equal("the other rows stay in the file", len(lines_of(work / "swept/sweep.jsonl")), 3 + 3 + 1)
+    # A line that is damaged within the file is not passed over; its trial would be lost without a word.
+    file = work / "swept/sweep.jsonl"
+    whole = file.read_text()
+    file.write_text(whole.replace("\n", "x\n", 1))
+    case.refused("sweep", *real, *grid, says="sweep.jsonl:1")
+    file.write_text(whole)
+    # On another machine, such as the nodes of another partition, a trial is another one.
+    moved = json.loads(case.molen("sweep", *real, *grid, "--format", "json", env={"SLURM_JOB_PARTITION": "other"}).stdout)
+    equal("nothing is kept from another machine", (moved["kept"], moved["trials"][0]["trial"] != one["trial"]), (0, True))
+    # A trial without a step is tried again: what it lacked is there now.
+    late = ["tiny.toml", "--real", "--steps", 1, "--output", "late", "--set", 'data.train=[{ path = "late/train" }]', "--grid", "batch.micro=1"]
+    lacking = sweep(case, *late, code=1)["trials"][0]
+    equal("without its data", (lacking["outcome"], str(work / "late") in lacking["why"]), ("refused", False))
+    shutil.copytree(work / "data/train", work / "late/train")
+    equal("with its data", [t["outcome"] for t in sweep(case, *late)["trials"]], ["step"])
+    # One sweep at a time in a folder; a signal ends the sweep and its training, and the next sweep begins at once.
+    long = [MOLEN, *case.words_of(["sweep", "tiny.toml", "--real", "--steps", 1000000, "--output", "long", "--grid", "batch.micro=1"])]
+    sweeping = started(long, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    training = lambda: [p for p in pathlib.Path("/proc").glob("[0-9]*/cmdline") if str(work / "long").encode() in words_in(p)]
+    until(lambda: list(work.glob("long/runs/*/metrics.jsonl")) and training())
+    case.refused("sweep", "tiny.toml", "--real", "--output", "long", "--grid", "batch.micro=2", says=[f"long: process {sweeping.pid} on", "--output"], code=1)
+    sweeping.send_signal(signal.SIGTERM)
+    said_last = sweeping.communicate(timeout=60)[1]
+    assert sweeping.returncode == 1 and "a signal ended this trial" in said_last, said_last
+    equal("nothing goes on", training(), [])
     # Failures are told apart.
     # 2 layers of 3 matrices of 4096 x 2^20 are 26e9 parameters; in fp64 the weights alone take 0.2 TB, and gradients and states three times as much.
     large = sweep(case, "tiny.toml", {"model.hidden": 4096}, "--real", "--steps", 1, "--output", "large", "--grid", "model.ffn=40,1048576")["trials"]
@@ -132,6 +198,8 @@ def real_sweep(case):
     if json.loads(case.molen("doctor", "--format", "json").stdout)["mpi"]:
         mpi = sweep(case, "tiny.toml", "--real", "--steps", 1, "--output", "mpi", "--launch", "mpirun -n {ranks} --oversubscribe --bind-to none", "--ranks", 2, "--grid", "batch.micro=1,2")["trials"]
         equal("ranks of mpirun", [t["ranks"] for t in mpi], [2, 2])
+    alone = sweep(case, "tiny.toml", "--real", "--steps", 1, "--output", "alone", "--launch", "env N={ranks}", "--ranks", 2, "--grid", "batch.micro=1", code=1)["trials"]
+    equal("other ranks than asked", (alone[0]["outcome"], alone[0]["why"]), ("failed", "the launcher started 1 rank, not 2"))
     for words, says in (
         (["--grid", "batch.micro=1"], "--output"),
         (["--output", "x", "--grid", "batch.micro=1", "--launch", "srun -N {nodes}"], "{nodes} needs --nodes"),

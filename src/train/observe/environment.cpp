@@ -13,6 +13,8 @@ Json describe_environment(const Job& job) {
   j["threads_per_rank"] = job.setting.threads;
   j["communicator"] = job.communicator;
   j["device"] = job.machine.cuda ? "cuda" : "cpu";
+  if (job.machine.cuda)
+    if (const std::string name = measure::gpu_name(job.machine.device); !name.empty()) j["gpu"] = name;
   j["device_peak"] = measure::to_json(job.peak);
   j["tags"] = job.config.run.tags;
   return j;
