@@ -371,7 +371,7 @@ def calibrate(case):
     fast = ["--widest", 128, "--output", "measured.json"]
     first = case.molen("calibrate", *fast, "--compute", "fp32", "--threads", 1, "--rounds", 2, "--format", "json")
     said = re.search(r"^fp32: (\d+) measurements, from (.*), to (.*)$", first.stderr, re.M)
-    equal("--rounds, --widest", (int(said[1]), said[2].startswith("round 1 of 2, d 128 "), said[3].startswith("round 2 of 2, d 128 ")), (12, True, True))
+    equal("--rounds, --widest", (int(said[1]), said[2].startswith("round 1 of 2, d 128 "), said[3].startswith("round 2 of 2, d 128 ")), (16, True, True))
     entry = json.loads(first.stdout)[0]
     equal("as asked", (entry["compute"], entry["threads"], entry["ranks"], entry["communicator"]), ("fp32", 1, 1, "self"))
     text = case.molen("calibrate", *fast, "--compute", "bf16", "--threads", 1, "--ranks", 2, "--rounds", 1).stdout
