@@ -402,4 +402,4 @@ def calibrate(case):
     for words, width in ((["own.toml"], 128), (["--model", "llama-tiny", preset], 128)):
         made = case.molen("calibrate", *words, "--rounds", 1, "--output", f"own-{len(words)}.json", "--format", "json")
         equal(f"{words}: type and threads", [(e["compute"], e["threads"]) for e in json.loads(made.stdout)], [("fp32", 1)])
-        assert re.search(rf"^fp32: 9 measurements, .* to round 1 of 1, d {width} ", made.stderr, re.M), made.stderr
+        assert re.search(rf"^fp32: 13 measurements, .* to round 1 of 1, d {width} ", made.stderr, re.M), made.stderr
