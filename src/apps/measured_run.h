@@ -1,4 +1,4 @@
-// What a run measured of its steps, to stand beside a prediction of the same run.
+// The times and joules that a run measured of its steps. They stand beside a prediction of the same run.
 #pragma once
 
 #include <cstdint>

@@ -49,7 +49,7 @@ double plannable(const cluster::Cluster& cluster) {
   return sim::Factors::shipped().of("plannable_memory") * cluster.device.memory.value;
 }
 
-// What a rank may take of the memory of its node's processors.
+// Returns the bytes that a rank may take of the memory of its node's processors.
 double plannable_host(const Simulated& s) {
   return s.cluster->node.host_memory.value / s.local_ranks;
 }

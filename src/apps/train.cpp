@@ -57,7 +57,7 @@ int run_train(const ConfigOptions& options, const train::TrainOptions& train_opt
   config::Config c = load_config(options, alone ? plan::require_training : config::Completion());
   const auto launch = launch::resolve_launch(c, options.ranks);
   launch::run_ranks(launch, [&](comm::Communicator& world) {
-    // What cannot predict this run is refused now, not at the end of the run.
+    // A calibration or description that cannot predict this run is refused now, not at the end of the run.
     launch::throw_on_all_ranks(world, [&] {
       if (world.rank() == 0 && train_options.cluster) require_predicts(*train_options.cluster, launch.machine.cuda);
     });

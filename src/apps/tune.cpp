@@ -177,7 +177,7 @@ std::string best_text(const tune::SearchPlan& plan, const tune::Trial& best,
   return text;
 }
 
-// What is shown of a search that has ended.
+// The result of a search that has ended, as it is shown.
 struct TuneResult {
   std::vector<tune::Trial> trials, best;
   std::optional<tune::Sensitivity> sensitivity;  // absent: fewer than two trials have a step

@@ -26,8 +26,9 @@ struct SweepPlan {
   Scaling scaling = Scaling::kNone;
   bool measured = false;  // else predicted
   std::string cluster;    // of predictions
-  // What decides a trial's outcome besides its configuration and size: the text of the cluster's description; or the
-  // launcher, the number of steps, this machine and the version of molen. It is part of a trial's identity.
+  // The conditions that decide a trial's outcome besides its configuration and size. For predictions they are the text
+  // of the cluster's description; for trainings, the launcher, the number of steps, this machine and the version of
+  // molen. They are part of a trial's identity.
   std::string conditions;
   std::int64_t trials() const { return points_of(grid) * static_cast<std::int64_t>(sizes.size()); }
 };

@@ -22,8 +22,8 @@ struct StepFigures {
   double low_s = 0.0, high_s = 0.0;  // with a probability of 80 % the true step is between them
   std::int64_t tokens = 0;           // of all ranks
   int ranks = 1;
-  // Of the device's peak for the type of compute, with model FLOPs as FlopsConvention::kCausal; absent: no peak is
-  // known
+  // The share of the device's peak for the type of compute, with model FLOPs as FlopsConvention::kCausal; absent: no
+  // peak is known
   std::optional<double> mfu;
   std::optional<double> step_j;  // energy of all ranks and their nodes, without the site; absent: not known
   std::string energy_coverage;   // the parts that a measured `step_j` leaves out: "gpu only"; empty: none

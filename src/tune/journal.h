@@ -12,8 +12,8 @@
 
 namespace molen::tune {
 
-// What outcomes depend on besides the plan: "frontier" and the text of its description, or the launcher and the steps
-// of a measurement.
+// The conditions that outcomes depend on besides the plan: "frontier" and the text of its description, or the launcher
+// and the steps of a measurement.
 struct Conditions {
   std::string cluster;  // empty: measured
   std::string text;

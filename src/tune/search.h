@@ -19,7 +19,7 @@ namespace molen::tune {
 inline constexpr int kMostTrials = 500;
 inline constexpr int kMostParallel = 64;
 
-// What the best trial has most or least of.
+// The figure that the best trial has most or least of.
 enum class Objective { kThroughput, kTime, kEnergy };
 std::string_view name_of(Objective objective);           // "throughput", "time", "energy"
 Objective objective_from_name(const std::string& name);  // throws UsageError with the nearest name
@@ -53,8 +53,8 @@ struct SearchPlan {
   int concurrent = 1;  // trials that run at a time
 };
 
-// What the optimiser sees of a trial: larger is better, a trial without a step failed, and the load is its memory over
-// that of the plan. Throws UsageError for a step without the figure.
+// The values that the optimiser gets of a trial: larger is better, a trial without a step failed, and the load is its
+// memory over that of the plan. Throws UsageError for a step without the figure.
 Observation observation_of(const Trial& trial, const SearchPlan& plan);
 
 // Predicts or measures one trial. May be called by several threads at once, if the plan says so.
