@@ -41,7 +41,7 @@ void add_energy_verb(CLI::App& app, Chosen& chosen) {
   CLI::App* all = verb->add_subcommand("list", "what can be read here, and why the rest cannot");
   CLI::App* now = verb->add_subcommand("live", "prints watts by scope once a period; exits 1 if nothing can be read");
   for (CLI::App* sub : {all, now}) {
-    sub->add_option("--meters", *meters, "auto, none, rapl, rapl-perf, rapl-powercap, nvml, replay:FILE");
+    sub->add_option("--meters", *meters, fmt::format("{}", fmt::join(energy::meter_names(), ", ")));
     sub->add_option("--format", *format, "text or json")->check(CLI::IsMember({"text", "json"}));
   }
   now->add_option("--every", *every, "seconds of a period")->capture_default_str()->check(CLI::PositiveNumber);

@@ -205,7 +205,7 @@ std::vector<std::string> with_figures(std::vector<std::string> names, const Figu
 }
 
 std::string read_name(const Section& top) {
-  const std::string name = top.text("name");
+  std::string name = top.text("name");
   const char* letters = "abcdefghijklmnopqrstuvwxyz0123456789-";
   if (name.size() > 64 || name.find_first_not_of(letters) != std::string::npos)
     throw UsageError("{}: '{}' is not a name; expected up to 64 lower-case letters, digits and '-'", top.where("name"),

@@ -1,15 +1,28 @@
 #include "energy/commands.h"
 
 #include "base/clock.h"
+#include "energy/scope.h"
 
 namespace molen::energy {
+namespace {
+
+// Returns the reason why a sum leaves a meter out; "" where it adds it.
+std::string left_out(const Meters& meters, const MeterInfo& info) {
+  if (info.counted) return "";
+  for (const auto& m : meters.meters)
+    if (m->info().counted && contains(m->info().scope, info.scope))
+      return fmt::format(" (not summed: part of {})", m->info().scope);
+  return " (not summed: its parts are)";
+}
+
+}  // namespace
 
 std::string list_text(const Meters& meters) {
   std::string text;
   for (const auto& m : meters.meters)
     if (m->info().source != Source::kNone)
       text += fmt::format("{:<16} {:<14} {:<8} {}{}\n", m->info().scope, m->info().name, name_of(m->info().source),
-                          m->info().detail, m->info().counted ? "" : " (holds other scopes: not summed)");
+                          m->info().detail, left_out(meters, m->info()));
   if (text.empty()) text = "no energy meter gives readings on this machine\n";
   if (!meters.unavailable.empty()) text += "\nnot available:\n";
   for (const auto& u : meters.unavailable) text += fmt::format("{:<16} {:<14} {}\n", u.scope, u.meter, u.reason);

@@ -42,6 +42,15 @@ class Unwrapper {
     return reading_;
   }
 
+  // Notes that the counter has begun again and stands at `value`: the energy since the last call is unknown, which is a
+  // gap.
+  void restart(std::uint64_t value, double time_s) {
+    ++reading_.gaps;
+    last_ = value;
+    time_ = time_s;
+    started_ = true;
+  }
+
  private:
   std::uint64_t range_, last_ = 0;
   double wrap_s_, time_ = 0;

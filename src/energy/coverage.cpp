@@ -44,14 +44,6 @@ bool has_nvidia_gpu(const Machine& machine, const std::optional<std::string>& vi
 
 }  // namespace
 
-std::set<std::string> parts_of(const std::string& scope) {
-  if (scope == "psys") return {"cpu", "dram"};
-  if (starts_with(scope, "cpu-package")) return {"cpu"};
-  if (starts_with(scope, "dram")) return {"dram"};
-  if (starts_with(scope, "gpu")) return {"gpu"};
-  return {};
-}
-
 Coverage& Coverage::operator+=(const Coverage& other) {
   hosts += other.hosts;
   for (const auto& [scope, n] : other.scopes) scopes[scope] += n;
@@ -108,7 +100,9 @@ Coverage coverage_of(const Meters& meters, bool gpus) {
   for (const std::string& scope : unread) {
     const auto parts = parts_of(scope);
     const bool numbered = !scope.empty() && scope.back() >= '0' && scope.back() <= '9';
-    if (parts.size() != 1 || !numbered || c.scopes.contains(scope) || c.summed.contains("psys")) continue;
+    const bool within =
+        std::any_of(c.summed.begin(), c.summed.end(), [&](const std::string& outer) { return contains(outer, scope); });
+    if (parts.size() != 1 || !numbered || c.scopes.contains(scope) || within) continue;
     if (covered.contains(*parts.begin())) c.missing[scope] = 1;
   }
   return c;

@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "energy/machine.h"
 #include "energy/meter.h"
+#include "energy/scope.h"
 
 namespace molen::energy {
 
@@ -25,10 +26,6 @@ struct Coverage {
   // Returns "" for complete coverage; else "gpu only", "without cpu-package1, part of gpu", "nothing measured".
   std::string partial() const;
 };
-
-// Returns the parts of a machine that a scope contains: "cpu-package0" {cpu}, "psys" {cpu, dram}, "dram0" {dram},
-// "gpu1" {gpu}; empty for a name of another kind.
-std::set<std::string> parts_of(const std::string& scope);
 
 // Returns the coverage of one host. A host always has CPU and DRAM, and GPUs if `gpus` is true. A part without a
 // reading is missing, and so is a single scope of a part whose other scopes are read.

@@ -23,12 +23,12 @@ struct Reading {
 };
 
 struct MeterInfo {
-  std::string name;   // "rapl-perf", "rapl-powercap", "nvml", "replay", "null"
-  std::string scope;  // "cpu-package0", "dram0", "psys", "gpu0"; "cpu-package0-die1" if a package has several dies
+  std::string name;   // "rapl-perf", "rapl-powercap", "nvml", "cray", "hwmon", "amd", "replay", "null"
+  std::string scope;  // "cpu-package0", "gpu0", ...: scope.h has them all
   Source source = Source::kNone;
   std::string detail;     // the exact source: a file, an event, a device
   Seconds read_every{0};  // longest time between two reads without a gap; 0: any
-  bool counted = true;    // part of the sum over scopes; false if it contains other counted scopes
+  bool counted = true;    // part of the sum over scopes (choose_counted in scope.h)
 };
 
 // Not thread-safe: one thread at a time (the Accountant ensures this).

@@ -3,8 +3,11 @@
 #include <algorithm>
 
 #include "base/suggest.h"
+#include "energy/cray.h"
+#include "energy/hwmon.h"
 #include "energy/rapl_powercap.h"
 #include "energy/replay.h"
+#include "energy/scope.h"
 
 namespace molen::energy {
 namespace {
@@ -16,6 +19,12 @@ bool has_scope(const Meters& all, const std::string& scope) {
 bool has_scope_like(const Meters& all, const std::string& prefix) {
   return std::any_of(all.meters.begin(), all.meters.end(), [&](const auto& m) {
     return m->info().source != Source::kNone && m->info().scope.rfind(prefix, 0) == 0;
+  });
+}
+
+bool is_within(const Meters& all, const std::string& scope) {
+  return std::any_of(all.meters.begin(), all.meters.end(), [&](const auto& m) {
+    return m->info().source != Source::kNone && contains(m->info().scope, scope);
   });
 }
 
@@ -88,15 +97,20 @@ Meters open_one(const std::string& name, const OpenOptions& o) {
   if (name == "rapl-perf") return tested(open_perf(o.machine, o.perf), o);
   if (name == "rapl-powercap") return tested(open_powercap(o.machine), o);
   if (name == "nvml") return tested(open_nvml(o.machine, o.nvml), o);
+  if (name == "cray") return tested(open_cray(o.machine), o);
+  if (name == "hwmon") return tested(open_hwmon(o.machine), o);
   if (name.rfind("replay:", 0) == 0) return open_replay(o.machine, name.substr(7));
-  static const std::vector<std::string> valid{"auto",          "none", "rapl",       "rapl-perf",
-                                              "rapl-powercap", "nvml", "replay:FILE"};
-  throw UsageError(
-      "energy.meters: unknown meter '{}'{}; there are auto, none, rapl, rapl-perf, rapl-powercap, nvml, replay:FILE",
-      name, did_you_mean(name, valid));
+  throw UsageError("energy.meters: unknown meter '{}'{}; there are {}", name, did_you_mean(name, meter_names()),
+                   fmt::join(meter_names(), ", "));
 }
 
 }  // namespace
+
+const std::vector<std::string>& meter_names() {
+  static const std::vector<std::string> names{"auto", "none", "rapl",  "rapl-perf",  "rapl-powercap",
+                                              "nvml", "cray", "hwmon", "replay:FILE"};
+  return names;
+}
 
 Meters open_meters(const std::vector<std::string>& names, const OpenOptions& options) {
   Meters all;
@@ -108,8 +122,7 @@ Meters open_meters(const std::vector<std::string>& names, const OpenOptions& opt
     }
     if (name == "auto") {
       automatic = true;
-      merge(all, open_rapl(options));
-      merge(all, tested(open_nvml(options.machine, options.nvml), options));
+      for (const char* kind : {"rapl", "nvml", "cray", "hwmon"}) merge(all, open_one(kind, options));
       continue;
     }
     Meters found = open_one(name, options);
@@ -117,16 +130,14 @@ Meters open_meters(const std::vector<std::string>& names, const OpenOptions& opt
       throw UsageError("energy.meters asks for '{}', which has no reading here: {}", name, reasons(found, ""));
     merge(all, std::move(found));
   }
-  if (automatic && !has_scope_like(all, "cpu-package"))
+  if (automatic && !has_scope_like(all, "cpu-package") && !is_within(all, "cpu-package"))
     all.meters.push_back(std::make_unique<NullMeter>("cpu-package", reasons(all, "cpu-package")));
-  // psys contains the packages: it is summed only when they are not read.
-  for (const auto& m : all.meters)
-    if (m->info().scope == "psys") m->set_counted(!has_scope_like(all, "cpu-package"));
   // A GPU that exists but cannot be read gets a null meter with its reason: it must not be omitted from the totals
   // silently.
   for (const auto& u : all.unavailable)
     if (u.meter == "nvml" && u.scope != "gpu" && !has_scope(all, u.scope))
       all.meters.push_back(std::make_unique<NullMeter>(u.scope, u.reason));
+  choose_counted(all);
   return all;
 }
 

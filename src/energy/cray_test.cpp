@@ -1,0 +1,196 @@
+#include "energy/cray.h"
+
+#include <gtest/gtest.h>
+
+#include "energy/accountant.h"
+#include "energy/commands.h"
+#include "energy/coverage.h"
+#include "energy/open.h"
+#include "energy/test_machine.h"
+
+namespace molen::energy {
+namespace {
+
+// A node whose controller scans its counters whenever `scan` is called. The sizes of its parts are those of a node of
+// LUMI-G: a package, memory, and four modules of two GPUs.
+class CrayNode : public FakeMachine {
+ public:
+  CrayNode() {
+    write("sys/cray/pm_counters/startup", "1700000000\n");
+    scan();
+    tick = [this] { scan(); };
+  }
+
+  void counter(const std::string& file, std::uint64_t joules) const {
+    write("sys/cray/pm_counters/" + file, fmt::format("{} J {} us\n", joules, static_cast<std::int64_t>(time * 1e6)));
+  }
+  void scan(std::uint64_t more = 100) {
+    joules_ += more;
+    write("sys/cray/pm_counters/freshness", fmt::format("{}\n", ++freshness_));
+    counter("energy", 12 * joules_);
+    counter("cpu_energy", 2 * joules_);
+    counter("memory_energy", joules_);
+    for (int i = 0; i < 4; ++i) counter(fmt::format("accel{}_energy", i), 2 * joules_);
+  }
+  OpenOptions options() const {
+    OpenOptions o;
+    o.machine = machine;
+    o.nvml.library = "libno-such-library.so.1";
+    return o;
+  }
+
+ private:
+  std::uint64_t joules_ = 1000, freshness_ = 7;
+};
+
+std::optional<double> joules_of(const StepEnergy& step, const std::string& scope) {
+  return step.scopes.at(scope).joules;
+}
+
+TEST(Cray, ANodeIsSummedInPlaceOfItsParts) {
+  CrayNode node;
+  node.write("sys/cray/pm_counters/power", "512 W 1 us\n");
+  node.write("sys/cray/pm_counters/cpu_temp", "40 C 1 us\n");
+  Accountant a(open_meters({"auto"}, node.options()));
+  node.time += 1;
+  (void)a.end_step();
+  node.scan(50);
+  node.time += 1;
+  const StepEnergy step = a.end_step();
+  EXPECT_EQ(step.scopes.size(), 7u) << "power and temperature are no energy";
+  EXPECT_EQ(joules_of(step, "node"), 600.0);
+  EXPECT_EQ(joules_of(step, "cpu"), 100.0);
+  EXPECT_EQ(joules_of(step, "dram"), 50.0);
+  EXPECT_EQ(joules_of(step, "accel3"), 100.0);
+  EXPECT_EQ(step.total_j, 600.0);
+  const Coverage coverage = coverage_of(a.meters(), true);
+  EXPECT_EQ(coverage.partial(), "");
+  EXPECT_EQ(coverage.summed, (std::set<std::string>{"node"}));
+}
+
+TEST(Cray, MetersOfOneMomentHaveOneScan) {
+  CrayNode node;
+  Meters m = open_cray(node.machine);
+  ASSERT_EQ(m.meters.size(), 7u);
+  node.time += 1;
+  node.scan(50);
+  const double first = m.meters[0]->read().value().total.value;
+  EXPECT_EQ(m.meters[0]->info().scope, "accel0");
+  EXPECT_EQ(first, 100.0);
+  node.scan(50);  // between the reading of the first and that of the last
+  EXPECT_EQ(m.meters.back()->read().value().total.value, 600.0) << m.meters.back()->info().scope;
+  node.time += 0.06;
+  EXPECT_EQ(m.meters.back()->read().value().total.value, 1200.0);
+}
+
+TEST(Cray, CountersThatChangeWhileTheyAreReadAreReadAgain) {
+  CrayNode node;
+  int scans = 0;  // that fall between the files of one reading; the meter asks for the time once in each
+  node.machine.clock = [&] {
+    if (scans > 0 && --scans >= 0) node.scan(10);
+    return node.time;
+  };
+  Meters m = open_cray(node.machine);
+  node.time += 1;
+  scans = 3;  // one before the first try
+  EXPECT_EQ(m.meters[0]->read().value().total.value, 60.0);
+  node.time += 1;
+  scans = 100;
+  const auto restless = m.meters[0]->read();
+  ASSERT_FALSE(restless);
+  EXPECT_NE(restless.reason().find("changed while it was read, 5 times"), std::string::npos);
+  scans = 0;
+  EXPECT_TRUE(m.meters[0]->read());
+}
+
+TEST(Cray, CountersGoOnWhileTheyCannotBeRead) {
+  CrayNode node;
+  Meters m = open_cray(node.machine);
+  node.time += 1;
+  fs::remove(node.root() / "sys/cray/pm_counters/freshness");
+  const auto gone = m.meters[0]->read();
+  EXPECT_FALSE(gone);
+  EXPECT_NE(gone.reason().find("freshness"), std::string::npos);
+  node.scan(10);
+  EXPECT_EQ(m.meters[0]->read().value().total.value, 20.0);
+}
+
+TEST(Cray, ACounterThatIsNotUpdatedIsNoReading) {
+  CrayNode node;
+  Meters m = open_cray(node.machine);
+  node.time += 1.9;
+  EXPECT_TRUE(m.meters[0]->read());
+  node.time += 0.2;
+  const auto stopped = m.meters[0]->read();
+  ASSERT_FALSE(stopped);
+  EXPECT_NE(stopped.reason().find("has not been updated for 2.1 s"), std::string::npos) << stopped.reason();
+  node.scan(10);
+  EXPECT_TRUE(m.meters[0]->read());
+}
+
+TEST(Cray, ARestartOfTheControllerIsAGap) {
+  CrayNode node;
+  Accountant a(open_cray(node.machine));
+  node.time += 1;
+  node.write("sys/cray/pm_counters/startup", "1700009999\n");
+  node.scan(5000);  // more than before: only `startup` tells
+  const StepEnergy lost = a.end_step();
+  EXPECT_EQ(joules_of(lost, "node"), std::nullopt);
+  EXPECT_NE(lost.scopes.at("node").reason.find("started again"), std::string::npos);
+  EXPECT_EQ(lost.total_j, std::nullopt);
+  node.time += 1;
+  node.scan(10);
+  EXPECT_EQ(joules_of(a.end_step(), "node"), std::nullopt) << "the step begins with the gap";
+  node.time += 1;
+  node.scan(10);
+  EXPECT_EQ(joules_of(a.end_step(), "node"), 120.0);
+  EXPECT_EQ(a.so_far().lost.count("node"), 1u);
+}
+
+TEST(Cray, ACounterThatGoesBackIsAGap) {
+  CrayNode node;
+  Accountant a(open_cray(node.machine));
+  node.time += 1;
+  node.scan(10);
+  node.counter("energy", 3);
+  const StepEnergy step = a.end_step();
+  EXPECT_NE(step.scopes.at("node").reason.find("went back"), std::string::npos);
+  EXPECT_EQ(joules_of(step, "cpu"), 20.0);
+}
+
+TEST(Cray, OddFilesAreReasons) {
+  for (const char* text :
+       {"", "J", "-5 J 1 us\n", "12 W 1 us\n", "12", "1e3 J 1 us\n", "99999999999999999999 J 1 us\n"}) {
+    CrayNode node;
+    node.write("sys/cray/pm_counters/energy", text);
+    node.tick = {};
+    const Meters m = open_cray(node.machine);
+    EXPECT_EQ(m.meters.size(), 6u) << text;
+    ASSERT_EQ(m.unavailable.size(), 1u) << text;
+    EXPECT_EQ(m.unavailable[0].scope, "node");
+    EXPECT_NE(m.unavailable[0].reason.find("pm_counters/energy"), std::string::npos) << m.unavailable[0].reason;
+  }
+}
+
+TEST(Cray, AnotherMachineHasNone) {
+  FakeMachine other;
+  const Meters m = open_cray(other.machine);
+  EXPECT_TRUE(m.meters.empty());
+  ASSERT_EQ(m.unavailable.size(), 1u);
+  EXPECT_NE(m.unavailable[0].reason.find("no Cray node"), std::string::npos);
+}
+
+TEST(Cray, WithoutANodeItsPartsAreSummed) {
+  CrayNode node;
+  fs::remove(node.root() / "sys/cray/pm_counters/energy");
+  node.tick = [&] {
+    node.scan();
+    fs::remove(node.root() / "sys/cray/pm_counters/energy");
+  };
+  Accountant a(open_meters({"cray"}, node.options()));
+  EXPECT_EQ(coverage_of(a.meters(), true).summed,
+            (std::set<std::string>{"accel0", "accel1", "accel2", "accel3", "cpu", "dram"}));
+}
+
+}  // namespace
+}  // namespace molen::energy
