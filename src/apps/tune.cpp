@@ -7,6 +7,7 @@
 
 #include "apps/cli.h"
 #include "apps/plan_search.h"
+#include "base/console.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -309,7 +310,7 @@ int run_tune(const ConfigOptions& options, const TuneArguments& o) {
   if (on) on->require_programs();
   const tune::SearchPlan plan = search_plan(options, o, on);
   std::optional<tune::Journal> journal;
-  if (o.output) journal.emplace(*o.output, plan, tune_conditions(o, on));
+  if (o.output) journal.emplace(*o.output, plan, tune_conditions(o, on), [](const std::string& text) { say(text); });
   const auto progress = make_progress("tune");
   tune::SearchCalls calls{.attempt = attempt_of(o, on)};
   calls.begin = [&](int number, const std::string& doing) {

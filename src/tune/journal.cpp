@@ -42,6 +42,13 @@ std::string difference_of(const Json& there, const Json& here) {
   return "";
 }
 
+store::LeaseOptions search_lease(const std::function<void(const std::string&)>& warn) {
+  store::LeaseOptions options;
+  options.advice = "give this search another folder (--output)";
+  options.waiting = warn;
+  return options;
+}
+
 }  // namespace
 
 std::string_view outcome_name(Kind kind) {
@@ -104,9 +111,9 @@ Trial trial_from_json(const Json& json, const SearchPlan& plan, std::string_view
   return trial;
 }
 
-Journal::Journal(const fs::path& folder, const SearchPlan& plan, const Conditions& conditions)
-    : path_(folder / "tune.jsonl"), plan_(plan) {
-  make_directories(folder);
+Journal::Journal(const fs::path& folder, const SearchPlan& plan, const Conditions& conditions,
+                 const std::function<void(const std::string&)>& warn)
+    : path_(folder / "tune.jsonl"), lease_(folder, search_lease(warn)), plan_(plan) {
   const Json header = header_of(plan, conditions);
   const bool begun = path_exists(path_) && !read_file(path_, std::int64_t{1} << 30).empty();
   if (begun) read(plan, header);
@@ -145,6 +152,7 @@ void Journal::read(const SearchPlan& plan, const Json& header) {
 }
 
 void Journal::append(const Trial& trial) {
+  lease_.require();
   lines_->append(to_json(trial, plan_).dump());
   lines_->sync();
 }

@@ -203,6 +203,37 @@ TEST_F(JournalOfSearch, KeepsWhatATrialHad) {
   EXPECT_TRUE(std::ranges::any_of(trials, [](const Trial& t) { return t.has_step(); }));
 }
 
+// Both would propose the same trials, and the journal would then have each twice.
+TEST_F(JournalOfSearch, ASecondSearchIsRefused) {
+  auto first = std::make_unique<Journal>(folder_, plan_, conditions_);
+  try {
+    const Journal second(folder_, plan_, conditions_);
+    ADD_FAILURE() << "two searches write in one folder";
+  } catch (const store::LeaseHeld& held) {
+    const std::string said = held.what();
+    EXPECT_NE(said.find(folder_.string()), std::string::npos) << said;
+    EXPECT_NE(said.find(store::Owner::self().text()), std::string::npos) << said;
+    EXPECT_NE(said.find("another folder (--output)"), std::string::npos) << said;
+  }
+  first.reset();
+  EXPECT_EQ(Journal(folder_, plan_, conditions_).kept().size(), 0U);
+}
+
+TEST_F(JournalOfSearch, ASearchThatWasOvertakenWritesNothing) {
+  const auto trials = search();
+  Journal journal(folder_, plan_, conditions_);
+  const std::string before = read_file(file());
+  std::set<int> taken;
+  for (const auto& entry : fs::directory_iterator(folder_)) {
+    int number = 0;
+    if (std::sscanf(entry.path().filename().c_str(), "lease-%d.json", &number) == 1) taken.insert(number);
+  }
+  ASSERT_FALSE(taken.empty());
+  write_file_atomic(folder_ / fmt::format("lease-{:09}.json", *taken.rbegin() + 1), "{}");
+  EXPECT_THROW(journal.append(trials.front()), store::LeaseHeld);
+  EXPECT_EQ(read_file(file()), before);
+}
+
 TEST_F(JournalOfSearch, ALineThatWasCutShortRunsAgain) {
   const auto trials = search();
   const std::string whole = read_file(file());
