@@ -16,15 +16,9 @@ bool has_scope(const Meters& all, const std::string& scope) {
   return std::any_of(all.meters.begin(), all.meters.end(), [&](const auto& m) { return m->info().scope == scope; });
 }
 
-bool has_scope_like(const Meters& all, const std::string& prefix) {
-  return std::any_of(all.meters.begin(), all.meters.end(), [&](const auto& m) {
-    return m->info().source != Source::kNone && m->info().scope.rfind(prefix, 0) == 0;
-  });
-}
-
-bool is_within(const Meters& all, const std::string& scope) {
-  return std::any_of(all.meters.begin(), all.meters.end(), [&](const auto& m) {
-    return m->info().source != Source::kNone && contains(m->info().scope, scope);
+bool reads_processor(const Meters& all) {
+  return std::any_of(all.meters.begin(), all.meters.end(), [](const auto& m) {
+    return m->info().source != Source::kNone && parts_of(m->info().scope).contains("cpu");
   });
 }
 
@@ -130,7 +124,7 @@ Meters open_meters(const std::vector<std::string>& names, const OpenOptions& opt
       throw UsageError("energy.meters asks for '{}', which has no reading here: {}", name, reasons(found, ""));
     merge(all, std::move(found));
   }
-  if (automatic && !has_scope_like(all, "cpu-package") && !is_within(all, "cpu-package"))
+  if (automatic && !reads_processor(all))
     all.meters.push_back(std::make_unique<NullMeter>("cpu-package", reasons(all, "cpu-package")));
   // A GPU that exists but cannot be read gets a null meter with its reason: it must not be omitted from the totals
   // silently.

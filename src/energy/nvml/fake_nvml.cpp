@@ -11,6 +11,7 @@ struct FakeGpu {
 FakeGpu gpus[8];
 unsigned gpu_count = 2;
 int init_error = 0, users = 0;
+const char* model = "Fake GPU";
 }  // namespace
 
 extern "C" {
@@ -24,6 +25,10 @@ void fake_nvml_reset(unsigned count, int error) {
   for (FakeGpu& gpu : gpus) gpu = {};
   gpu_count = count;
   init_error = error;
+  model = "Fake GPU";
+}
+void fake_nvml_model(const char* name) {
+  model = name;
 }
 int fake_nvml_users() {
   return users;
@@ -50,7 +55,7 @@ int nvmlDeviceGetUUID(void* device, char* uuid, unsigned length) {
 }
 int nvmlDeviceGetName(void*, char* name, unsigned length) {
   if (length != 96) return 7;
-  return std::snprintf(name, length, "Fake GPU"), 0;
+  return std::snprintf(name, length, "%s", model), 0;
 }
 int nvmlDeviceGetTotalEnergyConsumption(void* device, unsigned long long* millijoules) {
   const auto* gpu = static_cast<FakeGpu*>(device);

@@ -178,6 +178,12 @@ std::vector<Gpu> visible_gpus(const std::vector<Gpu>& gpus, const std::optional<
   return chosen;
 }
 
+// The energy counter of Grace Hopper covers the whole module, with the processor (Zeus, issue 172). Modules and GPUs of
+// a node have the same numbers.
+std::string scope_of_counter(const Gpu& gpu, const std::string& scope) {
+  return gpu.name.find("GH200") != std::string::npos ? fmt::format("module{}", gpu.index) : scope;
+}
+
 }  // namespace
 
 Meters open_nvml(const Machine& machine, const NvmlOptions& options) {
@@ -212,9 +218,9 @@ Meters open_nvml(const Machine& machine, const NvmlOptions& options) {
     const int no_power = library->power(gpu.device, &milliwatts);
     std::unique_ptr<Meter> meter;
     if (no_counter == kSuccess) {
-      meter = std::make_unique<CounterMeter>(
-          MeterInfo{"nvml", scope, Source::kCounter, what + ", energy counter", Seconds(0), true}, library, gpu.device,
-          machine.clock);
+      meter = std::make_unique<CounterMeter>(MeterInfo{"nvml", scope_of_counter(gpu, scope), Source::kCounter,
+                                                       what + ", energy counter", Seconds(0), true},
+                                             library, gpu.device, machine.clock);
     } else if (no_power == kSuccess) {
       meter = std::make_unique<PowerMeter>(
           MeterInfo{"nvml", scope, Source::kPower, what + ", power samples", options.sample_every, true}, library,

@@ -17,8 +17,9 @@ struct NvmlOptions {
   Seconds sample_every{0.1};  // of power, when there is no counter
 };
 
-// When the library is missing or no device is visible, the result has the reason and no meter. On GH200-class modules
-// the counter includes CPU and memory.
+// When the library is missing or no device is visible, the result has the reason and no meter. The counter of a GH200
+// includes its processor and memory, so its scope is "module0" with the number of the device; power is of the GPU
+// alone.
 Meters open_nvml(const Machine& machine, const NvmlOptions& options = {});
 
 }  // namespace molen::energy

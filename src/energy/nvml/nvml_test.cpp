@@ -16,6 +16,7 @@ class Nvml : public ::testing::Test {
     ASSERT_NE(handle_, nullptr) << ::dlerror();
     set = reinterpret_cast<decltype(set)>(::dlsym(handle_, "fake_nvml_set"));
     reset = reinterpret_cast<decltype(reset)>(::dlsym(handle_, "fake_nvml_reset"));
+    model = reinterpret_cast<decltype(model)>(::dlsym(handle_, "fake_nvml_model"));
     users = reinterpret_cast<decltype(users)>(::dlsym(handle_, "fake_nvml_users"));
     reset(2, 0);
     set(0, 1000000, 300000, 0, 0);
@@ -31,6 +32,7 @@ class Nvml : public ::testing::Test {
 
   void (*set)(unsigned, unsigned long long, unsigned, int, int) = nullptr;
   void (*reset)(unsigned, int) = nullptr;
+  void (*model)(const char*) = nullptr;
   int (*users)() = nullptr;
   FakeMachine f;
   void* handle_ = nullptr;
@@ -94,6 +96,27 @@ TEST_F(Nvml, OnlyVisibleDevices) {
   EXPECT_EQ(names("7"), "gpu0! ");
   EXPECT_EQ(names("GPU-"), "gpu0! ") << "ambiguous";
   EXPECT_EQ(names("MIG-1234,1"), "gpu1=b gpu0! ");
+}
+
+// Its counter has the joules of the processor too, which another meter may read as well.
+TEST_F(Nvml, TheCounterOfAGraceHopperIsThatOfItsModule) {
+  model("NVIDIA GH200 480GB");
+  OpenOptions o;
+  o.machine = f.machine;
+  o.nvml.library = MOLEN_FAKE_NVML;
+  o.nvml.visible = "1";
+  const auto grow = [&] {
+    set(1, static_cast<unsigned long long>(f.time * 1e5), 0, 0, 0);
+    f.zone("intel-rapl:1", "package-1", static_cast<std::uint64_t>(f.time * 1e6));
+  };
+  f.tick = grow;
+  grow();
+  const Meters m = open_meters({"auto"}, o);
+  std::map<std::string, bool> counted;
+  for (const auto& meter : m.meters) counted[meter->info().scope] = meter->info().counted;
+  EXPECT_EQ(counted, (std::map<std::string, bool>{{"module1", true}, {"cpu-package1", false}}));
+  set(1, 0, 90000, 3, 0);
+  EXPECT_EQ(open("1").meters.at(0)->info().scope, "gpu0") << "power is of the GPU alone";
 }
 
 TEST_F(Nvml, AFrozenCounterIsNotBelieved) {
