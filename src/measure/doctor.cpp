@@ -6,6 +6,9 @@
 
 #include "base/units.h"
 #include "comm/mpi/mpi.h"
+#include "energy/commands.h"
+#include "energy/coverage.h"
+#include "energy/open.h"
 #include "measure/machine.h"
 #include "measure/precision.h"
 #include "measure/rates.h"
@@ -13,7 +16,25 @@
 
 namespace molen::measure {
 
+namespace {
+
 constexpr double kDoctorSeconds = 0.1;
+
+// Returns the meters of this machine, as `molen energy list` shows them, and the parts that none of them measures.
+Json energy_here(const energy::Meters& meters) {
+  Json j = energy::list_json(meters);
+  const energy::Machine machine;
+  j["partial"] = energy::coverage_of(meters, energy::has_gpus(machine, std::nullopt)).partial();
+  return j;
+}
+
+void print_energy(const energy::Meters& meters, const Json& described) {
+  const auto partial = described.at("partial").get<std::string>();
+  fmt::print("\nenergy of a step: {}\n{}", partial.empty() ? "all parts of this machine are measured" : partial,
+             energy::list_text(meters));
+}
+
+}  // namespace
 
 int doctor(bool json, bool measure) {
   if (measure) forget_rates();
@@ -39,17 +60,21 @@ int doctor(bool json, bool measure) {
   j["launcher"] = launched.size > 0
                       ? Json(fmt::format("{}: rank {} of {}", launched.source, launched.rank, launched.size))
                       : Json(nullptr);
+  const energy::OpenOptions options;
+  const energy::Meters meters = energy::open_meters({"auto"}, options);
+  j["energy"] = energy_here(meters);
   if (json) {
     fmt::print("{}\n", j.dump(2));
     return 0;
   }
   for (const auto& [key, value] : j.items())
-    fmt::print("{:<18} {}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
+    if (key != "energy") fmt::print("{:<18} {}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
   fmt::print("\nprecision.compute = \"auto\" chooses {}: {}\n", j["precision_auto"].get<std::string>(),
              j["precision_reason"].get<std::string>());
   if (!comm::mpi_available())
     fmt::print("MPI is not built in: one rank, or --ranks N threads; install libopenmpi-dev and build again\n");
   if (!at::hasCUDA()) fmt::print("no CUDA in this libtorch: cpu devices only\n");
+  print_energy(meters, j["energy"]);
   return 0;
 }
 

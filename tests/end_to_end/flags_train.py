@@ -240,7 +240,9 @@ def energy(case):
 
 @row("doctor --format", "config reference --format", "config show --format", "config show --set", "config show --model")
 def machine_and_config(case):
-    formats(case, "doctor", shows=lambda v: [v["cpu"], v["libtorch"]])
+    doctor = formats(case, "doctor", shows=lambda v: [v["cpu"], v["libtorch"], v["energy"]["partial"], *(u["reason"] for u in v["energy"]["unavailable"])])
+    listed = json.loads(case.molen("energy", "list", "--format", "json").stdout)
+    assert [u["scope"] for u in doctor["energy"]["unavailable"]] == [u["scope"] for u in listed["unavailable"]], "doctor names the meters that are missing here"
     keys = formats(case, "config", "reference", shows=lambda v: [k["meaning"] for k in v])
     assert len(keys) > 80
     value = formats(case, "config", "show", "tiny.toml", {"optimizer.lr": 0.125}, shows=lambda v: ["lr = 0.125                                        # --set"])
