@@ -1,6 +1,9 @@
 // molen energy list | live
 #include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <thread>
@@ -18,12 +21,28 @@ int list_meters(const std::vector<std::string>& meters, const std::string& forma
   return kOk;
 }
 
+std::size_t terminal_columns() {
+  winsize size{};
+  return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 100;
+}
+
 int live(const std::vector<std::string>& meters, double every_s, int count, const std::string& format) {
   energy::LiveReading reading(energy::open_meters(meters));
+  const bool refreshed = format != "json" && ::isatty(STDOUT_FILENO) == 1;
+  energy::LiveTable table;
+  std::ptrdiff_t shown = 0;  // lines of the table on the terminal
   for (int i = 0; i < count; ++i) {
     std::this_thread::sleep_for(std::chrono::duration<double>(every_s));
     const auto line = reading.next();
-    fmt::print("{}\n", format == "json" ? energy::live_json(line).dump() : energy::live_text(line));
+    if (refreshed) {
+      table.add(line);
+      const std::string text = table.text(terminal_columns());
+      if (shown > 0) fmt::print("\x1b[{}F\x1b[J", shown);  // to the table's first line, and clear what is below
+      fmt::print("{}", text);
+      shown = std::count(text.begin(), text.end(), '\n');
+    } else {
+      fmt::print("{}\n", format == "json" ? energy::live_json(line).dump() : energy::live_text(line));
+    }
     std::fflush(stdout);
   }
   return reading.measures() ? kOk : kFailed;
@@ -39,7 +58,10 @@ void add_energy_verb(CLI::App& app, Chosen& chosen) {
   auto every = std::make_shared<double>(1.0);
   auto count = std::make_shared<int>(5);
   CLI::App* all = verb->add_subcommand("list", "what can be read here, and why the rest cannot");
-  CLI::App* now = verb->add_subcommand("live", "prints watts by scope once a period; exits 1 if nothing can be read");
+  CLI::App* now = verb->add_subcommand("live",
+                                       "watts by scope: a table that a terminal shows anew each period, elsewhere a "
+                                       "line a period; exits 1 if nothing can be "
+                                       "read");
   for (CLI::App* sub : {all, now}) {
     sub->add_option("--meters", *meters, fmt::format("{}", fmt::join(energy::meter_names(), ", ")));
     sub->add_option("--format", *format, "text or json")->check(CLI::IsMember({"text", "json"}));

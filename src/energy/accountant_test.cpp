@@ -268,6 +268,33 @@ TEST(Live, PrintsWattsOrTheReason) {
   EXPECT_EQ(j["seconds"], 2.0);
 }
 
+LiveReading::Line line_of(double seconds, std::optional<double> gpu_j) {
+  LiveReading::Line line;
+  line.seconds = seconds;
+  line.energy.scopes["gpu0"] = {gpu_j, gpu_j ? Source::kCounter : Source::kNone, gpu_j ? "" : "lost from the bus"};
+  line.energy.scopes["cpu-package"] = {std::nullopt, Source::kNone, "no permission"};
+  line.energy.total_j = gpu_j;
+  if (!gpu_j) line.energy.total_reason = "gpu0: lost from the bus";
+  return line;
+}
+
+TEST(Live, ATableHasLastMeanAndMost) {
+  LiveTable table;
+  table.add(line_of(2, 100.0));
+  table.add(line_of(1, 80.0));
+  EXPECT_EQ(table.text(100),
+            "scope                     W   mean W   most W           J\n"
+            "cpu-package               -        -        -           -  no permission\n"
+            "gpu0                   80.0     60.0     80.0       180.0  counter\n"
+            "total                  80.0     60.0     80.0       180.0  \n");
+  table.add(line_of(5, std::nullopt));
+  const std::string text = table.text(70);
+  EXPECT_NE(text.find("gpu0                      -     60.0     80.0       180.0  lost from t\n"), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("total                     -     60.0     80.0       180.0  gpu0: lost "), std::string::npos)
+      << text;
+}
+
 // On any machine each scope has joules or a reason.
 TEST(ThisMachine, ReadsOrSaysWhy) {
   Accountant a(open_meters({"auto"}));

@@ -1,5 +1,7 @@
 #include "energy/commands.h"
 
+#include <algorithm>
+
 #include "base/clock.h"
 #include "energy/scope.h"
 
@@ -66,6 +68,45 @@ std::string live_text(const LiveReading::Line& line) {
     text += e.joules ? fmt::format("{} {:.1f} W  ", scope, *e.joules / line.seconds) : fmt::format("{} -  ", scope);
   if (line.energy.total_j) return text + fmt::format("total {:.1f} W", *line.energy.total_j / line.seconds);
   return text + fmt::format("total - ({})", line.energy.total_reason);
+}
+
+void LiveTable::add(const LiveReading::Line& line) {
+  for (const auto& [scope, e] : line.energy.scopes)
+    add(scope, e.joules, line.seconds, e.joules ? name_of(e.source) : e.reason);
+  add("total", line.energy.total_j, line.seconds, line.energy.total_reason);
+}
+
+void LiveTable::add(const std::string& scope, const std::optional<double>& joules, double seconds,
+                    const std::string& note) {
+  Row& row = rows_[scope];
+  row.note = note;
+  row.last_w.reset();
+  if (!joules) return;
+  row.last_w = *joules / seconds;
+  row.joules += *joules;
+  row.seconds += seconds;
+  row.most_w = std::max(row.most_w, *row.last_w);
+}
+
+std::string LiveTable::text(std::size_t columns) const {
+  std::string text;
+  const auto line = [&](std::string whole) {
+    whole.resize(std::min(whole.size(), columns));
+    text += whole + "\n";
+  };
+  line(fmt::format("{:<18}{:>9}{:>9}{:>9}{:>12}", "scope", "W", "mean W", "most W", "J"));
+  const auto show = [&](const std::string& scope, const Row& row) {
+    const std::string now = row.last_w ? fmt::format("{:.1f}", *row.last_w) : "-";
+    if (row.seconds > 0.0)
+      line(fmt::format("{:<18}{:>9}{:>9.1f}{:>9.1f}{:>12.1f}  {}", scope, now, row.joules / row.seconds, row.most_w,
+                       row.joules, row.note));
+    else
+      line(fmt::format("{:<18}{:>9}{:>9}{:>9}{:>12}  {}", scope, now, "-", "-", "-", row.note));
+  };
+  for (const auto& [scope, row] : rows_)
+    if (scope != "total") show(scope, row);
+  if (const auto total = rows_.find("total"); total != rows_.end()) show("total", total->second);
+  return text;
 }
 
 Json live_json(const LiveReading::Line& line) {

@@ -236,6 +236,8 @@ def energy(case):
     text = case.molen("energy", "live", "--meters", "replay:watts.jsonl", "--every", 0.1, "--count", 1, "--format", "text").stdout
     assert "cpu-package0 4" in text or "cpu-package0 39" in text, text
     case.molen("energy", "live", "--meters", "none", "--every", 0.01, "--count", 1, code=1)
+    shown = case.terminal("energy", "live", "--meters", "replay:watts.jsonl", "--every", 0.05, "--count", 3)
+    assert sum("mean W" in x for x in shown) == 3 and sum("\x1b[3F\x1b[J" in x for x in shown) == 2, f"a table of three lines that is shown anew: {shown}"
 
 
 @row("doctor --format", "config reference --format", "config show --format", "config show --set", "config show --model")
