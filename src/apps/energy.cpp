@@ -21,22 +21,25 @@ int list_meters(const std::vector<std::string>& meters, const std::string& forma
   return kOk;
 }
 
-std::size_t terminal_columns() {
+// Columns and lines of the terminal.
+std::pair<std::size_t, std::size_t> terminal_size() {
   winsize size{};
-  return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 100;
+  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) size = {};
+  return {size.ws_col > 0 ? size.ws_col : 100, size.ws_row > 0 ? size.ws_row : 24};
 }
 
 int live(const std::vector<std::string>& meters, double every_s, int count, const std::string& format) {
   energy::LiveReading reading(energy::open_meters(meters));
   const bool refreshed = format != "json" && ::isatty(STDOUT_FILENO) == 1;
-  energy::LiveTable table;
+  energy::LiveTable table(reading.meters());
   std::ptrdiff_t shown = 0;  // lines of the table on the terminal
   for (int i = 0; i < count; ++i) {
     std::this_thread::sleep_for(std::chrono::duration<double>(every_s));
     const auto line = reading.next();
     if (refreshed) {
       table.add(line);
-      const std::string text = table.text(terminal_columns());
+      const auto [columns, lines] = terminal_size();
+      const std::string text = table.text(columns, lines - 1);
       if (shown > 0) fmt::print("\x1b[{}F\x1b[J", shown);  // to the table's first line, and clear what is below
       fmt::print("{}", text);
       shown = std::count(text.begin(), text.end(), '\n');

@@ -314,6 +314,8 @@ int run_tune(const ConfigOptions& options, const TuneArguments& o) {
   const auto progress = make_progress("tune");
   tune::SearchCalls calls{.attempt = attempt_of(o, on)};
   calls.begin = [&](int number, const std::string& doing) {
+    if (journal) journal->require();
+
     progress->at("trials", static_cast<double>(number - 1) / plan.trials, doing);
   };
   calls.end = [&](const tune::Trial& trial) {
@@ -330,7 +332,9 @@ int run_tune(const ConfigOptions& options, const TuneArguments& o) {
     for (const auto& trial : r.trials) seen.push_back(tune::observation_of(trial, plan));
     r.sensitivity = tune::sensitivity_of(tune::Models(plan.space, seen, plan.seed), plan.space, plan.seed);
   }
+  if (journal) journal->require();
   write_tune_files(plan, o, on, r);
+
   if (o.format == "json")
     fmt::print("{}\n", json_of_tune(plan, on, r).dump(2));
   else

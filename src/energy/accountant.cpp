@@ -102,7 +102,8 @@ StepEnergy Accountant::between(const Snapshot& a, const Snapshot& b) const {
     else if (a[i].value().gaps != b[i].value().gaps)
       e.reason = "energy was lost between readings";
     else if (!(b[i].value().total > a[i].value().total))
-      e.reason = "the counter did not change in this time";
+      e.reason = "the counter did not change in this time", e.unchanged = true;
+
     else
       e.joules = (b[i].value().total - a[i].value().total).value;
     if (e.joules) e.source = info.source;

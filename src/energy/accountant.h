@@ -20,6 +20,7 @@ struct ScopeEnergy {
   std::optional<double> joules;
   Source source = Source::kNone;  // kNone when there are no joules
   std::string reason;             // the reason for missing joules
+  bool unchanged = false;         // why: the counter did not change, so its next change has the joules of this time too
 };
 
 struct StepEnergy {

@@ -9,6 +9,7 @@
 
 #include "base/test_golden.h"
 #include "energy/commands.h"
+#include "energy/counter.h"
 #include "energy/open.h"
 #include "energy/replay.h"
 #include "energy/test_machine.h"
@@ -202,6 +203,22 @@ TEST(Open, ACounterThatStandsStillIsNotBelieved) {
   EXPECT_NE(list_text(a.meters()).find("no energy meter"), std::string::npos);
 }
 
+// A reading that failed first is no evidence that the counter moves.
+TEST(Open, ACounterThatFailsOnceAndStandsStillIsNotBelieved) {
+  FakeMachine f;
+  f.zone("intel-rapl:0", "package-0", 7);
+  int sleeps = 0;
+  f.tick = [&] { f.zone("intel-rapl:0", "package-0", 7, ++sleeps); };
+  f.write("sys/class/powercap/intel-rapl:0/energy_uj", "7\n");
+  OpenOptions o = bare(f);
+  o.machine.clock = [&, looks = 0]() mutable {  // the second look at the file finds it empty
+    f.write("sys/class/powercap/intel-rapl:0/energy_uj", ++looks == 1 ? "\n" : "7\n");
+    return f.time;
+  };
+  const Meters m = open_meters({"auto"}, o);
+  for (const auto& meter : m.meters) EXPECT_EQ(meter->info().source, Source::kNone) << meter->info().scope;
+}
+
 TEST(Open, FallsBackToPowercapAndCountsPsysOnce) {
   FakeMachine f;
   std::uint64_t uj = 1000;
@@ -268,31 +285,44 @@ TEST(Live, PrintsWattsOrTheReason) {
   EXPECT_EQ(j["seconds"], 2.0);
 }
 
-LiveReading::Line line_of(double seconds, std::optional<double> gpu_j) {
-  LiveReading::Line line;
-  line.seconds = seconds;
-  line.energy.scopes["gpu0"] = {gpu_j, gpu_j ? Source::kCounter : Source::kNone, gpu_j ? "" : "lost from the bus"};
-  line.energy.scopes["cpu-package"] = {std::nullopt, Source::kNone, "no permission"};
-  line.energy.total_j = gpu_j;
-  if (!gpu_j) line.energy.total_reason = "gpu0: lost from the bus";
-  return line;
+// gpu0 changes with every second period, as a counter of 100 ms does in periods of 50 ms.
+TEST(Live, ATableHasWattsSinceTheLastChange) {
+  Scripted cpu, gpu;
+  const Meters meters = scripted(cpu, gpu);
+  LiveTable table(meters);
+  const auto add = [&](double seconds, double cpu_j, std::optional<double> gpu_j, const std::string& reason = "") {
+    LiveReading::Line line;
+    line.seconds = seconds;
+    line.energy.scopes["cpu-package0"] = {cpu_j, Source::kCounter, ""};
+    line.energy.scopes["gpu0"] = {gpu_j, gpu_j ? Source::kPower : Source::kNone, reason, !gpu_j && reason.empty()};
+    table.add(line);
+  };
+  for (int i = 0; i < 3; ++i) {
+    add(0.5, 10.0, std::nullopt);
+    add(0.5, 20.0, 60.0);
+  }
+  EXPECT_EQ(table.text(100, 10),
+            "scope                     W   mean W           J\n"
+            "cpu-package0           40.0     30.0        90.0  counter\n"
+            "gpu0                   60.0     60.0       180.0  power\n"
+            "sum                   100.0     90.0       270.0  \n");
+  add(1.0, 10.0, std::nullopt, "lost \x1b[31m from the bus");
+  const std::string text = table.text(60, 10);
+  EXPECT_NE(text.find("gpu0                      -     60.0       180.0  lost \\x1b["), std::string::npos) << text;
+  EXPECT_NE(text.find("sum                       -     85.0       280.0  gpu0 has "), std::string::npos) << text;
+  for (const auto& line : {text.substr(0, text.find('\n'))}) EXPECT_LE(line.size(), 60u);
+  EXPECT_EQ(table.text(100, 3), "scope                     W   mean W           J\n(2 more scopes)\n" +
+                                    table.text(100, 9).substr(table.text(100, 9).rfind("sum")));
 }
 
-TEST(Live, ATableHasLastMeanAndMost) {
-  LiveTable table;
-  table.add(line_of(2, 100.0));
-  table.add(line_of(1, 80.0));
-  EXPECT_EQ(table.text(100),
-            "scope                     W   mean W   most W           J\n"
-            "cpu-package               -        -        -           -  no permission\n"
-            "gpu0                   80.0     60.0     80.0       180.0  counter\n"
-            "total                  80.0     60.0     80.0       180.0  \n");
-  table.add(line_of(5, std::nullopt));
-  const std::string text = table.text(70);
-  EXPECT_NE(text.find("gpu0                      -     60.0     80.0       180.0  lost from t\n"), std::string::npos)
-      << text;
-  EXPECT_NE(text.find("total                     -     60.0     80.0       180.0  gpu0: lost "), std::string::npos)
-      << text;
+TEST(Unwrapper, AClockThatGoesBackIsAGap) {
+  Unwrapper counter(1000, 10);
+  EXPECT_EQ(counter.add(5, 100, 1.0).value().gaps, 0);
+  const auto back = counter.add(9, 99, 1.0);
+  ASSERT_FALSE(back);
+  EXPECT_NE(back.reason().find("went back by 1.000 s"), std::string::npos);
+  EXPECT_EQ(counter.add(12, 100, 1.0).value().total.value, 3.0);
+  EXPECT_EQ(counter.add(12, 101, 1.0).value().gaps, 1);
 }
 
 // On any machine each scope has joules or a reason.

@@ -1,8 +1,10 @@
 #include "energy/commands.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/clock.h"
+#include "base/utf8.h"
 #include "energy/scope.h"
 
 namespace molen::energy {
@@ -12,9 +14,10 @@ namespace {
 std::string left_out(const Meters& meters, const MeterInfo& info) {
   if (info.counted) return "";
   for (const auto& m : meters.meters)
-    if (m->info().counted && contains(m->info().scope, info.scope))
-      return fmt::format(" (not summed: part of {})", m->info().scope);
-  return " (not summed: its parts are)";
+    if (m->info().counted && overlap(m->info().scope, info.scope))
+      return fmt::format(" (not summed: {} {})",
+                         contains(m->info().scope, info.scope) ? "part of" : "shares a part with", m->info().scope);
+  return "";
 }
 
 }  // namespace
@@ -70,42 +73,62 @@ std::string live_text(const LiveReading::Line& line) {
   return text + fmt::format("total - ({})", line.energy.total_reason);
 }
 
+LiveTable::LiveTable(const Meters& meters) {
+  for (const auto& m : meters.meters)
+    if (m->info().counted) summed_.insert(m->info().scope);
+}
+
 void LiveTable::add(const LiveReading::Line& line) {
-  for (const auto& [scope, e] : line.energy.scopes)
-    add(scope, e.joules, line.seconds, e.joules ? name_of(e.source) : e.reason);
-  add("total", line.energy.total_j, line.seconds, line.energy.total_reason);
+  for (const auto& [scope, e] : line.energy.scopes) {
+    Row& row = rows_[scope];
+    if (e.unchanged) {  // the watts of the last change stay
+      row.waiting_s += line.seconds;
+      continue;
+    }
+    const double seconds = std::exchange(row.waiting_s, 0.0) + line.seconds;
+    row.note = e.joules ? name_of(e.source) : e.reason;
+    row.last_w = e.joules ? std::optional(*e.joules / seconds) : std::nullopt;
+    if (!e.joules) continue;
+    row.joules += *e.joules;
+    row.seconds += seconds;
+  }
 }
 
-void LiveTable::add(const std::string& scope, const std::optional<double>& joules, double seconds,
-                    const std::string& note) {
-  Row& row = rows_[scope];
-  row.note = note;
-  row.last_w.reset();
-  if (!joules) return;
-  row.last_w = *joules / seconds;
-  row.joules += *joules;
-  row.seconds += seconds;
-  row.most_w = std::max(row.most_w, *row.last_w);
+std::vector<std::string> LiveTable::lines_of(std::size_t columns) const {
+  std::vector<std::string> lines;
+  const auto line = [&](const std::string& scope, const Row& row) {
+    const auto known = [](bool there, double value) { return there ? fmt::format("{:.1f}", value) : std::string("-"); };
+    const bool read = row.seconds > 0.0;
+    std::string text =
+        fmt::format("{:<18}{:>9}{:>9}{:>12}  {}", scope, known(row.last_w.has_value(), row.last_w.value_or(0.0)),
+                    known(read, row.joules / row.seconds), known(read, row.joules), printable(row.note));
+    text.resize(std::min(text.size(), columns));
+    lines.push_back(std::move(text));
+  };
+  lines.push_back(fmt::format("{:<18}{:>9}{:>9}{:>12}", "scope", "W", "mean W", "J").substr(0, columns));
+  double watts = 0.0, mean_w = 0.0, joules = 0.0;
+  std::string missing = summed_.empty() ? "no meter" : "";
+  for (const auto& [scope, row] : rows_) {
+    line(scope, row);
+    if (!summed_.contains(scope)) continue;
+    if (!row.last_w && missing.empty()) missing = scope + " has no reading";
+    watts += row.last_w.value_or(0.0);
+    mean_w += row.seconds > 0.0 ? row.joules / row.seconds : 0.0;
+    joules += row.joules;
+  }
+  Row sum{.joules = joules, .seconds = mean_w > 0.0 ? joules / mean_w : 0.0, .note = missing};
+  if (missing.empty()) sum.last_w = watts;
+  line("sum", sum);
+  return lines;
 }
 
-std::string LiveTable::text(std::size_t columns) const {
+std::string LiveTable::text(std::size_t columns, std::size_t lines) const {
+  const std::vector<std::string> all = lines_of(columns);
+  const std::size_t shown = all.size() <= lines ? all.size() : std::max<std::size_t>(lines, 3) - 2;
   std::string text;
-  const auto line = [&](std::string whole) {
-    whole.resize(std::min(whole.size(), columns));
-    text += whole + "\n";
-  };
-  line(fmt::format("{:<18}{:>9}{:>9}{:>9}{:>12}", "scope", "W", "mean W", "most W", "J"));
-  const auto show = [&](const std::string& scope, const Row& row) {
-    const std::string now = row.last_w ? fmt::format("{:.1f}", *row.last_w) : "-";
-    if (row.seconds > 0.0)
-      line(fmt::format("{:<18}{:>9}{:>9.1f}{:>9.1f}{:>12.1f}  {}", scope, now, row.joules / row.seconds, row.most_w,
-                       row.joules, row.note));
-    else
-      line(fmt::format("{:<18}{:>9}{:>9}{:>9}{:>12}  {}", scope, now, "-", "-", "-", row.note));
-  };
-  for (const auto& [scope, row] : rows_)
-    if (scope != "total") show(scope, row);
-  if (const auto total = rows_.find("total"); total != rows_.end()) show("total", total->second);
+  for (std::size_t i = 0; i < shown; ++i) text += all[i] + "\n";
+  if (shown < all.size())
+    text += fmt::format("({} more scopes)\n", all.size() - shown - 1).substr(0, columns + 1) + all.back() + "\n";
   return text;
 }
 

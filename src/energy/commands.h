@@ -4,7 +4,9 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "energy/accountant.h"
 
@@ -26,6 +28,7 @@ class LiveReading {
   Line next();
   StepEnergy since_start() { return accountant_.since_start(); }
   bool measures() const;  // at least one meter has readings
+  const Meters& meters() const { return accountant_.meters(); }
 
  private:
   Accountant accountant_;
@@ -36,21 +39,26 @@ class LiveReading {
 std::string live_text(const LiveReading::Line& line);
 Json live_json(const LiveReading::Line& line);
 
-// The readings so far, as a table that a terminal shows anew after each: a row for each scope, and their total.
+// The readings so far, as a table that a terminal shows anew after each: a row for each scope, and the sum.
 class LiveTable {
  public:
+  explicit LiveTable(const Meters& meters);
+
   void add(const LiveReading::Line& line);
-  // Returns the table: watts of the last reading, their mean and their maximum, and joules; the reason in place of
-  // watts that are missing. A line has at most `columns` characters.
-  std::string text(std::size_t columns) const;
+  // Returns the table: watts since the last change of a counter, joules in all and their mean watts, or the reason why
+  // the last reading is missing. The sum is that of the scopes that are summed, as far as all of them have readings. A
+  // line has at most `columns` characters, and the table at most `lines`.
+  std::string text(std::size_t columns, std::size_t lines) const;
 
  private:
   struct Row {
-    double joules = 0.0, seconds = 0.0, most_w = 0.0;  // of the readings that succeeded
+    double joules = 0.0, seconds = 0.0;  // of the readings that succeeded
+    double waiting_s = 0.0;              // without a change of the counter, which its next change will cover
     std::optional<double> last_w;
     std::string note;  // the source, or the reason why the last reading is missing
   };
-  void add(const std::string& scope, const std::optional<double>& joules, double seconds, const std::string& note);
+  std::vector<std::string> lines_of(std::size_t columns) const;
+  std::set<std::string> summed_;
   std::map<std::string, Row> rows_;
 };
 

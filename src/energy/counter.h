@@ -27,6 +27,10 @@ class Unwrapper {
     last_ = value;
     time_ = time_s;
     if (!started) return reading_;
+    if (silence < 0) {
+      ++reading_.gaps;
+      return Failure{fmt::format("the clock went back by {:.3f} s", -silence)};
+    }
     if (wrap_s_ > 0 && silence > wrap_s_) {
       ++reading_.gaps;
       return Failure{fmt::format(
@@ -42,13 +46,11 @@ class Unwrapper {
     return reading_;
   }
 
-  // Notes that the counter has begun again and stands at `value`: the energy since the last call is unknown, which is a
-  // gap.
-  void restart(std::uint64_t value, double time_s) {
+  // Notes that the counter has begun again: the energy since the last call is unknown, which is a gap. The next call of
+  // `add` only sets the start.
+  void restart() {
     ++reading_.gaps;
-    last_ = value;
-    time_ = time_s;
-    started_ = true;
+    started_ = false;
   }
 
  private:

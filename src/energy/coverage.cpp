@@ -101,9 +101,10 @@ Coverage coverage_of(const Meters& meters, bool gpus) {
     const auto parts = parts_of(scope);
     const bool numbered = !scope.empty() && scope.back() >= '0' && scope.back() <= '9';
     const bool within =
-        std::any_of(c.summed.begin(), c.summed.end(), [&](const std::string& outer) { return contains(outer, scope); });
-    if (parts.size() != 1 || !numbered || c.scopes.contains(scope) || within) continue;
-    if (covered.contains(*parts.begin())) c.missing[scope] = 1;
+        std::any_of(c.summed.begin(), c.summed.end(), [&](const std::string& outer) { return overlap(outer, scope); });
+    if (!numbered || c.scopes.contains(scope) || within) continue;
+    if (std::any_of(parts.begin(), parts.end(), [&](const std::string& part) { return covered.contains(part); }))
+      c.missing[scope] = 1;
   }
   return c;
 }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string_view>
 
+#include "base/utf8.h"
 #include "energy/counter.h"
 
 namespace molen::energy {
@@ -18,17 +19,29 @@ constexpr double kSameScanS = 0.05;
 // A reading of all files takes well under a scan, so that few of them meet the next scan.
 constexpr int kTries = 5;
 
-// Returns the joules of a line such as "7351238 J 1699000000123456 us".
-Result<std::uint64_t> read_joules(const fs::path& path) {
+// A line such as "7351238 J 1699000000123456 us": joules, and the time of their measurement by the controller's clock.
+struct CounterLine {
+  std::uint64_t joules = 0;
+  std::optional<std::uint64_t> microseconds;  // absent where the line has none
+};
+
+Result<CounterLine> read_line(const fs::path& path) {
   const auto text = read_small(path);
   if (!text) return Failure{text.reason()};
-  const std::string& line = text.value();
-  std::uint64_t joules = 0;
-  const auto parsed = std::from_chars(line.data(), line.data() + line.size(), joules);
-  const std::string_view unit = std::string_view(line).substr(static_cast<std::size_t>(parsed.ptr - line.data()));
-  if (parsed.ec != std::errc() || !(unit == " J" || unit.starts_with(" J ")))
-    return Failure{fmt::format("{}: '{}' is no number of joules", path.string(), line)};
-  return joules;
+  const std::string_view line = text.value();
+  const auto number = [&](std::size_t& at, std::uint64_t& value) {
+    const auto parsed = std::from_chars(line.data() + at, line.data() + line.size(), value);
+    at = static_cast<std::size_t>(parsed.ptr - line.data());
+    return parsed.ec == std::errc();
+  };
+  CounterLine found;
+  std::size_t at = 0;
+  std::uint64_t time = 0;
+  if (!number(at, found.joules) || !(line.substr(at) == " J" || line.substr(at, 3) == " J "))
+    return Failure{fmt::format("{}: '{}' is no number of joules", path.string(), printable(line.substr(0, 40)))};
+  at += 3;
+  if (at < line.size() && number(at, time)) found.microseconds = time;
+  return found;
 }
 
 struct Counter {
@@ -60,61 +73,65 @@ class Scan {
   }
 
   Result<Reading> read(const std::string& scope) {
-    if (const auto refreshed = refresh(); !refreshed) return Failure{refreshed.reason()};
+    const double since = clock_() - looked_s_;
+    if (!state_ || since < 0 || since >= kSameScanS) state_ = look();
+    if (!state_->ok()) return Failure{state_->reason()};
     return readings_.at(scope);
   }
 
  private:
-  Result<bool> refresh() {
-    if (freshness_ && clock_() - read_s_ < kSameScanS) return true;
+  // Reads all files of one scan, if there is a new one.
+  Result<bool> look() {
     for (int i = 0; i < kTries; ++i) {
       const auto before = read_count(root_ / "freshness"), startup = read_count(root_ / "startup");
+      const double time = looked_s_ = clock_();
       if (!before) return Failure{before.reason()};
       if (!startup) return Failure{startup.reason()};
-      const double time = clock_();
       if (freshness_ == before.value() && startup_ == startup.value()) {
-        read_s_ = time;
         if (time - changed_s_ <= kStoppedAfterS) return true;
-        freshness_.reset();
         return Failure{fmt::format("{} has not been updated for {:.1f} s", root_.string(), time - changed_s_)};
       }
-      std::map<std::string, Result<std::uint64_t>> joules;
-      for (const Counter& c : counters_) joules.emplace(c.scope, read_joules(c.file));
+      std::map<std::string, Result<CounterLine>> lines;
+      for (const Counter& c : counters_) lines.emplace(c.scope, read_line(c.file));
       const auto after = read_count(root_ / "freshness");
       if (!after) return Failure{after.reason()};
       if (after.value() != before.value()) continue;
-      take(joules, startup.value(), time);
+      if (startup_ && *startup_ != startup.value())  // the energy until then is unknown, whether a file is there or not
+        for (auto& [scope, total] : totals_) total.restart();
+      for (const auto& [scope, line] : lines) readings_.insert_or_assign(scope, reading_of(scope, line, time));
       freshness_ = before.value();
       startup_ = startup.value();
-      changed_s_ = read_s_ = time;
+      changed_s_ = time;
       return true;
     }
     return Failure{fmt::format("{} changed while it was read, {} times", root_.string(), kTries)};
   }
 
-  void take(const std::map<std::string, Result<std::uint64_t>>& joules, std::uint64_t startup, double time) {
-    const bool restarted = startup_ && *startup_ != startup;
-    for (const auto& [scope, value] : joules) {
-      Unwrapper& total = totals_.at(scope);
-      if (!value) {
-        readings_.insert_or_assign(scope, Failure{value.reason()});
-      } else if (restarted) {
-        total.restart(value.value(), time);
-        readings_.insert_or_assign(scope,
-                                   Failure{fmt::format("the counters of {} have started again", root_.string())});
-      } else {
-        readings_.insert_or_assign(scope, total.add(value.value(), time, 1.0));
-      }
-    }
+  Result<Reading> reading_of(const std::string& scope, const Result<CounterLine>& line, double time) {
+    if (!line) return Failure{line.reason()};
+    Measured& last = measured_[scope];
+    const bool measured = !line.value().microseconds || line.value().microseconds != last.microseconds;
+    if (measured) last = {line.value().microseconds, time};
+    // One file may stand still in scans that go on.
+    if (!measured && time - last.time_s > kStoppedAfterS)
+      return Failure{
+          fmt::format("{} in {} has not been measured for {:.1f} s", scope, root_.string(), time - last.time_s)};
+    return totals_.at(scope).add(line.value().joules, time, 1.0);
   }
 
+  struct Measured {
+    std::optional<std::uint64_t> microseconds;  // by the controller
+    double time_s = 0.0;                        // by this machine, when it was first seen
+  };
   fs::path root_;
   std::vector<Counter> counters_;
   std::function<double()> clock_;
   std::map<std::string, Unwrapper> totals_;
   std::map<std::string, Result<Reading>> readings_;
   std::optional<std::uint64_t> freshness_, startup_;
-  double changed_s_ = 0.0, read_s_ = 0.0;  // when the counters changed, and when they were last looked at
+  std::map<std::string, Measured> measured_;
+  std::optional<Result<bool>> state_;        // of the last look, absent before the first
+  double changed_s_ = 0.0, looked_s_ = 0.0;  // when the counters changed, and when they were last looked at
 };
 
 class CrayMeter : public Meter {
@@ -146,7 +163,12 @@ Meters open_cray(const Machine& machine) {
   for (const Counter& c : counters) {
     auto meter = std::make_unique<CrayMeter>(
         MeterInfo{"cray", c.scope, Source::kCounter, c.file.string(), Seconds(0), true}, scan);
-    if (const auto first = meter->read(); !first)
+    auto first = meter->read();
+    for (int i = 1; i < kTries && !first; ++i) {  // a scan that ends now must not cost the run its meter
+      machine.sleep(kSameScanS);
+      first = meter->read();
+    }
+    if (!first)
       found.unavailable.push_back({"cray", c.scope, first.reason()});
     else
       found.meters.push_back(std::move(meter));

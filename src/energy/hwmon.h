@@ -7,9 +7,10 @@
 
 namespace molen::energy {
 
-// Opens "module0" (Module Power Socket 0: processor, GPU and their memory), "grace0" (Grace Power Socket 0: processor
-// and its memory), "cpu-package0" (CPU Power Socket 0) and "sysio0" (SysIO Power Socket 0). A power meter that does not
-// say what it measures is listed as unavailable: its place on the board is unknown.
+// Opens "module0" (Module Power Socket 0: processor, its memory, and the GPU if the module has one), "grace0" (Grace
+// Power Socket 0: processor and its memory), "cpu-package0" (CPU Power Socket 0) and "sysio0" (SysIO Power Socket 0). A
+// power meter that does not say what it measures is listed as unavailable, because its place on the board is unknown.
+// So are modules where several sockets have meters of their own.
 Meters open_hwmon(const Machine& machine);
 
 }  // namespace molen::energy

@@ -32,8 +32,11 @@ TEST(Hwmon, PowerIsIntegratedOverMeasuredTimes) {
   f.time += 0.25;
   EXPECT_DOUBLE_EQ(m.meters[0]->read().value().total.value, 100 + 0.25 * 300);
   EXPECT_EQ(m.meters[0]->read().value().gaps, 0);
-  f.time += 1.5;
+  f.time += 2.5;
   EXPECT_EQ(m.meters[0]->read().value().gaps, 1) << "power between is unknown";
+  f.time -= 1;
+  EXPECT_EQ(m.meters[0]->read().value().gaps, 2) << "the clock went back";
+  EXPECT_DOUBLE_EQ(m.meters[0]->read().value().total.value, 175.0);
 }
 
 TEST(Hwmon, EachDescriptionIsAScope) {
@@ -42,17 +45,40 @@ TEST(Hwmon, EachDescriptionIsAScope) {
   power_meter(f, 1, "Grace Power Socket 0", 1);
   power_meter(f, 2, "CPU Power Socket 0", 1);
   power_meter(f, 3, "SysIO Power Socket 0", 1, "/device");
-  power_meter(f, 4, "Module Power Socket 1", 1);
+  f.write("sys/class/hwmon/hwmon0/power1_average_interval", "50\n");
   f.write("sys/class/hwmon/hwmon5/name", "nvme\n");
   Meters m = open_hwmon(f.machine);
   std::vector<std::string> scopes;
   for (const auto& meter : m.meters) scopes.push_back(meter->info().scope);
-  EXPECT_EQ(scopes, (std::vector<std::string>{"module0", "grace0", "cpu-package0", "sysio0", "module1"}));
+  EXPECT_EQ(scopes, (std::vector<std::string>{"module0", "grace0", "cpu-package0", "sysio0"}));
+  EXPECT_TRUE(m.meters[0]->info().detail.ends_with("hwmon0/power1_average, averages of 50 ms"))
+      << m.meters[0]->info().detail;
   EXPECT_TRUE(m.unavailable.empty());
   choose_counted(m);
-  const Coverage coverage = coverage_of(m, true);
-  EXPECT_EQ(coverage.summed, (std::set<std::string>{"module0", "module1"}));
-  EXPECT_EQ(coverage.partial(), "");
+  EXPECT_EQ(coverage_of(m, false).summed, (std::set<std::string>{"module0"}));
+  EXPECT_EQ(coverage_of(m, false).partial(), "");
+  EXPECT_EQ(coverage_of(m, true).partial(), "cpu+dram only") << "whether the GPU is in the module is not known";
+}
+
+TEST(Hwmon, OnSeveralSocketsTheProcessorsCount) {
+  FakeMachine f;
+  power_meter(f, 0, "Module Power Socket 0", 1);
+  power_meter(f, 1, "Grace Power Socket 0", 1);
+  power_meter(f, 2, "Grace Power Socket 1", 1);
+  Meters m = open_hwmon(f.machine);
+  choose_counted(m);
+  EXPECT_EQ(coverage_of(m, false).summed, (std::set<std::string>{"grace0", "grace1"}));
+  ASSERT_EQ(m.unavailable.size(), 1u);
+  EXPECT_EQ(m.unavailable[0].scope, "module0");
+}
+
+TEST(Hwmon, FirmwareWithoutAReadingIsNoPower) {
+  FakeMachine f;
+  power_meter(f, 0, "Grace Power Socket 0", 4294967295000);
+  const Meters m = open_hwmon(f.machine);
+  EXPECT_TRUE(m.meters.empty());
+  EXPECT_NE(m.unavailable.at(0).reason.find("4.295e+06 W is no power of a module"), std::string::npos)
+      << m.unavailable[0].reason;
 }
 
 TEST(Hwmon, AMeterThatDoesNotSayWhatItMeasuresIsNotUsed) {

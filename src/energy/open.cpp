@@ -25,11 +25,8 @@ bool reads_processor(const Meters& all) {
 // A virtual machine may show a counter that always reads 0 (seen on Firecracker: energy-psys opens and never changes).
 // Each counter must advance once within `settle_s`.
 void drop_frozen(Meters& found, const OpenOptions& o) {
-  std::vector<double> first;
-  for (const auto& m : found.meters) {
-    const auto r = m->read();
-    first.push_back(r ? r.value().total.value : -1.0);
-  }
+  std::vector<std::optional<double>> first(found.meters.size());  // first reading of each that succeeded
+
   std::vector<bool> alive(found.meters.size(), false);
   const double until = o.machine.clock() + o.settle_s;
   for (bool waiting = true; waiting;) {
@@ -38,7 +35,9 @@ void drop_frozen(Meters& found, const OpenOptions& o) {
     for (std::size_t i = 0; i < found.meters.size(); ++i) {
       if (alive[i]) continue;
       const auto r = found.meters[i]->read();
-      alive[i] = r && r.value().total.value > first[i];
+      if (r && !first[i]) first[i] = r.value().total.value;
+      alive[i] = r && r.value().total.value > *first[i];
+
       waiting = waiting || !alive[i];
     }
     if (late) break;

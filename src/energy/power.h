@@ -5,15 +5,17 @@
 
 namespace molen::energy {
 
-// If two samples are further apart than `longest_s`, the energy between them is unknown, which is a gap.
+// If two samples are further apart than `longest_s`, or the second one is before the first, the energy between them is
+// unknown, which is a gap.
 class PowerIntegral {
  public:
   explicit PowerIntegral(double longest_s) : longest_s_(longest_s) {}
 
   Reading add(double watts, double time_s) {
     const double silence = time_s - time_;
-    if (started_ && silence > longest_s_) ++reading_.gaps;
-    if (started_ && silence <= longest_s_) reading_.total += Joules(0.5 * (watts_ + watts) * silence);
+    const bool known = silence >= 0 && silence <= longest_s_;  // a clock that went back says nothing
+    if (started_ && !known) ++reading_.gaps;
+    if (started_ && known) reading_.total += Joules(0.5 * (watts_ + watts) * silence);
     started_ = true;
     watts_ = watts;
     time_ = time_s;

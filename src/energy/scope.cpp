@@ -1,66 +1,128 @@
 #include "energy/scope.h"
 
 #include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
 #include <string_view>
+#include <vector>
 
 namespace molen::energy {
 namespace {
 
-bool is_like(std::string_view scope, std::string_view prefix) {
-  return scope.substr(0, prefix.size()) == prefix;
+// How much of a part (all processors, all memory, ...) a scope has: all of it, or what bears a number.
+struct Share {
+  bool all = false;
+  std::string number;  // "0"; "0-die1" for one die of package 0
+};
+using Extent = std::map<std::string_view, Share>;  // by part
+
+const Share kAll{true, ""};
+
+// Returns the number behind `prefix`, such as "0" or "0-die1"; nothing where `scope` is of another kind.
+std::optional<std::string> number_of(std::string_view scope, std::string_view prefix) {
+  if (scope.substr(0, prefix.size()) != prefix) return std::nullopt;
+  const std::string_view number = scope.substr(prefix.size());
+  if (number.empty() || number[0] < '0' || number[0] > '9') return std::nullopt;
+  return std::string(number);
 }
 
-// Returns the number behind `prefix`: "0" of "cpu-package0-die1"; "" where `scope` is of another kind or has none.
-std::string_view number_of(std::string_view scope, std::string_view prefix) {
-  if (!is_like(scope, prefix)) return {};
-  scope.remove_prefix(prefix.size());
-  return scope.substr(0, scope.find_first_not_of("0123456789"));
+Extent extent_of(const std::string& scope) {
+  if (scope == "node") return {{"cpu", kAll}, {"dram", kAll}, {"sysio", kAll}, {"gpu", kAll}, {"accel", kAll}};
+  if (scope == "psys") return {{"cpu", kAll}, {"dram", kAll}};
+  if (scope == "cpu" || scope == "cpu-package") return {{"cpu", kAll}};
+  if (scope == "dram") return {{"dram", kAll}};
+  if (scope == "gpu") return {{"gpu", kAll}};
+  for (const char* socket : {"module", "grace"})
+    if (const auto n = number_of(scope, socket))
+      return {{"cpu", {false, *n}}, {"dram", {false, *n}}, {"sysio", {false, *n}}};
+  for (const auto& [prefix, part] :
+       {std::pair{"cpu-package", "cpu"}, {"dram", "dram"}, {"sysio", "sysio"}, {"gpu", "gpu"}, {"accel", "accel"}})
+    if (const auto n = number_of(scope, prefix)) return {{part, {false, *n}}};
+  return {};
 }
 
-bool is_numbered(std::string_view scope, std::string_view prefix) {
-  return !number_of(scope, prefix).empty();
+bool has_number(const std::string& outer, const std::string& inner) {
+  return outer == inner || inner.rfind(outer + "-", 0) == 0;  // a package has its dies
 }
 
-// Returns whether `inner` is a scope `prefix` of the same socket as `outer`, a scope `of`.
-bool same_socket(std::string_view outer, std::string_view of, std::string_view inner, std::string_view prefix) {
-  return is_numbered(outer, of) && number_of(outer, of) == number_of(inner, prefix);
+bool includes(const Share& outer, const Share& inner) {
+  return outer.all || (!inner.all && has_number(outer.number, inner.number));
+}
+
+bool is_numbered(const std::string& scope, const char* prefix) {
+  return number_of(scope, prefix).has_value();
+}
+
+// The order in which scopes are chosen for a sum; a later one that overlaps one before it is left out.
+int order_of(const std::string& scope, bool packages) {
+  if (scope == "node") return 0;
+  if (is_numbered(scope, "superchip")) return 1;
+  if (is_numbered(scope, "module")) return 2;
+  if (is_numbered(scope, "grace")) return 3;
+  if (scope == "psys") return packages ? 7 : 4;
+  if (scope == "cpu" || scope == "dram" || is_numbered(scope, "accel")) return 5;
+  return 6;
 }
 
 }  // namespace
 
 std::set<std::string> parts_of(const std::string& scope) {
-  if (scope == "node" || is_numbered(scope, "module")) return {"cpu", "dram", "gpu"};
-  if (scope == "psys" || is_numbered(scope, "grace")) return {"cpu", "dram"};
-  if (scope == "cpu" || is_like(scope, "cpu-package")) return {"cpu"};
-  if (is_like(scope, "dram")) return {"dram"};
-  if (is_like(scope, "gpu") || is_numbered(scope, "accel")) return {"gpu"};
-  return {};
+  if (is_numbered(scope, "superchip")) return {"cpu", "dram", "gpu"};
+  std::set<std::string> parts;
+  for (const auto& [part, share] : extent_of(scope))
+    if (part != "sysio") parts.emplace(part == "accel" ? "gpu" : part);
+  return parts;
+}
+
+bool overlap(const std::string& a, const std::string& b) {
+  if (a == b) return false;
+  if (a == "node" || b == "node") return true;
+  for (const auto& [chip, other] : {std::pair{a, b}, {b, a}}) {
+    // Whose sockets and GPUs a superchip has is not known, but it is another superchip's neither.
+    if (is_numbered(chip, "superchip")) return !is_numbered(other, "superchip") && !extent_of(other).empty();
+    if (is_numbered(chip, "accel") && extent_of(other).contains("gpu")) return true;
+  }
+  const Extent x = extent_of(a), y = extent_of(b);
+  return std::any_of(x.begin(), x.end(), [&](const auto& part) {
+    const auto other = y.find(part.first);
+    return other != y.end() && (includes(part.second, other->second) || includes(other->second, part.second));
+  });
 }
 
 bool contains(const std::string& outer, const std::string& inner) {
   if (outer == inner) return false;
   if (outer == "node") return true;
-  if (outer == "psys") return inner == "cpu" || is_like(inner, "cpu-package") || is_like(inner, "dram");
-  if (outer == "cpu") return is_like(inner, "cpu-package");
-  if (outer == "dram") return is_numbered(inner, "dram");
-  if (is_numbered(outer, "accel")) return is_like(inner, "gpu");
-  for (const char* part : {"grace", "cpu-package", "dram", "sysio"})
-    if (same_socket(outer, "module", inner, part) || same_socket(outer, "grace", inner, part)) return true;
-  return is_numbered(outer, "module") && (is_like(inner, "gpu") || is_numbered(inner, "accel"));
+  if (is_numbered(outer, "module") && is_numbered(inner, "grace"))
+    return number_of(outer, "module") == number_of(inner, "grace");
+  if (is_numbered(outer, "grace") && is_numbered(inner, "module")) return false;
+  const Extent x = extent_of(outer), y = extent_of(inner);
+  return !y.empty() && std::all_of(y.begin(), y.end(), [&](const auto& part) {
+    const auto whole = x.find(part.first);
+    return whole != x.end() && includes(whole->second, part.second);
+  });
 }
 
 void choose_counted(Meters& meters) {
-  std::set<std::string> read;
-  for (const auto& m : meters.meters)
-    if (m->info().source != Source::kNone) read.insert(m->info().scope);
-  const bool packages =
-      std::any_of(read.begin(), read.end(), [](const std::string& s) { return is_like(s, "cpu-package"); });
-  if (packages) read.erase("psys");
+  std::vector<Meter*> order;
+  bool packages = false;
   for (const auto& m : meters.meters) {
+    m->set_counted(false);
+    if (m->info().source == Source::kNone) continue;
+    order.push_back(m.get());
+    packages = packages || m->info().scope.rfind("cpu-package", 0) == 0;
+  }
+  std::stable_sort(order.begin(), order.end(), [&](const Meter* a, const Meter* b) {
+    const int x = order_of(a->info().scope, packages), y = order_of(b->info().scope, packages);
+    return x != y ? x < y : a->info().scope.size() < b->info().scope.size();  // a package before its dies
+  });
+  std::vector<std::string> counted;
+  for (Meter* m : order) {
     const std::string& scope = m->info().scope;
-    const bool within =
-        std::any_of(read.begin(), read.end(), [&](const std::string& outer) { return contains(outer, scope); });
-    m->set_counted(m->info().source != Source::kNone && read.contains(scope) && !within);
+    if (std::any_of(counted.begin(), counted.end(), [&](const std::string& other) { return overlap(other, scope); }))
+      continue;
+    m->set_counted(true);
+    counted.push_back(scope);
   }
 }
 

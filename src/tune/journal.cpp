@@ -152,7 +152,8 @@ void Journal::read(const SearchPlan& plan, const Json& header) {
 }
 
 void Journal::append(const Trial& trial) {
-  lease_.require();
+  require();
+
   lines_->append(to_json(trial, plan_).dump());
   lines_->sync();
 }

@@ -41,8 +41,10 @@ class Journal {
           const std::function<void(const std::string&)>& warn = {});
 
   const std::map<int, Trial>& kept() const { return kept_; }
-  // Throws Error when the line cannot be written, and store::LeaseHeld when another search has taken over.
+  void require() const { lease_.require(); }  // throws store::LeaseHeld when another search has taken over
+  // Throws Error when the line cannot be written, and store::LeaseHeld as `require` does.
   void append(const Trial& trial);
+
   const fs::path& path() const { return path_; }
 
  private:

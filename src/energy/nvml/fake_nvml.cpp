@@ -12,6 +12,7 @@ FakeGpu gpus[8];
 unsigned gpu_count = 2;
 int init_error = 0, users = 0;
 const char* model = "Fake GPU";
+unsigned mig = 0;
 }  // namespace
 
 extern "C" {
@@ -26,9 +27,13 @@ void fake_nvml_reset(unsigned count, int error) {
   gpu_count = count;
   init_error = error;
   model = "Fake GPU";
+  mig = 0;
 }
 void fake_nvml_model(const char* name) {
   model = name;
+}
+void fake_nvml_mig(unsigned mode) {
+  mig = mode;
 }
 int fake_nvml_users() {
   return users;
@@ -56,6 +61,9 @@ int nvmlDeviceGetUUID(void* device, char* uuid, unsigned length) {
 int nvmlDeviceGetName(void*, char* name, unsigned length) {
   if (length != 96) return 7;
   return std::snprintf(name, length, "%s", model), 0;
+}
+int nvmlDeviceGetMigMode(void*, unsigned* now, unsigned* later) {
+  return *now = mig, *later = 0, 0;
 }
 int nvmlDeviceGetTotalEnergyConsumption(void* device, unsigned long long* millijoules) {
   const auto* gpu = static_cast<FakeGpu*>(device);

@@ -31,6 +31,8 @@ class Library {
                        library->get("nvmlDeviceGetPowerUsage", library->power);
     library->get("nvmlDeviceGetUUID", library->uuid);
     library->get("nvmlDeviceGetName", library->device_name);
+    library->get("nvmlDeviceGetMigMode", library->mig_mode);
+
     library->get("nvmlDeviceGetTotalEnergyConsumption", library->energy);
     library->get("nvmlErrorString", library->error_string);
     if (!whole) return Failure{fmt::format("{} lacks functions of NVML 5 or newer", file)};
@@ -57,6 +59,8 @@ class Library {
   int (*device)(unsigned, Device*) = nullptr;
   int (*uuid)(Device, char*, unsigned) = nullptr;
   int (*device_name)(Device, char*, unsigned) = nullptr;
+  int (*mig_mode)(Device, unsigned*, unsigned*) = nullptr;
+
   int (*energy)(Device, unsigned long long*) = nullptr;
   int (*power)(Device, unsigned*) = nullptr;
   const char* (*error_string)(int) = nullptr;
@@ -178,10 +182,17 @@ std::vector<Gpu> visible_gpus(const std::vector<Gpu>& gpus, const std::optional<
   return chosen;
 }
 
-// The energy counter of Grace Hopper covers the whole module, with the processor (Zeus, issue 172). Modules and GPUs of
-// a node have the same numbers.
-std::string scope_of_counter(const Gpu& gpu, const std::string& scope) {
-  return gpu.name.find("GH200") != std::string::npos ? fmt::format("module{}", gpu.index) : scope;
+// The energy counter of Grace Hopper covers the whole superchip, with the processor (Zeus, issue 172).
+bool is_superchip(const Gpu& gpu) {
+  return gpu.name.find("GH200") != std::string::npos;
+}
+
+// Returns why the counter of a GPU is not that of this process; empty if it may be.
+std::string shared_reason(const Library& library, const Gpu& gpu) {
+  unsigned now = 0, later = 0;
+  const bool divided =
+      library.mig_mode != nullptr && library.mig_mode(gpu.device, &now, &later) == kSuccess && now != 0;
+  return divided ? "MIG divides this GPU, and an instance has no energy reading of its own" : "";
 }
 
 }  // namespace
@@ -207,10 +218,12 @@ Meters open_nvml(const Machine& machine, const NvmlOptions& options) {
   for (std::size_t i = 0; i < gpus.size(); ++i) {
     const Gpu& gpu = gpus[i];
     const std::string scope = fmt::format("gpu{}", i);
-    if (!gpu.failure.empty()) {
-      found.unavailable.push_back({"nvml", scope, gpu.failure});
+    const std::string failure = gpu.failure.empty() ? shared_reason(*library, gpu) : gpu.failure;
+    if (!failure.empty()) {
+      found.unavailable.push_back({"nvml", scope, failure});
       continue;
     }
+
     const std::string what = fmt::format("{} {}", gpu.name.empty() ? "GPU" : gpu.name, gpu.uuid);
     unsigned long long millijoules = 0;
     unsigned milliwatts = 0;
@@ -218,9 +231,14 @@ Meters open_nvml(const Machine& machine, const NvmlOptions& options) {
     const int no_power = library->power(gpu.device, &milliwatts);
     std::unique_ptr<Meter> meter;
     if (no_counter == kSuccess) {
-      meter = std::make_unique<CounterMeter>(MeterInfo{"nvml", scope_of_counter(gpu, scope), Source::kCounter,
-                                                       what + ", energy counter", Seconds(0), true},
-                                             library, gpu.device, machine.clock);
+      meter =
+          std::make_unique<CounterMeter>(MeterInfo{"nvml", is_superchip(gpu) ? fmt::format("superchip{}", i) : scope,
+                                                   Source::kCounter, what + ", energy counter", Seconds(0), true},
+                                         library, gpu.device, machine.clock);
+    } else if (no_power == kSuccess && is_superchip(gpu)) {
+      found.unavailable.push_back(
+          {"nvml", scope, fmt::format("{}: no energy counter, and its power may include that of the processor", what)});
+      continue;
     } else if (no_power == kSuccess) {
       meter = std::make_unique<PowerMeter>(
           MeterInfo{"nvml", scope, Source::kPower, what + ", power samples", options.sample_every, true}, library,

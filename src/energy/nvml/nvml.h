@@ -18,8 +18,8 @@ struct NvmlOptions {
 };
 
 // When the library is missing or no device is visible, the result has the reason and no meter. The counter of a GH200
-// includes its processor and memory, so its scope is "module0" with the number of the device; power is of the GPU
-// alone.
+// includes its processor and memory, so its scope is "superchip0" instead of "gpu0".
+
 Meters open_nvml(const Machine& machine, const NvmlOptions& options = {});
 
 }  // namespace molen::energy

@@ -17,6 +17,7 @@ class Nvml : public ::testing::Test {
     set = reinterpret_cast<decltype(set)>(::dlsym(handle_, "fake_nvml_set"));
     reset = reinterpret_cast<decltype(reset)>(::dlsym(handle_, "fake_nvml_reset"));
     model = reinterpret_cast<decltype(model)>(::dlsym(handle_, "fake_nvml_model"));
+    mig = reinterpret_cast<decltype(mig)>(::dlsym(handle_, "fake_nvml_mig"));
     users = reinterpret_cast<decltype(users)>(::dlsym(handle_, "fake_nvml_users"));
     reset(2, 0);
     set(0, 1000000, 300000, 0, 0);
@@ -33,6 +34,7 @@ class Nvml : public ::testing::Test {
   void (*set)(unsigned, unsigned long long, unsigned, int, int) = nullptr;
   void (*reset)(unsigned, int) = nullptr;
   void (*model)(const char*) = nullptr;
+  void (*mig)(unsigned) = nullptr;
   int (*users)() = nullptr;
   FakeMachine f;
   void* handle_ = nullptr;
@@ -99,7 +101,7 @@ TEST_F(Nvml, OnlyVisibleDevices) {
 }
 
 // Its counter has the joules of the processor too, which another meter may read as well.
-TEST_F(Nvml, TheCounterOfAGraceHopperIsThatOfItsModule) {
+TEST_F(Nvml, TheCounterOfAGraceHopperIsThatOfItsSuperchip) {
   model("NVIDIA GH200 480GB");
   OpenOptions o;
   o.machine = f.machine;
@@ -114,9 +116,19 @@ TEST_F(Nvml, TheCounterOfAGraceHopperIsThatOfItsModule) {
   const Meters m = open_meters({"auto"}, o);
   std::map<std::string, bool> counted;
   for (const auto& meter : m.meters) counted[meter->info().scope] = meter->info().counted;
-  EXPECT_EQ(counted, (std::map<std::string, bool>{{"module1", true}, {"cpu-package1", false}}));
+  EXPECT_EQ(counted, (std::map<std::string, bool>{{"superchip0", true}, {"cpu-package1", false}}));
   set(1, 0, 90000, 3, 0);
-  EXPECT_EQ(open("1").meters.at(0)->info().scope, "gpu0") << "power is of the GPU alone";
+  const Meters power = open("1");
+  EXPECT_TRUE(power.meters.empty());
+  EXPECT_NE(power.unavailable.at(0).reason.find("may include that of the processor"), std::string::npos);
+}
+
+TEST_F(Nvml, AGpuThatMigDividesIsNotChargedToOneJob) {
+  mig(1);
+  const Meters m = open("0");
+  EXPECT_TRUE(m.meters.empty());
+  EXPECT_EQ(m.unavailable.at(0).scope, "gpu0");
+  EXPECT_NE(m.unavailable[0].reason.find("MIG divides this GPU"), std::string::npos);
 }
 
 TEST_F(Nvml, AFrozenCounterIsNotBelieved) {
