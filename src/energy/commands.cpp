@@ -116,7 +116,10 @@ std::vector<std::string> LiveTable::lines_of(std::size_t columns) const {
     mean_w += row.seconds > 0.0 ? row.joules / row.seconds : 0.0;
     joules += row.joules;
   }
-  Row sum{.joules = joules, .seconds = mean_w > 0.0 ? joules / mean_w : 0.0, .note = missing};
+  Row sum;
+  sum.joules = joules;
+  sum.seconds = mean_w > 0.0 ? joules / mean_w : 0.0;
+  sum.note = missing;
   if (missing.empty()) sum.last_w = watts;
   line("sum", sum);
   return lines;
