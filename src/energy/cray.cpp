@@ -25,7 +25,7 @@ struct CounterLine {
   std::optional<std::uint64_t> microseconds;  // absent where the line has none
 };
 
-Result<CounterLine> read_line(const fs::path& path) {
+Result<CounterLine> read_counter_line(const fs::path& path) {
   const auto text = read_small(path);
   if (!text) return Failure{text.reason()};
   const std::string_view line = text.value();
@@ -92,7 +92,7 @@ class Scan {
         return Failure{fmt::format("{} has not been updated for {:.1f} s", root_.string(), time - changed_s_)};
       }
       std::map<std::string, Result<CounterLine>> lines;
-      for (const Counter& c : counters_) lines.emplace(c.scope, read_line(c.file));
+      for (const Counter& c : counters_) lines.emplace(c.scope, read_counter_line(c.file));
       const auto after = read_count(root_ / "freshness");
       if (!after) return Failure{after.reason()};
       if (after.value() != before.value()) continue;
