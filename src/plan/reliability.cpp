@@ -15,7 +15,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Beyond so many standard deviations, a normal variable has a probability of 1e-19. That is negligible even for the
 // maximum of the 1e9 devices that a description may have.
 constexpr double kNormalReach = 9.0;
-constexpr int kSimpsonIntervals = 2000;
+constexpr int kSimpsonIntervals = 1000;
 
 // Returns the probability that a standard normal variable exceeds z.
 double upper_tail(double z) {

@@ -188,7 +188,8 @@ Bytes checkpoint_bytes(const arch::Architecture& arch, const program::Setting& s
       if (state.has_shape()) {
         const auto shape = state.shape(parameter.shape.at(0), parameter.shape.size() > 1 ? parameter.shape[1] : 0);
         elements = shape.empty() ? 0 : shape.front();
-      } else if (state.of == program::StateOf::kRest && optimizer.updates_whole(parameter)) {
+      } else if (state.of == program::StateOf::kRest &&
+                 (optimizer.updates_whole(parameter) || arch::moved_by_load(parameter.role))) {
         elements = 0;
       }
       bytes += elements * of_state;

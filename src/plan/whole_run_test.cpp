@@ -108,6 +108,20 @@ TEST(WholeRun, AddsItsStretches) {
   EXPECT_NEAR(run.failures.spread, kQuantile / std::sqrt(run.failures.value), 1e-12);
 }
 
+// 1,000 W while the nodes work and 400 W while they wait, as in saves and restarts. The work that is lost was work and
+// a part of a save in the proportion of both: 1,100 s and 300 s.
+TEST(WholeRun, FailuresCostEnergy) {
+  RunPlan p = usual_plan();
+  p.steps = 550, p.save_every = 200, p.evaluations = 0;
+  p.figures.node_mtbf = exact_figure(20000.0);
+  const WholeRun run = whole_run(p);
+  const double once = 1000.0 * 1100.0 + 400.0 * 300.0, again = part_of(run, RunPart::kRedone) * once / 1400.0,
+               restarts = 400.0 * part_of(run, RunPart::kRestarts);
+  EXPECT_GT(again, 0.0);
+  EXPECT_NEAR(run.energy.value, once + again + restarts, 1e-6);
+  EXPECT_NEAR(run.lost.value, 400.0 * 300.0 + again + restarts, 1e-6);
+}
+
 // A checkpoint follows the first step that ends after the period: 61 s hold 30.5 steps of 2 s.
 TEST(WholeRun, APeriodInSecondsEndsWithAStep) {
   RunPlan p = usual_plan();

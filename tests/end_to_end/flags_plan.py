@@ -169,7 +169,13 @@ def whole_run(case):
     close("goodput", run["goodput"], 1000 * step / total, 1e-9)
     assert run["total_s"]["low"] < total < run["total_s"]["high"]
     close("energy with the site", value("site_j") / value("energy_j"), float(re.search(r"(?m)^pue = \{ value = ([0-9.]+)", (work / usual).read_text())[1]))
-    assert said["cluster"]["devices_j"] * 1000 < value("energy_j") and 0 < value("lost_j") < value("energy_j")
+    # While ranks wait, a device draws its idle power and a share of the range above it, and a host its own power.
+    watts = {key: float(re.search(rf"(?m)^{key}_power = \{{ value = ([0-9.]+)", (work / usual).read_text())[1]) for key in ("idle", "peak", "host")}
+    share = json.loads((pathlib.Path(__file__).resolve().parents[2] / "src/sim/factors.json").read_text())["factors"]["power_waiting"]["value"]
+    waiting, working = 16 * (watts["idle"] + share * (watts["peak"] - watts["idle"])) + 2 * watts["host"], (said["cluster"]["devices_j"] + said["cluster"]["hosts_j"]) / step
+    again = (working * 1000 * step + waiting * 10 * save) * redone / (1000 * step + 10 * save)
+    close("energy of what no step needs", value("lost_j"), waiting * (10 * save + restarts) + again, 1e-6)
+    close("energy", value("energy_j"), working * 1000 * step + value("lost_j"), 1e-6)
     # Each setting by its amount.
     half = of(usual, {**length, "checkpoint.every": "50 steps"})["whole_run"]
     close("checkpoint.every: twice as many", value("checkpoints", half["parts_s"]), 20 * save)
