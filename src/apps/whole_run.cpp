@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 #include <vector>
@@ -118,7 +119,7 @@ std::string_view meaning_of(plan::RunPart part) {
 }
 
 void print_parts(const plan::WholeRun& run) {
-  fmt::print("  {:<24} {:>10} {:>8}   {}\n", "", "expected", "", "80 % of runs");
+  fmt::print("  {:<24} {:>10} {:>8}   {}\n", "", "expected", "", "80 % interval");
   for (std::size_t i = 0; i < plan::kRunParts; ++i) {
     const plan::Estimate& part = run.parts[i];
     if (part.value > 0.0)

@@ -2,6 +2,7 @@
 // work on it.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "arch/architecture.h"

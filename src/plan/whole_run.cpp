@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
+#include <vector>
 
 #include "arch/parameters.h"
 #include "base/error.h"
@@ -42,7 +44,7 @@ struct Expected {
   double of(RunPart part) const { return parts[static_cast<std::size_t>(part)]; }
 };
 
-double seconds_of(Bytes bytes, double all_nodes, const RunValues& v, int nodes) {
+double transfer_seconds(Bytes bytes, double all_nodes, const RunValues& v, int nodes) {
   return static_cast<double>(bytes.value) / std::min(all_nodes, nodes * v.node_bandwidth);
 }
 
@@ -60,13 +62,13 @@ Expected expected_run(const RunPlan& p, const RunValues& moved, std::int64_t sav
   const auto steps = static_cast<double>(p.steps);
   Expected e;
   e.slowest = slowest_factor({v.jitter, v.slow_share, v.slow_factor, p.devices_of_node, p.nodes});
-  e.save_s = seconds_of(p.checkpoint, v.write, v, p.nodes);
-  e.load_s = seconds_of(p.checkpoint, v.read, v, p.nodes);
+  e.save_s = transfer_seconds(p.checkpoint, v.write, v, p.nodes);
+  e.load_s = transfer_seconds(p.checkpoint, v.read, v, p.nodes);
   e.mtbf_s = v.node_mtbf / p.nodes;
   e.of(RunPart::kUseful) = steps * v.step_s;
   e.of(RunPart::kSlowest) = steps * v.step_s * (e.slowest - 1.0);
   // The loader reads ahead of the steps (data/loader.h), so only what is slower than a step stalls it.
-  e.of(RunPart::kData) = steps * std::max(0.0, seconds_of(p.batch, v.read, v, p.nodes) - e.slowest * v.step_s);
+  e.of(RunPart::kData) = steps * std::max(0.0, transfer_seconds(p.batch, v.read, v, p.nodes) - e.slowest * v.step_s);
   e.of(RunPart::kEvaluation) = static_cast<double>(p.evaluations) * v.evaluation_s * e.slowest;
   double work_s = 0.0;
   for (const double part : e.parts) work_s += part;

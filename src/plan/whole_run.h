@@ -5,8 +5,6 @@
 #include <array>
 #include <cstdint>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "arch/architecture.h"
 #include "base/units.h"

@@ -206,6 +206,8 @@ def whole_run(case):
     close("train.validate_batches", two["evaluation_s"], 2 * one["evaluation_s"])
     equal("train.validate_every", one["evaluations"], 3)
     close("evaluation", value("evaluation", one["parts_s"]), 3 * one["evaluation_s"])
+    staged = json.loads(case.molen("simulate", "tiny.toml", {**held, "parallel.pipeline": 2, "parallel.tensor": 2, "batch.micro": 1}, "--ranks", 8, "--cluster", usual, "--format", "json").stdout)["whole_run"]
+    assert staged["evaluation_s"] > 0 and staged["uncounted_evaluations"] is None, staged
     lost = json.loads(case.molen("simulate", "tiny.toml", {**held, "data.validation": [{"path": "held/nowhere"}]}, "--cluster", usual, "--format", "json").stdout)["whole_run"]
     assert "held/nowhere" in lost["uncounted_evaluations"] and value("evaluation", lost["parts_s"]) == 0, lost
     # Where there is no run to predict.
