@@ -77,11 +77,13 @@ Result<Simulated> simulate_on(config::Config c, const plan::Machine& machine, co
   auto costs = calibration.find(sim::conditions_of(built.setting, comm));
   if (!costs) return Failure{costs.reason()};
   auto timelines = sim::simulate(built.stages, costs.value());
+  auto whole_run = whole_run_of_calibration(built.config);
   return Simulated{.config = std::move(built.config),
                    .stages = std::move(built.stages),
                    .timelines = std::move(timelines),
                    .attended = attended_step(built, costs.value()),
-                   .extrapolated = costs.value().extrapolated()};
+                   .extrapolated = costs.value().extrapolated(),
+                   .whole_run = std::move(whole_run)};
 }
 
 Simulated simulate_described(config::Config c, const cluster::Cluster& on, const plan::Machine& machine) {
@@ -94,10 +96,13 @@ Simulated simulate_described(config::Config c, const cluster::Cluster& on, const
   const sim::DescribedCosts costs(on, factors);
   auto timelines = sim::simulate(built.stages, costs);
   const auto energy = sim::energy_of(built.stages, timelines, on, factors, factors.spread());
+  const PredictedStep step{sim::step_seconds(timelines), factors.spread(), energy};
+  auto whole_run = whole_run_of(built.config, built.stages.program(0).arch, built.setting, machine, on, costs, step);
   return {.config = std::move(built.config),
           .stages = std::move(built.stages),
           .timelines = std::move(timelines),
           .attended = attended_step(built, costs),
+          .whole_run = std::move(whole_run),
           .cluster = on,
           .local_ranks = machine.local_ranks,
           .spread = factors.spread(),

@@ -177,6 +177,7 @@ Json simulated_json(const Simulated& s, std::size_t stage, const std::vector<Ope
           {"extrapolated", s.extrapolated.empty() ? Json() : Json(s.extrapolated)},
           {"measured", measured ? to_json(*measured) : Json()},
           {"cluster", cluster_json(s, largest_of(rows, &StageRow::memory), largest_of(rows, &StageRow::host))},
+          {"whole_run", whole_run_json(s.whole_run)},
           {"stage", stage},
           {"stages", by_stage},
           {"phase_s", by_phase},
@@ -218,6 +219,7 @@ void print_simulated(const Simulated& s, std::size_t stage, const std::vector<Op
   for (const auto& row : program::compare(s.stages.ops(stage), timeline, timeline).rows)
     fmt::print("  {:<28} {:>6} {:>12} {:>12} {:>12}\n", row.kind, row.count, human(Seconds(row.predicted_s)),
                row.waited_s > 0 ? human(Seconds(row.waited_s)) : "-", row.bytes > 0 ? human(Bytes(row.bytes)) : "-");
+  print_whole_run(s.whole_run);
 }
 
 }  // namespace molen::apps

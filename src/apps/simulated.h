@@ -7,6 +7,7 @@
 
 #include "apps/cli.h"
 #include "apps/measured_run.h"
+#include "apps/whole_run.h"
 #include "base/json.h"
 #include "cluster/cluster.h"
 #include "config/config.h"
@@ -30,6 +31,7 @@ struct Simulated {
   std::vector<program::Timeline> timelines;  // by stage
   std::optional<AttendedStep> attended = std::nullopt;
   std::string extrapolated = {};  // the measurements that the costs are derived from, if not these conditions
+  WholeRun whole_run = {};
   // With a description of a cluster: the cluster, the spread of the step's time (sim::Factors), and the energy.
   std::optional<cluster::Cluster> cluster = std::nullopt;
   int local_ranks = 1;  // ranks of a node

@@ -2,6 +2,7 @@
 // description is a TOML file (docs/formats/cluster.md); molen ships some (clusters/), which are found by name.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -61,6 +62,22 @@ struct Site {
   Figure price;      // euros per J of electricity
 };
 
+// How evenly the nodes run, and how often they fail. A file may have any of these figures; what it lacks is absent
+// here, and plan::run_figures says what is assumed instead.
+struct Reliability {
+  std::optional<Figure> step_jitter;       // standard deviation of a device's time for a step, relative to its mean
+  std::optional<Figure> slow_node_share;   // share of the nodes that are slow
+  std::optional<Figure> slow_node_factor;  // time of a step on a slow node over that on another
+  std::optional<Figure> node_mtbf;         // s between failures of one node that end its job
+  std::optional<Figure> restart;           // s from a failure until the ranks begin to load their checkpoint
+};
+
+// What the file system of checkpoints and data reaches. A file may have any of these figures, as above.
+struct Storage {
+  std::optional<Figure> write_bandwidth, read_bandwidth;  // bytes/s of all nodes of a job together
+  std::optional<Figure> node_bandwidth;                   // bytes/s of one node, in either direction
+};
+
 struct Cluster {
   std::string name;    // by which --cluster finds it: "snellius-h100"
   std::string title;   // "Snellius, H100 nodes of GPT-NL (SURF, Amsterdam)"
@@ -72,6 +89,8 @@ struct Cluster {
   // tier has all devices.
   std::vector<Tier> tiers;
   Site site;
+  Reliability reliability;
+  Storage storage;
 
   int devices() const { return nodes * node.devices; }
   // Returns the smallest tier whose groups have `devices` consecutive devices. Members of a group of ranks that are not

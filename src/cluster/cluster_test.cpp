@@ -130,6 +130,62 @@ TEST(Parse, TheRangesAreThoseOfAllFigures) {
   EXPECT_EQ(in_file, in_test);
 }
 
+// Figures that a description may lack.
+struct OptionalBounds : Bounds {
+  std::string unit;
+};
+const std::vector<OptionalBounds> kOptional{
+    {{"reliability", "step_jitter", 0, 0.3}, "of the mean"},
+    {{"reliability", "slow_node_share", 0, 0.5}, "of the nodes"},
+    {{"reliability", "slow_node_factor", 1, 10}, ""},
+    {{"reliability", "node_mtbf_hours", 1, 1e8}, "hours"},
+    {{"reliability", "restart", 1, 86400}, "s"},
+    {{"storage", "write_bandwidth", 1e6, 1e15}, "bytes/s"},
+    {{"storage", "read_bandwidth", 1e6, 1e15}, "bytes/s"},
+    {{"storage", "node_bandwidth", 1e6, 1e13}, "bytes/s"},
+};
+
+TEST(Parse, OptionalFiguresHaveRangesAndSources) {
+  const std::string usual_text = usual().text();
+  const auto with = [&](const OptionalBounds& b, const std::string& figure) {
+    return fmt::format("{}[{}]\n{} = {}\n", usual_text, b.table, b.key, figure);
+  };
+  for (const OptionalBounds& b : kOptional) {
+    const std::string full = b.table + "." + b.key;
+    std::vector<std::string> outside{"-1.0", "nan", "inf", fmt::format("{:.9e}", b.high * 1.001)};
+    if (b.low > 0.0) outside.push_back(fmt::format("{:.9e}", b.low * 0.999));
+    for (const std::string& value : outside)
+      expect_parts(reason_of(with(b, fmt::format("{{ value = {}, source = \"x\" }}", value))),
+                   {full + ".value", "out of range", fmt::format("{:g} to {:g}", b.low, b.high), b.unit});
+    for (const double value : {b.low, b.high})
+      EXPECT_EQ(reason_of(with(b, fmt::format("{{ value = {:.9e}, source = \"x\" }}", value))), "") << full;
+    expect_parts(reason_of(with(b, fmt::format("{:.9e}", b.low))), {full, "needs its source"});
+    expect_parts(reason_of(with(b, fmt::format("{{ value = {:.9e} }}", b.low))),
+                 {full + ".source: the key is missing"});
+  }
+  expect_parts(reason_of(usual_text + "[reliability]\nrestrat = { value = 60, source = \"x\" }\n"),
+               {"reliability.restrat: the key is unknown", "did you mean 'reliability.restart'?"});
+  expect_parts(reason_of(usual_text + "[storage]\nwrite = { value = 1e9, source = \"x\" }\n"),
+               {"storage.write: the key is unknown"});
+  expect_parts(reason_of("reliability = 3\n" + usual_text), {"c.toml:1: reliability: expected the table"});
+}
+
+TEST(Parse, OptionalFiguresAreAbsentUnlessTheFileHasThem) {
+  const Cluster without = parse(usual().text(), "c.toml");
+  EXPECT_FALSE(without.reliability.node_mtbf.has_value());
+  EXPECT_FALSE(without.storage.node_bandwidth.has_value());
+  const Cluster with = parse(usual().text() +
+                                 "[reliability]\nnode_mtbf_hours = { value = 1000, spread = 0.5, source = \"log\" }\n"
+                                 "[storage]\nwrite_bandwidth = { value = 2e11, source = \"IOR\" }\n",
+                             "c.toml");
+  EXPECT_DOUBLE_EQ(with.reliability.node_mtbf.value().value, 3.6e6);  // 1,000 hours
+  EXPECT_DOUBLE_EQ(with.reliability.node_mtbf.value().spread, 0.5);   // stays relative
+  EXPECT_EQ(with.reliability.node_mtbf.value().source, "log");
+  EXPECT_DOUBLE_EQ(with.storage.write_bandwidth.value().value, 2e11);
+  EXPECT_FALSE(with.reliability.restart.has_value());
+  EXPECT_FALSE(with.storage.read_bandwidth.has_value());
+}
+
 TEST(Parse, EveryCountHasARange) {
   const std::vector<std::tuple<std::string, std::string, std::int64_t>> counts{{"", "nodes", 1000000},
                                                                                {"device", "multiprocessors", 65536},

@@ -37,12 +37,14 @@ struct Range {
 
 constexpr double kJoulesPerKwh = 3.6e6;
 
-template <class T>
+template <class T, class Member = Figure>
 struct FigureKey {
   const char* key;
-  Figure T::*member;
+  Member T::*member;
   Range range;
 };
+template <class T>
+using OptionalKey = FigureKey<T, std::optional<Figure>>;
 
 constexpr FigureKey<Device> kDeviceFigures[] = {
     {"peak_fp32", &Device::peak_fp32, {1e11, 1e17, "FLOP/s"}},
@@ -73,6 +75,19 @@ constexpr FigureKey<Site> kSiteFigures[] = {
     {"intensity_g_per_kwh", &Site::intensity, {0.0, 2000.0, "g CO2e/kWh", false, 1e-3 / kJoulesPerKwh}},
     {"water_l_per_kwh", &Site::water, {0.0, 50.0, "l/kWh", false, 1e-3 / kJoulesPerKwh}},
     {"price_eur_per_kwh", &Site::price, {0.0, 5.0, "euros/kWh", false, 1.0 / kJoulesPerKwh}},
+};
+constexpr double kSecondsOfHour = 3600.0;
+constexpr OptionalKey<Reliability> kReliabilityFigures[] = {
+    {"step_jitter", &Reliability::step_jitter, {0.0, 0.3, "of the mean"}},
+    {"slow_node_share", &Reliability::slow_node_share, {0.0, 0.5, "of the nodes"}},
+    {"slow_node_factor", &Reliability::slow_node_factor, {1.0, 10.0, ""}},
+    {"node_mtbf_hours", &Reliability::node_mtbf, {1.0, 1e8, "hours", false, kSecondsOfHour}},
+    {"restart", &Reliability::restart, {1.0, 86400.0, "s"}},
+};
+constexpr OptionalKey<Storage> kStorageFigures[] = {
+    {"write_bandwidth", &Storage::write_bandwidth, {1e6, 1e15, "bytes/s"}},
+    {"read_bandwidth", &Storage::read_bandwidth, {1e6, 1e15, "bytes/s"}},
+    {"node_bandwidth", &Storage::node_bandwidth, {1e6, 1e13, "bytes/s"}},
 };
 
 std::string shown(std::string_view key) {
@@ -137,6 +152,8 @@ class Section {
     return *node;
   }
 
+  bool contains(std::string_view name) const { return table_.contains(name); }
+
   Section table(std::string_view name) const {
     const std::string header = fmt::format("the table [{}]", key(name));
     const toml::table* table = at(name, header).as_table();
@@ -181,6 +198,12 @@ class Section {
   void figures(std::span<const FigureKey<T>> keys, T& into) const {
     for (const FigureKey<T>& k : keys) into.*k.member = figure(k.key, k.range);
   }
+  // The figures that the table has; the others stay absent.
+  template <class T>
+  void figures(std::span<const OptionalKey<T>> keys, T& into) const {
+    for (const OptionalKey<T>& k : keys)
+      if (table_.contains(k.key)) into.*k.member = figure(k.key, k.range);
+  }
 
  private:
   static int line_of(const toml::node& node) { return std::max(1, static_cast<int>(node.source().begin.line)); }
@@ -198,8 +221,8 @@ class Section {
   std::string prefix_;
 };
 
-template <class T, std::size_t N>
-std::vector<std::string> with_figures(std::vector<std::string> names, const FigureKey<T> (&keys)[N]) {
+template <class Key, std::size_t N>
+std::vector<std::string> with_figures(std::vector<std::string> names, const Key (&keys)[N]) {
   for (const auto& k : keys) names.emplace_back(k.key);
   return names;
 }
@@ -282,12 +305,23 @@ Site read_site(const Section& section) {
   return site;
 }
 
+// Reads a table that a description may leave out, and of whose figures it may have any.
+template <class T, std::size_t N>
+T read_optional(const Section& top, const char* name, const OptionalKey<T> (&keys)[N]) {
+  T figures;
+  if (!top.contains(name)) return figures;
+  const Section section = top.table(name);
+  section.refuse_unknown(with_figures({}, keys));
+  section.figures<T>(std::span<const OptionalKey<T>>(keys), figures);
+  return figures;
+}
+
 }  // namespace
 
 Cluster parse(std::string_view text, const std::string& origin) {
   const toml::table document = parse_text(text, origin);
   const Section top(document, origin, "");
-  top.refuse_unknown({"name", "title", "nodes", "device", "node", "tiers", "site"});
+  top.refuse_unknown({"name", "title", "nodes", "device", "node", "tiers", "site", "reliability", "storage"});
   Cluster cluster;
   cluster.origin = origin;
   cluster.name = read_name(top);
@@ -299,6 +333,8 @@ Cluster parse(std::string_view text, const std::string& origin) {
     throw UsageError("{}: a cluster has at least 2 devices (nodes x node.devices)", top.where("nodes"));
   cluster.tiers = read_tiers(top, origin, cluster.devices());
   cluster.site = read_site(top.table("site"));
+  cluster.reliability = read_optional<Reliability>(top, "reliability", kReliabilityFigures);
+  cluster.storage = read_optional<Storage>(top, "storage", kStorageFigures);
   return cluster;
 }
 

@@ -12,6 +12,7 @@
 #include "checkpoint/naming.h"
 #include "checkpoint/safetensors.h"
 #include "launch/checkpointing.h"
+#include "plan/whole_run.h"
 #include "program/ir/program.h"
 
 namespace molen::launch {
@@ -102,6 +103,28 @@ TEST(CheckpointSize, OfLargeModelsUnderLargeLayouts) {
     fmt::print("{:<36} {:>6} {:>8} {:>9} {:>12} {:>14} {:>7.2f} s\n", name, setting.ranks(), planned.tensors,
                planned.slices, planned.index.size(), planned.header, seconds);
   }
+}
+
+// The whole run that `molen simulate` predicts counts the bytes of the parts that all ranks save.
+TEST(CheckpointSize, IsThatOfThePlannedRun) {
+  const auto tied = arch::preset("llama-tiny");
+  auto sparse = tied;
+  sparse.tied = false, sparse.experts = arch::Experts{.count = 4, .per_token = 2, .ffn = 96, .bias_rate = 0.001};
+  for (const auto& arch : {tied, sparse})
+    for (const char* optimizer : {"adamw", "lion", "muon", "adafactor"})
+      for (auto setting : {planned_setting(1, 1, 1, 0), planned_setting(3, 2, 1, 1), planned_setting(2, 1, 2, 3)}) {
+        setting.optimizer = optimizer;
+        const mesh::Mesh mesh(setting.mesh, setting.ranks(), setting.order);
+        std::int64_t elements = 0;
+        for (int rank = 0; rank < setting.ranks(); ++rank) {
+          const auto at = mesh.coordinates(rank);
+          setting.pipeline.stage = at[mesh::Axis::kPp];
+          const program::Program p = program::describe(arch, setting);
+          for (const SavedFamily& family : saved_families(p))
+            for (const SavedBox& saved : saved_boxes(p, at, family)) elements += saved.box.box.elements();
+        }
+        EXPECT_EQ(Bytes(4 * elements), plan::checkpoint_bytes(arch, setting)) << optimizer << " " << setting.ranks();
+      }
 }
 
 // With eight times as many rows the number of slices is the same.

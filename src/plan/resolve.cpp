@@ -331,6 +331,18 @@ std::optional<program::Schedule> read_schedule(const Config& c) {
   return program::parse_schedule(read_file(wanted), wanted);
 }
 
+program::Setting evaluation_setting(const program::Setting& setting) {
+  program::Setting s = setting;
+  s.purpose = program::Purpose::kEvaluate;
+  s.global_batch = s.micro_batch;
+  if (!s.sharded_parameters()) {
+    s.zero = 0;
+    s.own_over_dp = false;
+    if (!s.tensor() && !s.pipelined() && !s.context() && !s.shares_experts()) s.mesh = mesh::kOne;
+  }
+  return s;
+}
+
 std::int64_t steps_of(const Config& c, const Horizon& horizon, std::string_view key, double sequences_per_epoch) {
   const double per_step = static_cast<double>(c.batch.global);
   switch (horizon.unit) {

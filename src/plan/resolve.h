@@ -45,6 +45,11 @@ std::optional<std::string> leave_tiles(program::Setting& s, const arch::Architec
 // ("measured", "derived"), so that they are stored and reused.
 program::Setting resolve_setting(config::Config& config, const arch::Architecture& arch, const Machine& machine);
 
+// Returns the setting of the program that computes held-out losses beside a training with `setting`: forward only, one
+// micro-batch at a time. Without sharded parameters, every rank (or every group of stages, tensor ranks, context ranks
+// and expert ranks) has the whole model, and computes alone.
+program::Setting evaluation_setting(const program::Setting& setting);
+
 // Returns the pipeline schedule that `parallel.schedule` names, if it names a file.
 std::optional<program::Schedule> read_schedule(const config::Config& config);
 

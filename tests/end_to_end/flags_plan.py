@@ -123,6 +123,104 @@ def simulate(case):
     case.refused("simulate", "tiny.toml", {"device.kind": "cpu"}, "--cluster", "dgx-a100", says="device.kind")
 
 
+def described_with(path, reliability=None, storage=None, base="dgx-a100"):
+    """The shipped description with exact figures of its own for failures and storage."""
+    text = (pathlib.Path(__file__).resolve().parents[2] / f"clusters/{base}.toml").read_text()
+    for table, figures in (("reliability", reliability), ("storage", storage)):
+        text += f"\n[{table}]\n" + "".join(f'{key} = {{ value = {value}, source = "test" }}\n' for key, value in (figures or {}).items())
+    (work / path).write_text(text)
+    return path
+
+
+@row("simulate --cluster", "simulate --set", "simulate --ranks", "simulate --model", "simulate --format")
+def whole_run(case):
+    described = ["simulate", "--model", "llama3-8b", {"data.sequence_length": 2048, "batch.global": 16, "parallel.sharding": "FULL_SHARD"}, "--ranks", 16]
+    length = {"train.until": "1000 steps", "checkpoint.every": "100 steps"}
+    even = dict(step_jitter=0.0, slow_node_share=0.0, slow_node_factor=1.0, node_mtbf_hours=10.0, restart=300.0)
+
+    def of(cluster, sets=length):
+        return json.loads(case.molen(*described, sets, "--cluster", cluster, "--format", "json").stdout)
+
+    usual = described_with("usual.toml", even, dict(node_bandwidth=1e9))
+    said = of(usual)
+    run, step = said["whole_run"], said["step_s"]
+    value = lambda key, of=None: (of or run)[key]["value"]
+    # Weights and two moments in fp32, written by two nodes at 1 GB/s each while all wait.
+    presets = json.loads(case.molen("model", "list", "--format", "json").stdout)
+    parameters = next(m["parameters"] for m in presets if m["name"] == "llama3-8b")
+    equal("bytes of a checkpoint", run["checkpoint_bytes"], 12 * parameters)
+    save = 12 * parameters / 2e9
+    close("a save", value("save_s"), save)
+    equal("checkpoints", (run["checkpoints"], run["checkpoint_every"], run["steps"]), (10, 100, 1000))
+
+    def expected(every, save_s=save, load_s=save, step_s=step, mtbf=10 * 3600 / 2):
+        """Daly's expectation for 1000 steps, and its parts."""
+        stretch, tries = every * step_s + save_s, math.expm1((every * step_s + save_s) / mtbf)
+        redone, restarts = mtbf * tries - stretch, tries * mtbf * math.expm1((300 + load_s) / mtbf)
+        return 1000 / every * (stretch + redone + restarts), 1000 / every * redone, 1000 / every * restarts
+
+    total, redone, restarts = expected(100)
+    parts = run["parts_s"]
+    for name, amount in dict(useful=1000 * step, checkpoints=10 * save, redone=redone, restarts=restarts).items():
+        close(name, value(name, parts), amount, 1e-6)
+    equal("nothing else", [value(name, parts) for name in ("slowest_rank", "data", "evaluation")], [0, 0, 0])
+    close("the run", value("total_s"), total, 1e-9)
+    close("failures: one in the job's MTBF", value("failures"), total / 18000, 1e-9)
+    close("goodput", run["goodput"], 1000 * step / total, 1e-9)
+    assert run["total_s"]["low"] < total < run["total_s"]["high"]
+    close("energy with the site", value("site_j") / value("energy_j"), float(re.search(r"(?m)^pue = \{ value = ([0-9.]+)", (work / usual).read_text())[1]))
+    # While ranks wait, a device draws its idle power and a share of the range above it, and a host its own power.
+    watts = {key: float(re.search(rf"(?m)^{key}_power = \{{ value = ([0-9.]+)", (work / usual).read_text())[1]) for key in ("idle", "peak", "host")}
+    share = json.loads((pathlib.Path(__file__).resolve().parents[2] / "src/sim/factors.json").read_text())["factors"]["power_waiting"]["value"]
+    waiting, working = 16 * (watts["idle"] + share * (watts["peak"] - watts["idle"])) + 2 * watts["host"], (said["cluster"]["devices_j"] + said["cluster"]["hosts_j"]) / step
+    again = (working * 1000 * step + waiting * 10 * save) * redone / (1000 * step + 10 * save)
+    close("energy of what no step needs", value("lost_j"), waiting * (10 * save + restarts) + again, 1e-6)
+    close("energy", value("energy_j"), working * 1000 * step + value("lost_j"), 1e-6)
+    # Each setting by its amount.
+    half = of(usual, {**length, "checkpoint.every": "50 steps"})["whole_run"]
+    close("checkpoint.every: twice as many", value("checkpoints", half["parts_s"]), 20 * save)
+    close("checkpoint.every: the run", value("total_s", half), expected(50)[0], 1e-9)
+    close("the best interval saves as much as it says", value("total_s", of(usual, {**length, "checkpoint.every": f"{run['best_every']} steps"})["whole_run"]), run["best_total_s"])
+    assert run["best_total_s"] <= min(total, value("total_s", half))
+    close("train.until in tokens", value("total_s", of(usual, {**length, "train.until": f"{1000 * 16 * 2048} tokens"})["whole_run"]), total)
+    fast = of(described_with("fast.toml", even, dict(node_bandwidth=1e11, write_bandwidth=4e9, read_bandwidth=8e9)))["whole_run"]
+    close("storage: the file system limits writing", value("save_s", fast), save / 2)
+    close("storage: and reading", value("load_s", fast), save / 4)
+    close("storage: the run", value("total_s", fast), expected(100, save / 2, save / 4)[0], 1e-9)
+    # The largest of 16 normal variables is expected at 1.76599 standard deviations (Harter 1961, Biometrika 48).
+    uneven = of(described_with("uneven.toml", {**even, "step_jitter": 0.02}, dict(node_bandwidth=1e9)))["whole_run"]
+    close("jitter of 16 devices", uneven["slowest_rank_factor"], 1 + 0.02 * 1.76599, 0, 0.02 * 6e-6)
+    close("jitter: the run", value("total_s", uneven), expected(100, step_s=step * uneven["slowest_rank_factor"])[0], 1e-9)
+    slow = of(described_with("slow_nodes.toml", {**even, "slow_node_share": 0.1, "slow_node_factor": 1.5}, dict(node_bandwidth=1e9)))["whole_run"]
+    close("slow nodes: one of two", slow["slowest_rank_factor"], 1 + 0.5 * (1 - 0.9**2))
+    # What the description lacks is assumed, and named.
+    assumed = of("dgx-a100")["whole_run"]
+    assert all(f["source"].startswith("assumption: ") and f["spread"] > 0 for f in assumed["figures"]), assumed["figures"]
+    equal("figures of the file", {f["source"] for f in run["figures"]}, {"test"})
+    shown = case.molen(*described, length, "--cluster", "dgx-a100").stdout
+    assert "whole run of 1000 steps on 2 nodes" in shown and "reliability.restart = 600 +- 100 %: assumption: " in shown, shown
+    # Validations: of each language two batches take twice as long as one; after steps 4, 8 and 10.
+    held = {"precision.compute": "fp32", "train.until": "10 steps", "train.validate_every": "4 steps", "data.validation": [{"path": "held/heldout"}]}
+    one, two = (json.loads(case.molen("simulate", "tiny.toml", {**held, "train.validate_batches": n}, "--cluster", usual, "--format", "json").stdout)["whole_run"] for n in (1, 2))
+    assert one["evaluation_s"] > 0 and one["uncounted_evaluations"] is None
+    close("train.validate_batches", two["evaluation_s"], 2 * one["evaluation_s"])
+    equal("train.validate_every", one["evaluations"], 3)
+    close("evaluation", value("evaluation", one["parts_s"]), 3 * one["evaluation_s"])
+    staged = json.loads(case.molen("simulate", "tiny.toml", {**held, "parallel.pipeline": 2, "parallel.tensor": 2, "batch.micro": 1}, "--ranks", 8, "--cluster", usual, "--format", "json").stdout)["whole_run"]
+    assert staged["evaluation_s"] > 0 and staged["uncounted_evaluations"] is None, staged
+    lost = json.loads(case.molen("simulate", "tiny.toml", {**held, "data.validation": [{"path": "held/nowhere"}]}, "--cluster", usual, "--format", "json").stdout)["whole_run"]
+    assert "held/nowhere" in lost["uncounted_evaluations"] and value("evaluation", lost["parts_s"]) == 0, lost
+    # Where there is no run to predict.
+    equal("a length that nobody gave", of(usual, {})["whole_run"], None)
+    calibrated = json.loads(case.molen("simulate", "tiny.toml", FP32, "--cluster", made_up(work / "single.json", [dict(ranks=1, communicator="self")]), "--format", "json").stdout)
+    assert "calibration" in calibrated["whole_run"]["absent"], calibrated["whole_run"]
+    # A million steps in one stretch, with a failure every half an hour.
+    never = of(described_with("failing.toml", {**even, "node_mtbf_hours": 1.0}, dict(node_bandwidth=1e9)), {"train.until": "1M steps", "checkpoint.every": "1M steps"})["whole_run"]
+    assert "never ends" in never["absent"], never
+    (work / "without.toml").write_text((work / usual).read_text().replace('restart = { value = 300.0, source = "test" }', "restart = 300.0"))
+    case.refused(*described, length, "--cluster", "without.toml", says=["without.toml", "reliability.restart", "needs its source"])
+
+
 @row("plan --calculus", "plan --model", "plan --set", "plan --sizes", "plan --tokens", "plan --cluster", "plan --nodes", "plan --devices", "plan --mfu", "plan --mfu-spread", "plan --recompute", "plan --noise-scale", "plan --format", "plan --plot")
 def calculus(case):
     base = ["plan", "--calculus", "--cluster", "snellius-h100"]

@@ -196,17 +196,7 @@ std::vector<program::Program> Job::programs() const {
 }
 
 program::Program Job::evaluation() const {
-  program::Setting s = setting;
-  s.purpose = program::Purpose::kEvaluate;
-  s.global_batch = s.micro_batch;
-  // Without sharded parameters, every rank (or every group of stages, tensor ranks and expert ranks) has the whole
-  // model.
-  if (!s.sharded_parameters()) {
-    s.zero = 0;
-    s.own_over_dp = false;
-    if (!s.tensor() && !s.pipelined() && !s.context() && !s.shares_experts()) s.mesh = mesh::kOne;
-  }
-  return program::build(arch, s);
+  return program::build(arch, plan::evaluation_setting(setting));
 }
 
 fs::path run_directory(const config::Config& c) {
