@@ -12,7 +12,7 @@ constexpr double kReadEveryS = 0.1;
 // Samples that are further apart say nothing of the time between; power1_average_interval is at most 1 s on Grace.
 constexpr double kLongestS = 2.0;
 // No module takes so much. Firmware that has no reading gives 0xFFFFFFFF mW (ACPI, _PMM).
-constexpr double kMostWatts = 1e5;
+constexpr double kMostModuleWatts = 1e5;
 
 class HwmonMeter : public Meter {
  public:
@@ -23,7 +23,8 @@ class HwmonMeter : public Meter {
     const auto microwatts = read_count(file_);
     if (!microwatts) return Failure{microwatts.reason()};
     const double watts = static_cast<double>(microwatts.value()) * 1e-6;
-    if (watts > kMostWatts) return Failure{fmt::format("{}: {:.4g} W is no power of a module", file_.string(), watts)};
+    if (watts > kMostModuleWatts)
+      return Failure{fmt::format("{}: {:.4g} W is no power of a module", file_.string(), watts)};
     return integral_.add(watts, clock_());
   }
 
