@@ -17,10 +17,12 @@ def identity_of(tree, mutants, tests, budget):
 
 
 class Progress:
-    """The file has one JSON object a line. The first holds the identity of the run; each other one is a measured test or the outcome of a mutant."""
+    """The file has one JSON object a line. The first holds the identity of the run; each other one is a measured test or the outcome of a mutant.
 
-    def __init__(self, path, identity):
-        self.measured, self.outcomes, self.lock = {}, {}, threading.Lock()
+    `measurement` is the identity of what measured tests depend on: a run of fewer mutants or with another budget may `reuse` them (measured.jsonl)."""
+
+    def __init__(self, path, identity, measurement=None, reuse=False):
+        self.measured, self.outcomes, self.lock, self.measurement = {}, {}, threading.Lock(), measurement
         facts = self.facts_of(path)
         goes_on = bool(facts) and facts[0].get("of") == identity
         for fact in facts[1:] if goes_on else []:
@@ -37,6 +39,11 @@ class Progress:
         else:
             path.write_text("")
             self.write({"of": identity})
+            earlier = self.facts_of(path.with_name("measured.jsonl")) if reuse else []
+            if earlier and earlier[0].get("of") == measurement:
+                print(f"mutate: {len(earlier) - 1} tests are measured already", flush=True)
+                for fact in earlier[1:]:
+                    self.measure(tuple(fact["test"]), (fact["seconds"], set(fact["reaches"])))
 
     @staticmethod
     def facts_of(path):
@@ -63,5 +70,7 @@ class Progress:
         self.write({"mutant": number, "outcome": outcome})
 
     def finish(self):
-        """Removes the file, so that the same command measures anew."""
+        """Removes the file, so that the same command measures anew. What was measured is kept for a run that may reuse it."""
+        facts = [{"of": self.measurement}] + [{"test": test, "seconds": found[0], "reaches": sorted(found[1])} for test, found in self.measured.items() if found]
+        self.path.with_name("measured.jsonl").write_text("".join(json.dumps(fact) + "\n" for fact in facts))
         self.path.unlink()

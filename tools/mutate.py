@@ -176,7 +176,7 @@ def arguments():
     p.add_argument("--in-place", action="store_true")
     p.add_argument("--jobs", type=int, default=os.cpu_count())
     p.add_argument("--budget", type=float, default=30.0, help="seconds of tests that a mutant may cost")
-    p.add_argument("--again", help="only what survived in this earlier --output of the same seed, count and sources")
+    p.add_argument("--again", help="only what survived in this earlier --output of the same seed, count and sources; tests that it has measured are not measured again")
     p.add_argument("--list", action="store_true", help="only lists the mutants")
     p.add_argument("--output", default="build/mutants/result.json")
     return p.parse_args()
@@ -225,7 +225,8 @@ def main():
     build(tree, chosen, sorted({mutants_run.target_of(t) for t in tests}), a.jobs)
     caught = {m["key"]: m["outcome"] for m in json.loads(pathlib.Path(a.again).read_text())["mutants"] if m["outcome"].startswith("caught")} if a.again else {}
     left = [m for m in chosen if not m.get("dropped") and m["key"] not in caught]
-    progress = mutants_progress.Progress(ROOT / "build/mutants/progress.jsonl", mutants_progress.identity_of(tree, left, tests, a.budget))
+    measurement = mutants_progress.identity_of(tree, [m for m in chosen if not m.get("dropped")], tests, None)
+    progress = mutants_progress.Progress(ROOT / "build/mutants/progress.jsonl", mutants_progress.identity_of(tree, left, tests, a.budget), measurement, bool(a.again))
     outcomes = {m["number"]: caught[m["key"]] for m in chosen if m["key"] in caught} | mutants_run.run(tree, left, tests, a.jobs, a.budget, progress)
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     mutants = [{k: m[k] for k in ("key", "file", "line", "kind", "old", "new")} | {"outcome": outcomes.get(m["number"], "dropped")} for m in chosen]

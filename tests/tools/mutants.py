@@ -130,11 +130,11 @@ class Runs(unittest.TestCase):
         self.asked.append(what)
         return answer
 
-    def run_once(self, identity="same", mutants=3, ends_after=None):
+    def run_once(self, identity="same", mutants=3, ends_after=None, **measured):
         self.asked, self.ends_after = [], ends_after
         self.said = io.StringIO()
         with contextlib.redirect_stdout(self.said):
-            self.progress = mutants_progress.Progress(self.folder / "build/progress.jsonl", identity)
+            self.progress = mutants_progress.Progress(self.folder / "build/progress.jsonl", identity, **measured)
             return mutants_run.run(self.folder, [{"number": n} for n in range(mutants)], ["base"], 1, 30, self.progress)
 
     def test_goes_on_where_it_was_ended(self):
@@ -161,6 +161,17 @@ class Runs(unittest.TestCase):
         self.run_once()
         self.progress.finish()
         self.run_once()
+        self.assertEqual(len(self.asked), 6)
+
+    def test_measured_tests_serve_a_run_that_asks_for_them(self):
+        self.run_once(measurement="tests")
+        self.progress.finish()
+        wanted = {0: "caught", 1: "caught", 2: "not reached"}
+        self.assertEqual(self.run_once(identity="another budget", measurement="tests", reuse=True), wanted)
+        self.assertEqual(self.asked, ["A.Broken", 0, 1, 2])
+        self.assertIn("2 tests are measured already", self.said.getvalue())
+        self.progress.finish()
+        self.run_once(identity="another budget", measurement="other tests", reuse=True)
         self.assertEqual(len(self.asked), 6)
 
     def test_identity_is_of_sources_tests_and_mutants(self):
