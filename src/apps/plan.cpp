@@ -47,7 +47,10 @@ void add_calculus_options(CLI::App& verb, PlanArguments& o) {
 }
 
 void add_search_options(CLI::App& verb, PlanSearchArguments& s) {
-  verb.add_option("--objective", s.objective, "search: what the best layout has least of, time, energy or memory")
+  verb.add_option(
+          "--objective", s.objective,
+          "search: what the best layout has least of: time, energy, cost, co2 or memory. Cost and CO2 are those of the "
+          "site's electricity alone, so they rank layouts as the energy does")
       ->capture_default_str();
   verb.add_option("--best", s.best, "search: layouts to show")->check(CLI::PositiveNumber)->capture_default_str();
   verb.add_option("--simulate", s.simulate, "search: most layouts to simulate; the search says when it ends here")

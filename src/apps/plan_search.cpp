@@ -102,7 +102,8 @@ Json json_of_layout(const Job& job, const plan::Simulation& found, const std::ve
           {"tokens_per_s", tokens / found.step_s},
           {"tokens_per_s_per_device", tokens / found.step_s / job.ranks},
           {"j_per_token", found.energy.computers().value / tokens},
-          {"kg_co2e_per_step", found.energy.kg_co2e},
+          {"kg_co2e_per_step", found.site.emissions.value},
+          {"eur_per_step", found.site.money.value},
           {"memory_bytes", found.memory.value},
           {"slower_by", reasons},
           {"file", file.empty() ? Json() : Json(file)}};
@@ -136,8 +137,8 @@ void print_text(const Job& job, const plan::SearchResult& result, const plan::La
   fmt::print("{} on {} {} of {}, {} sequences of {} tokens a step, {}\n", job.arch.name, job.ranks,
              job.cluster.device.name, job.cluster.name, job.base.global_batch, job.base.sequence,
              name_of(job.base.compute));
-  std::vector<std::vector<std::string>> table{
-      {"", "layout", "micro", "step", "tokens/s a device", "MFU", "J/token", "memory", "slower by"}};
+  std::vector<std::vector<std::string>> table{{"", "layout", "micro", "step", "tokens/s a device", "MFU", "J/token",
+                                               "kg CO2e/1M tokens", "EUR/1M tokens", "memory", "slower by"}};
   const double model =
       arch::model_flops(job.arch, job.base.positions(), job.base.sequence, arch::FlopsConvention::kCausal).value;
   for (std::size_t i = 0; i < result.best.size(); ++i) {
@@ -147,10 +148,12 @@ void print_text(const Job& job, const plan::SearchResult& result, const plan::La
         {std::to_string(i + 1), plan::layout_of(found.setting).name, std::to_string(found.setting.micro_batch),
          human(Seconds(found.step_s)), fmt::format("{:.0f}", tokens / found.step_s / job.ranks),
          fmt::format("{:.1f}%", 100.0 * model / found.step_s / job.ranks / job.cluster.device.peak_16bit.value),
-         fmt::format("{:.3g}", found.energy.computers().value / tokens), human(found.memory),
+         fmt::format("{:.3g}", found.energy.computers().value / tokens),
+         fmt::format("{:.3g}", 1e6 * found.site.emissions.value / tokens),
+         fmt::format("{:.3g}", 1e6 * found.site.money.value / tokens), human(found.memory),
          fmt::format("{}", fmt::join(plan::reasons_beside(found, result.best.front()), ", "))});
   }
-  print_columns(table, {2, 3, 4, 5, 6, 7});
+  print_columns(table, {2, 3, 4, 5, 6, 7, 8, 9});
   fmt::print("\n{}\n", counts_text(result, limits));
   if (!job.replaced.empty())
     fmt::print("the search replaces what the configuration says of {}\n", fmt::join(job.replaced, ", "));
@@ -173,6 +176,7 @@ int nodes_on(const cluster::Cluster& cluster, const std::optional<int>& nodes) {
 int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) {
   const plan::Objective objective = plan::objective_from_name(o.objective);
   const Job job = job_of(options, o);
+  plan::require_figure(objective, job.cluster);
   const plan::LayoutLimits limits = limits_of(job, o);
   const sim::Factors& factors = sim::Factors::shipped();
   const sim::DescribedCosts costs(job.cluster, factors);

@@ -16,18 +16,39 @@
 namespace molen::plan {
 namespace {
 
-constexpr std::array kObjectives{Objective::kTime, Objective::kEnergy, Objective::kMemory};
+constexpr std::array kObjectives{Objective::kTime, Objective::kEnergy, Objective::kCost, Objective::kCo2,
+                                 Objective::kMemory};
 
 struct Figures {
   double step_s, energy_j, memory_bytes;
+  SiteCosts site;
   double of(Objective objective) const {
-    return objective == Objective::kTime ? step_s : objective == Objective::kEnergy ? energy_j : memory_bytes;
+    switch (objective) {
+      case Objective::kTime:
+        return step_s;
+      case Objective::kEnergy:
+        return energy_j;
+      case Objective::kCost:
+        return site.money.value;
+      case Objective::kCo2:
+        return site.emissions.value;
+      case Objective::kMemory:
+        return memory_bytes;
+    }
+    throw Error("unknown objective");
   }
 };
 
-double figure_of(const Bound& b, Objective objective) {
-  return Figures{b.step_s, b.energy_j, b.memory_bytes}.of(objective);
+// Energy, cost and CO2 of a bound are bounds as well, because the figures of a site are not negative.
+double figure_of(const Bound& b, Objective objective, const cluster::Site& site) {
+  return Figures{b.step_s, b.energy_j, b.memory_bytes, site_costs(site, {b.energy_j})}.of(objective);
 }
+
+struct Bounded {
+  Bound bound;
+  double figure = 0.0;  // bound of the objective
+  const Candidate* candidate = nullptr;
+};
 
 // The time in which the streams of communication work and compute does not.
 std::vector<double> exposed_of(const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
@@ -57,20 +78,18 @@ class Search {
                    const std::function<void(double share, const std::string& doing)>& progress) {
     result_.all = all.size();
     const Bounds bounds(arch_, base_, ranks_, costs_, factors_);
-    std::vector<std::pair<Bound, const Candidate*>> order;
+    std::vector<Bounded> order;
     for (const Candidate& c : all)
       if (const Bound bound = bounds.of(c); bound.memory_bytes > static_cast<double>(limits_.memory.value))
         ++result_.too_large_kept;
       else
-        order.emplace_back(bound, &c);
-    std::stable_sort(order.begin(), order.end(), [&](const auto& a, const auto& b) {
-      return figure_of(a.first, objective_) < figure_of(b.first, objective_);
-    });
+        order.push_back({bound, figure_of(bound, objective_, costs_.cluster().site), &c});
+    std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.figure < b.figure; });
     result_.complete = true;
     for (std::size_t i = 0; i < order.size(); ++i) {
-      const auto& [bound, candidate] = order[i];
+      const auto& [bound, figure, candidate] = order[i];
       const bool full = result_.best.size() >= limits_.shown;
-      if (full && figure_of(bound, objective_) >= result_.best.back().of(objective_)) {
+      if (full && figure >= result_.best.back().of(objective_)) {
         result_.excluded = order.size() - i;
         break;
       }
@@ -111,11 +130,13 @@ class Search {
     const auto timelines = sim::simulate(stages, costs_);
     ++result_.simulated;
     const std::size_t busiest = sim::busiest_stage(stages, timelines);
+    const sim::StepEnergy energy = sim::energy_of(stages, timelines, costs_.cluster(), factors_, factors_.spread());
     Simulation found{candidate,
                      s,
                      bound,
                      sim::step_seconds(timelines),
-                     sim::energy_of(stages, timelines, costs_.cluster(), factors_, factors_.spread()),
+                     energy,
+                     site_costs(costs_.cluster().site, {energy.computers().value, energy.spread}),
                      memory,
                      program::phase_seconds(stages.program(busiest).setting, stages.ops(busiest), timelines[busiest]),
                      exposed_of(stages.ops(busiest), timelines[busiest])};
@@ -149,6 +170,10 @@ std::string_view name_of(Objective objective) {
       return "time";
     case Objective::kEnergy:
       return "energy";
+    case Objective::kCost:
+      return "cost";
+    case Objective::kCo2:
+      return "co2";
     case Objective::kMemory:
       return "memory";
   }
@@ -164,8 +189,18 @@ Objective objective_from_name(const std::string& name) {
   throw UsageError("--objective: '{}' is none of {}{}", name, fmt::join(names, ", "), did_you_mean(name, names));
 }
 
+void require_figure(Objective objective, const cluster::Cluster& cluster) {
+  const auto require = [&](double value, std::string_view key) {
+    if (!(value > 0.0))
+      throw UsageError("--objective {}: {} of {} is {}, so all layouts would be equal; give the site's figure",
+                       name_of(objective), key, cluster.name, value);
+  };
+  if (objective == Objective::kCost) require(cluster.site.price.value, "site.price_eur_per_kwh");
+  if (objective == Objective::kCo2) require(cluster.site.intensity.value, "site.intensity_g_per_kwh");
+}
+
 double Simulation::of(Objective objective) const {
-  return Figures{step_s, energy.computers().value, static_cast<double>(memory.value)}.of(objective);
+  return Figures{step_s, energy.computers().value, static_cast<double>(memory.value), site}.of(objective);
 }
 
 SearchResult search(const arch::Architecture& arch, const program::Setting& base, int ranks, int local_ranks,

@@ -11,6 +11,7 @@
 #include "arch/architecture.h"
 #include "base/units.h"
 #include "cluster/cluster.h"
+#include "plan/calculus.h"
 #include "program/ir/program.h"
 #include "program/ir/timeline.h"
 #include "sim/described_costs.h"
@@ -18,10 +19,13 @@
 
 namespace molen::plan {
 
-// The figure that the best layout has least of.
-enum class Objective { kTime, kEnergy, kMemory };
-std::string_view name_of(Objective objective);           // "time", "energy", "memory"
+// The figure that the best layout has least of. Cost and CO2 are those of the site's electricity (`site_costs`). On one
+// cluster, both are the energy times a figure of the site, so they rank layouts as the energy does.
+enum class Objective { kTime, kEnergy, kCost, kCo2, kMemory };
+std::string_view name_of(Objective objective);           // "time", "energy", "cost", "co2", "memory"
 Objective objective_from_name(const std::string& name);  // throws UsageError with the nearest name
+// Throws UsageError that names the key if the site's figure for the objective is 0: all layouts would be equal.
+void require_figure(Objective objective, const cluster::Cluster& cluster);
 
 // The choices that distinguish the layouts of a search.
 struct Candidate {
@@ -78,10 +82,11 @@ struct Simulation {
   Bound bound;
   double step_s = 0.0;
   sim::StepEnergy energy;
-  Bytes memory;                   // plan of the fullest rank
-  program::PhaseSeconds phases;   // of the stage that computes for the longest time
-  std::vector<double> exposed_s;  // of that stage, by program::kCommStreams: communication beside idle compute
-  double of(Objective objective) const;
+  SiteCosts site;                        // of that energy
+  Bytes memory;                          // plan of the fullest rank
+  program::PhaseSeconds phases;          // of the stage that computes for the longest time
+  std::vector<double> exposed_s;         // of that stage, by program::kCommStreams: communication beside idle compute
+  double of(Objective objective) const;  // in s, J of the computers, euros, kg CO2e or bytes
 };
 
 struct LayoutLimits {

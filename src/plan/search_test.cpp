@@ -138,6 +138,34 @@ RC_GTEST_PROP(Search, BoundsAreLowerBounds, ()) {
   RC_ASSERT(bound.memory_bytes <= static_cast<double>(peak.value));
 }
 
+// Cost and CO2 of a step are those of the calculus for its energy, and their searches take the same way.
+TEST(Search, CostAndCo2FollowFromTheEnergyAtTheSite) {
+  const Small small;
+  const cluster::Site& site = small.on.site;
+  LayoutLimits limits = all_of();
+  limits.simulated = 12;
+  const SearchResult by_energy = small.run(Objective::kEnergy, limits, 4);
+  const double joules = by_energy.best.front().energy.computers().value;
+  for (const auto& [objective, per_joule] :
+       {std::pair{Objective::kCost, site.price.value}, {Objective::kCo2, site.intensity.value}}) {
+    const SearchResult found = small.run(objective, limits, 4);
+    EXPECT_EQ(found.simulated, by_energy.simulated) << name_of(objective);
+    EXPECT_EQ(found.best.front().step_s, by_energy.best.front().step_s);
+    EXPECT_DOUBLE_EQ(found.best.front().of(objective), joules * site.pue.value * per_joule);
+    EXPECT_EQ(objective_from_name(std::string(name_of(objective))), objective);
+  }
+  cluster::Cluster free = small.on;
+  free.site.price.value = 0.0;
+  EXPECT_NO_THROW(require_figure(Objective::kCost, small.on));
+  EXPECT_NO_THROW(require_figure(Objective::kCo2, free));
+  try {
+    require_figure(Objective::kCost, free);
+    ADD_FAILURE() << "a free site has no cheapest layout";
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("site.price_eur_per_kwh"), std::string::npos) << error.what();
+  }
+}
+
 TEST(Search, StopsAtItsLimitsAndSaysSo) {
   const Small small;
   LayoutLimits limits = all_of();

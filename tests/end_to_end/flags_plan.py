@@ -230,7 +230,7 @@ def plan_search(case):
     equal("--simulate", (few["simulated"], few["complete"]), (3, False))
     small = said("--memory", "14GiB")
     assert all(b["memory_bytes"] <= 14 * 2**30 for b in small["best"]) and any(b["memory_bytes"] > 14 * 2**30 for b in one["best"])
-    for objective, key in (("energy", "j_per_token"), ("memory", "memory_bytes")):
+    for objective, key in (("energy", "j_per_token"), ("cost", "eur_per_step"), ("co2", "kg_co2e_per_step"), ("memory", "memory_bytes")):
         values = [b[key] for b in said("--objective", objective)["best"]]
         assert values == sorted(values) and values[0] <= min(b[key] for b in one["best"]), (objective, values)
     # Nothing takes less than a node's idle power.
