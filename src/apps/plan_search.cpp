@@ -1,8 +1,11 @@
 #include "apps/plan_search.h"
 
+#include "apps/plan_calculus.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -17,6 +20,8 @@
 namespace molen::apps {
 namespace {
 
+constexpr double kSecondsPerDay = 86400.0, kJoulesPerKwh = 3.6e6;
+
 // A job: the configuration with the choices of the model, on a number of ranks of a cluster.
 struct Job {
   config::Config config;
@@ -24,6 +29,7 @@ struct Job {
   program::Setting base;
   cluster::Cluster cluster;
   int ranks = 1, local_ranks = 1;
+  std::optional<double> run_steps = {};    // until train.until, if the configuration says it in tokens or steps
   std::vector<std::string> replaced = {};  // keys of the configuration whose values the search replaces
 };
 
@@ -42,6 +48,8 @@ Job job_of(const ConfigOptions& options, const PlanSearchArguments& o) {
   if (job.ranks % job.local_ranks != 0)
     throw UsageError("--ranks: {} ranks are not whole nodes of {} devices", job.ranks, of_node);
   job.arch = plan::resolve_architecture(job.config);
+  if (const auto tokens = tokens_until(job.config))
+    job.run_steps = std::ceil(*tokens / static_cast<double>(job.config.batch.global * job.config.data.sequence_length));
   // The search chooses the layout, so the configuration's own is not resolved.
   config::Config plain = job.config;
   plain.parallel = {};
@@ -73,6 +81,20 @@ plan::LayoutLimits limits_of(const Job& job, const PlanSearchArguments& o) {
     if (!watts) throw UsageError("--watts: {}", watts.reason());
     limits.watts = watts.value().value;
   }
+  const auto of_run = [&](const std::optional<double>& given, const char* flag, double unit) -> std::optional<double> {
+    if (!given) return std::nullopt;
+    if (!std::isfinite(*given) || *given <= 0.0)
+      throw UsageError("{}: {}; a finite number above 0 is needed", flag, *given);
+    if (!job.run_steps)
+      throw UsageError(
+          "{}: the limit is of a whole run, and the configuration does not say how many steps that has; set "
+          "train.until to tokens or steps",
+          flag);
+    return *given * unit;
+  };
+  limits.run_s = of_run(o.days, "--days", kSecondsPerDay);
+  limits.run_j = of_run(o.kwh, "--kwh", kJoulesPerKwh);
+  limits.run_steps = job.run_steps.value_or(0.0);
   return limits;
 }
 
@@ -90,6 +112,21 @@ config::Config config_of(const Job& job, const plan::Simulation& found) {
   return c;
 }
 
+// The whole run of a layout.
+struct RunTotals {
+  double days, kwh, kg_co2e, eur;
+};
+RunTotals run_of(const plan::Simulation& found, double steps) {
+  return {steps * found.step_s / kSecondsPerDay, steps * found.site.energy.value / kJoulesPerKwh,
+          steps * found.site.emissions.value, steps * found.site.money.value};
+}
+
+Json json_of_run(const Job& job, const plan::Simulation& found) {
+  if (!job.run_steps) return {};
+  const RunTotals run = run_of(found, *job.run_steps);
+  return {{"steps", *job.run_steps}, {"days", run.days}, {"kwh", run.kwh}, {"kg_co2e", run.kg_co2e}, {"eur", run.eur}};
+}
+
 Json json_of_layout(const Job& job, const plan::Simulation& found, const std::vector<std::string>& reasons,
                     const std::string& file) {
   Json keys = Json::object();
@@ -105,6 +142,7 @@ Json json_of_layout(const Job& job, const plan::Simulation& found, const std::ve
           {"kg_co2e_per_step", found.site.emissions.value},
           {"eur_per_step", found.site.money.value},
           {"memory_bytes", found.memory.value},
+          {"run", json_of_run(job, found)},
           {"slower_by", reasons},
           {"file", file.empty() ? Json() : Json(file)}};
 }
@@ -115,6 +153,12 @@ std::string counts_text(const plan::SearchResult& r, const plan::LayoutLimits& l
       "simulated, {} cannot be better by their bound",
       r.all, r.too_large_kept, human(limits.memory), r.too_large, r.refused, r.simulated, r.excluded);
   if (limits.watts) text += fmt::format("; {} take more than {:g} W a node", r.too_much_power, *limits.watts);
+  if (limits.run_s)
+    text += fmt::format("; the runs of {} take more than {:g} days", r.too_long, *limits.run_s / kSecondsPerDay);
+  if (limits.run_j)
+    text += fmt::format("; the runs of {} take more than {:g} kWh", r.too_much_energy, *limits.run_j / kJoulesPerKwh);
+  if (limits.run_s || limits.run_j)
+    text += fmt::format("; the runs of {} exceed a limit already by their bound", r.beyond_run);
   if (!r.refusal.empty()) text += fmt::format("\nthe first that cannot be built: {}", r.refusal);
   return text;
 }
@@ -125,6 +169,7 @@ std::string counts_text(const plan::SearchResult& r, const plan::LayoutLimits& l
       r.all == 0 ? fmt::format("batch.global = {} divides over no number of data-parallel ranks of {} ranks",
                                job.base.global_batch, job.ranks)
       : r.too_much_power > 0 && r.too_much_power == r.simulated ? "a higher --watts may help"
+      : r.beyond_run + r.too_long + r.too_much_energy > 0       ? "a higher --days or --kwh may help"
       : r.simulated == 0 && r.too_large + r.too_large_kept > 0  ? "more nodes or --memory may help"
       : !r.complete                                             ? "a higher --simulate may help"
                                                                 : "another configuration may help";
@@ -154,6 +199,11 @@ void print_text(const Job& job, const plan::SearchResult& result, const plan::La
          fmt::format("{}", fmt::join(plan::reasons_beside(found, result.best.front()), ", "))});
   }
   print_columns(table, {2, 3, 4, 5, 6, 7, 8, 9});
+  if (job.run_steps) {
+    const RunTotals run = run_of(result.best.front(), *job.run_steps);
+    fmt::print("\n{:.0f} steps of the first take {:.3g} days, {:.3g} kWh, {:.3g} kg CO2e and {:.3g} EUR\n",
+               *job.run_steps, run.days, run.kwh, run.kg_co2e, run.eur);
+  }
   fmt::print("\n{}\n", counts_text(result, limits));
   if (!job.replaced.empty())
     fmt::print("the search replaces what the configuration says of {}\n", fmt::join(job.replaced, ", "));
@@ -208,6 +258,9 @@ int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) 
                             {"too_large", result.too_large},
                             {"refused", result.refused},
                             {"too_much_power", result.too_much_power},
+                            {"beyond_run", result.beyond_run},
+                            {"too_long", result.too_long},
+                            {"too_much_energy", result.too_much_energy},
                             {"simulated", result.simulated},
                             {"excluded", result.excluded},
                             {"complete", result.complete},

@@ -82,6 +82,8 @@ class Search {
     for (const Candidate& c : all)
       if (const Bound bound = bounds.of(c); bound.memory_bytes > static_cast<double>(limits_.memory.value))
         ++result_.too_large_kept;
+      else if (too_long(bound.step_s) || too_much_energy(site_costs(costs_.cluster().site, {bound.energy_j})))
+        ++result_.beyond_run;
       else
         order.push_back({bound, figure_of(bound, objective_, costs_.cluster().site), &c});
     std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.figure < b.figure; });
@@ -140,16 +142,26 @@ class Search {
                      memory,
                      program::phase_seconds(stages.program(busiest).setting, stages.ops(busiest), timelines[busiest]),
                      exposed_of(stages.ops(busiest), timelines[busiest])};
-    const double nodes = std::ceil(static_cast<double>(ranks_) / costs_.cluster().node.devices);
-    if (limits_.watts && found.energy.computers().value / found.step_s / nodes > *limits_.watts) {
-      ++result_.too_much_power;
-      return;
-    }
+    if (!within_limits(found)) return;
     const auto place =
         std::upper_bound(result_.best.begin(), result_.best.end(), found,
                          [&](const Simulation& a, const Simulation& b) { return a.of(objective_) < b.of(objective_); });
     result_.best.insert(place, std::move(found));
     if (result_.best.size() > limits_.shown) result_.best.pop_back();
+  }
+
+  bool too_long(double step_s) const { return limits_.run_s && step_s * limits_.run_steps > *limits_.run_s; }
+  bool too_much_energy(const SiteCosts& step) const {
+    return limits_.run_j && step.energy.value * limits_.run_steps > *limits_.run_j;
+  }
+  // Counts a layout that is not.
+  bool within_limits(const Simulation& found) {
+    const double nodes = std::ceil(static_cast<double>(ranks_) / costs_.cluster().node.devices);
+    if (limits_.watts && found.energy.computers().value / found.step_s / nodes > *limits_.watts)
+      return ++result_.too_much_power, false;
+    if (too_long(found.step_s)) return ++result_.too_long, false;
+    if (too_much_energy(found.site)) return ++result_.too_much_energy, false;
+    return true;
   }
 
   const arch::Architecture& arch_;

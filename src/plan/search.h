@@ -94,14 +94,20 @@ struct LayoutLimits {
   std::size_t shown = 5;        // best layouts to return
   std::size_t simulated = 200;  // most layouts to simulate; ten times as many programs are built at most
   std::optional<double> watts;  // of a node, over a step
+  // Limits of the whole run, which has `run_steps` steps like the predicted one. Evaluations and checkpoints are left
+  // out.
+  double run_steps = 0.0;
+  std::optional<double> run_s;  // s
+  std::optional<double> run_j;  // J of the site, with its PUE
 };
 
 struct SearchResult {
   std::vector<Simulation> best;  // the best first
-  // Layouts in all; those whose kept state exceeds the memory by its bound, whose plan does, which cannot be built,
-  // which were simulated, and which the bound excludes. Some of those that were simulated take more power than the
-  // limit.
-  std::size_t all = 0, too_large_kept = 0, too_large = 0, refused = 0, simulated = 0, excluded = 0, too_much_power = 0;
+  // Layouts in all; those whose kept state exceeds the memory by its bound, whose run exceeds a limit by its bound,
+  // whose plan exceeds the memory, which cannot be built, which were simulated, and which the bound excludes.
+  std::size_t all = 0, too_large_kept = 0, beyond_run = 0, too_large = 0, refused = 0, simulated = 0, excluded = 0;
+  // Layouts among the simulated ones that exceed a limit, by the first of the limits that they exceed.
+  std::size_t too_much_power = 0, too_long = 0, too_much_energy = 0;
   std::string refusal;    // why the first layout that cannot be built cannot
   bool complete = false;  // whether no layout that was not simulated can be better than those returned
 };

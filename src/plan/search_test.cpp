@@ -184,6 +184,42 @@ TEST(Search, StopsAtItsLimitsAndSaysSo) {
   EXPECT_THROW(objective_from_name("tme"), UsageError);
 }
 
+// A limit of the run leaves out the layouts beyond it and no other ones: the rest is ranked as without it.
+TEST(Search, LimitsOfTheRunLeaveOutWhatExceedsThem) {
+  const Small small;
+  LayoutLimits limits = all_of();
+  limits.simulated = limits.shown = 20;
+  limits.run_steps = 1000.0;
+  const SearchResult free = small.run(Objective::kMemory, limits);
+  std::vector<double> seconds, joules;
+  for (const Simulation& s : free.best) seconds.push_back(s.step_s), joules.push_back(s.site.energy.value);
+  ASSERT_EQ(seconds.size(), 20u);
+  std::sort(seconds.begin(), seconds.end()), std::sort(joules.begin(), joules.end());
+  const auto within = [](const SearchResult& found, const auto& figure, double most) {
+    return std::all_of(found.best.begin(), found.best.end(),
+                       [&](const Simulation& s) { return figure(s) * 1000.0 <= most; });
+  };
+  LayoutLimits days = limits, kwh = limits;
+  days.run_s = 1000.0 * seconds[9], kwh.run_j = 1000.0 * joules[9];
+  const SearchResult faster = small.run(Objective::kMemory, days), saving = small.run(Objective::kMemory, kwh);
+  EXPECT_TRUE(within(
+      faster, [](const Simulation& s) { return s.step_s; }, *days.run_s));
+  EXPECT_TRUE(within(
+      saving, [](const Simulation& s) { return s.site.energy.value; }, *kwh.run_j));
+  EXPECT_GT(faster.too_long, 0u);
+  EXPECT_GT(saving.too_much_energy, 0u);
+  EXPECT_EQ(faster.best.size() + faster.too_long, faster.simulated);
+  EXPECT_EQ(saving.best.size() + saving.too_much_energy, saving.simulated);
+  // Nothing is simulated that exceeds a limit by its bound already.
+  days.run_s = 1e-9, kwh.run_j = 1e-9;
+  for (const LayoutLimits& none : {days, kwh}) {
+    const SearchResult found = small.run(Objective::kTime, none);
+    EXPECT_EQ(found.beyond_run, found.all);
+    EXPECT_EQ(found.simulated, 0u);
+    EXPECT_TRUE(found.complete);
+  }
+}
+
 TEST(Search, SaysWhyALayoutIsSlower) {
   const Small small;
   LayoutLimits limits = all_of();
