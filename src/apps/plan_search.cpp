@@ -127,8 +127,47 @@ Json json_of_run(const Job& job, const plan::Simulation& found) {
   return {{"steps", *job.run_steps}, {"days", run.days}, {"kwh", run.kwh}, {"kg_co2e", run.kg_co2e}, {"eur", run.eur}};
 }
 
-Json json_of_layout(const Job& job, const plan::Simulation& found, const std::vector<std::string>& reasons,
-                    const std::string& file) {
+bool on_front(const plan::SearchResult& result, const plan::Simulation& found) {
+  return std::ranges::any_of(result.front, [&](const auto& on) { return on.setting == found.setting; });
+}
+
+std::string front_text(const plan::SearchResult& result) {
+  return result.front_open == 0
+             ? "no other layout takes less of one of the three and no more of the others"
+             : fmt::format(
+                   "the front is that of the {} layouts that were simulated; {} others may belong to it by "
+                   "their bounds (--simulate)",
+                   result.simulated, result.front_open);
+}
+
+// The layouts from which to choose between step time, energy and memory.
+void print_front(const plan::SearchResult& result) {
+  std::vector<std::vector<std::string>> table{{"Pareto front", "micro", "step", "energy a step", "memory"}};
+  for (const auto& on : result.front)
+    table.push_back({plan::layout_of(on.setting).name, std::to_string(on.setting.micro_batch),
+                     human(Seconds(on.step_s)), fmt::format("{:.4g} kJ", on.energy.computers().value / 1e3),
+                     human(on.memory)});
+  fmt::print("\n");
+  print_columns(table, {1, 2, 3, 4});
+  fmt::print("{}\n", front_text(result));
+}
+
+Json json_of_front(const plan::SearchResult& result) {
+  Json front = Json::array();
+  for (const auto& on : result.front) {
+    Json keys = Json::object();
+    for (const auto& [key, value] : plan::keys_of(on.candidate, on.setting)) keys[key] = value;
+    front.push_back({{"layout", plan::layout_of(on.setting).name},
+                     {"keys", keys},
+                     {"step_s", on.step_s},
+                     {"energy_j", on.energy.computers().value},
+                     {"memory_bytes", on.memory.value}});
+  }
+  return front;
+}
+
+Json json_of_layout(const Job& job, const plan::SearchResult& result, const plan::Simulation& found,
+                    const std::vector<std::string>& reasons, const std::string& file) {
   Json keys = Json::object();
   for (const auto& [key, value] : plan::keys_of(found.candidate, found.setting)) keys[key] = value;
   const double tokens = static_cast<double>(found.setting.positions());
@@ -142,6 +181,7 @@ Json json_of_layout(const Job& job, const plan::Simulation& found, const std::ve
           {"kg_co2e_per_step", found.site.emissions.value},
           {"eur_per_step", found.site.money.value},
           {"memory_bytes", found.memory.value},
+          {"pareto", on_front(result, found)},
           {"run", json_of_run(job, found)},
           {"slower_by", reasons},
           {"file", file.empty() ? Json() : Json(file)}};
@@ -190,8 +230,9 @@ void print_text(const Job& job, const plan::SearchResult& result, const plan::La
     const auto& found = result.best[i];
     const double tokens = static_cast<double>(found.setting.positions());
     table.push_back(
-        {std::to_string(i + 1), plan::layout_of(found.setting).name, std::to_string(found.setting.micro_batch),
-         human(Seconds(found.step_s)), fmt::format("{:.0f}", tokens / found.step_s / job.ranks),
+        {fmt::format("{}{}", i + 1, on_front(result, found) ? "*" : ""), plan::layout_of(found.setting).name,
+         std::to_string(found.setting.micro_batch), human(Seconds(found.step_s)),
+         fmt::format("{:.0f}", tokens / found.step_s / job.ranks),
          fmt::format("{:.1f}%", 100.0 * model / found.step_s / job.ranks / job.cluster.device.peak_16bit.value),
          fmt::format("{:.3g}", found.energy.computers().value / tokens),
          fmt::format("{:.3g}", 1e6 * found.site.emissions.value / tokens),
@@ -204,6 +245,8 @@ void print_text(const Job& job, const plan::SearchResult& result, const plan::La
     fmt::print("\n{:.0f} steps of the first take {:.3g} days, {:.3g} kWh, {:.3g} kg CO2e and {:.3g} EUR\n",
                *job.run_steps, run.days, run.kwh, run.kg_co2e, run.eur);
   }
+  fmt::print("*: on the Pareto front of step time, energy and memory\n");
+  print_front(result);
   fmt::print("\n{}\n", counts_text(result, limits));
   if (!job.replaced.empty())
     fmt::print("the search replaces what the configuration says of {}\n", fmt::join(job.replaced, ", "));
@@ -247,7 +290,8 @@ int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) 
   if (o.format == "json") {
     Json best = Json::array();
     for (std::size_t i = 0; i < result.best.size(); ++i)
-      best.push_back(json_of_layout(job, result.best[i], plan::reasons_beside(result.best[i], result.best.front()),
+      best.push_back(json_of_layout(job, result, result.best[i],
+                                    plan::reasons_beside(result.best[i], result.best.front()),
                                     files.empty() ? std::string() : files[i]));
     fmt::print("{}\n", Json{{"cluster", job.cluster.name},
                             {"ranks", job.ranks},
@@ -265,7 +309,9 @@ int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) 
                             {"excluded", result.excluded},
                             {"complete", result.complete},
                             {"replaced", job.replaced},
-                            {"best", best}}
+                            {"best", best},
+                            {"pareto_front", json_of_front(result)},
+                            {"pareto_open", result.front_open}}
                            .dump(2));
     return kOk;
   }

@@ -44,6 +44,13 @@ double figure_of(const Bound& b, Objective objective, const cluster::Site& site)
   return Figures{b.step_s, b.energy_j, b.memory_bytes, site_costs(site, {b.energy_j})}.of(objective);
 }
 
+Bound figures_of(const Simulation& s) {
+  return {s.step_s, s.energy.computers().value, static_cast<double>(s.memory.value)};
+}
+bool no_worse(const Bound& a, const Bound& b) {
+  return a.step_s <= b.step_s && a.energy_j <= b.energy_j && a.memory_bytes <= b.memory_bytes;
+}
+
 struct Bounded {
   Bound bound;
   double figure = 0.0;  // bound of the objective
@@ -93,11 +100,13 @@ class Search {
       const bool full = result_.best.size() >= limits_.shown;
       if (full && figure >= result_.best.back().of(objective_)) {
         result_.excluded = order.size() - i;
+        leave(order, i);
         break;
       }
       const std::size_t built = result_.simulated + result_.too_large + result_.refused;
       if (result_.simulated >= limits_.simulated || built >= kBuiltForEach * limits_.simulated) {
         result_.complete = false;
+        leave(order, i);
         break;
       }
       const program::Setting s = setting_of(*candidate, base_, ranks_);
@@ -143,6 +152,7 @@ class Search {
                      program::phase_seconds(stages.program(busiest).setting, stages.ops(busiest), timelines[busiest]),
                      exposed_of(stages.ops(busiest), timelines[busiest])};
     if (!within_limits(found)) return;
+    add_to_front(found);
     const auto place =
         std::upper_bound(result_.best.begin(), result_.best.end(), found,
                          [&](const Simulation& a, const Simulation& b) { return a.of(objective_) < b.of(objective_); });
@@ -150,6 +160,23 @@ class Search {
     if (result_.best.size() > limits_.shown) result_.best.pop_back();
   }
 
+  // Counts those of the layouts from `first` on that may belong to the front.
+  void leave(const std::vector<Bounded>& order, std::size_t first) {
+    for (std::size_t i = first; i < order.size(); ++i)
+      if (std::none_of(result_.front.begin(), result_.front.end(),
+                       [&](const Simulation& on) { return no_worse(figures_of(on), order[i].bound); }))
+        ++result_.front_open;
+  }
+  void add_to_front(const Simulation& found) {
+    auto& front = result_.front;
+    const Bound figures = figures_of(found);
+    for (const Simulation& on : front)
+      if (no_worse(figures_of(on), figures)) return;
+    std::erase_if(front, [&](const Simulation& on) { return no_worse(figures, figures_of(on)); });
+    front.insert(std::upper_bound(front.begin(), front.end(), found,
+                                  [](const Simulation& a, const Simulation& b) { return a.step_s < b.step_s; }),
+                 found);
+  }
   bool too_long(double step_s) const { return limits_.run_s && step_s * limits_.run_steps > *limits_.run_s; }
   bool too_much_energy(const SiteCosts& step) const {
     return limits_.run_j && step.energy.value * limits_.run_steps > *limits_.run_j;
@@ -213,6 +240,10 @@ void require_figure(Objective objective, const cluster::Cluster& cluster) {
 
 double Simulation::of(Objective objective) const {
   return Figures{step_s, energy.computers().value, static_cast<double>(memory.value), site}.of(objective);
+}
+
+bool dominates(const Simulation& layout, const Bound& other) {
+  return no_worse(figures_of(layout), other) && !no_worse(other, figures_of(layout));
 }
 
 SearchResult search(const arch::Architecture& arch, const program::Setting& base, int ranks, int local_ranks,

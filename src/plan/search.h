@@ -101,8 +101,17 @@ struct LayoutLimits {
   std::optional<double> run_j;  // J of the site, with its PUE
 };
 
+// Returns whether a layout takes no more time, energy and memory than the figures of another, and less of one of them.
+bool dominates(const Simulation& layout, const Bound& other);
+
 struct SearchResult {
   std::vector<Simulation> best;  // the best first
+  // The Pareto front of step time, energy and memory: the simulated layouts within the limits that no other one of
+  // these dominates, by ascending step time. Of equal ones, the first is there.
+  std::vector<Simulation> front;
+  // Layouts that were not simulated and whose bounds no layout of the front reaches: they may belong to the front. 0:
+  // the front is that of all layouts.
+  std::size_t front_open = 0;
   // Layouts in all; those whose kept state exceeds the memory by its bound, whose run exceeds a limit by its bound,
   // whose plan exceeds the memory, which cannot be built, which were simulated, and which the bound excludes.
   std::size_t all = 0, too_large_kept = 0, beyond_run = 0, too_large = 0, refused = 0, simulated = 0, excluded = 0;

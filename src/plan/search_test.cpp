@@ -220,6 +220,54 @@ TEST(Search, LimitsOfTheRunLeaveOutWhatExceedsThem) {
   }
 }
 
+// The front of a search that simulated some layouts is the one found by comparing all pairs of them.
+TEST(Search, ParetoFrontIsThatOfAllSimulatedLayouts) {
+  const Small small;
+  LayoutLimits limits = all_of();
+  limits.simulated = limits.shown = 40;
+  const SearchResult found = small.run(Objective::kMemory, limits);
+  ASSERT_EQ(found.best.size(), 40u);
+  const auto figures = [](const Simulation& s) {
+    return Bound{s.step_s, s.energy.computers().value, static_cast<double>(s.memory.value)};
+  };
+  std::set<std::vector<double>> wanted, front;
+  for (const Simulation& s : found.best)
+    if (std::none_of(found.best.begin(), found.best.end(),
+                     [&](const Simulation& other) { return dominates(other, figures(s)); }))
+      wanted.insert({s.step_s, s.energy.computers().value, static_cast<double>(s.memory.value)});
+  for (const Simulation& s : found.front)
+    EXPECT_TRUE(front.insert({s.step_s, s.energy.computers().value, static_cast<double>(s.memory.value)}).second);
+  EXPECT_EQ(front, wanted);
+  EXPECT_GT(front.size(), 1u);
+  EXPECT_LT(front.size(), 40u);
+  EXPECT_TRUE(std::is_sorted(found.front.begin(), found.front.end(),
+                             [](const auto& a, const auto& b) { return a.step_s < b.step_s; }));
+  // Layouts that were not simulated and are below the front by their bounds are counted.
+  EXPECT_FALSE(found.complete);
+  std::size_t open = 0;
+  const Bounds bounds(small.arch, small.base, 16, small.costs, sim::Factors::shipped());
+  for (const Candidate& c : candidates_of(small.arch, small.base, 16, 8))
+    open += std::none_of(found.front.begin(), found.front.end(), [&](const Simulation& s) {
+      const Bound b = bounds.of(c), f = figures(s);
+      return f.step_s <= b.step_s && f.energy_j <= b.energy_j && f.memory_bytes <= b.memory_bytes;
+    });
+  EXPECT_GE(open, found.front_open);  // some of them were simulated
+  EXPECT_GE(found.front_open + found.simulated, open);
+  EXPECT_GT(found.front_open, 0u);
+}
+
+TEST(Search, ALayoutDominatesWhatTakesMoreOfEverything) {
+  Simulation s;
+  s.step_s = 1.0, s.memory = Bytes(4), s.energy.devices = Joules(2.0), s.energy.hosts = Joules(1.0);
+  EXPECT_TRUE(dominates(s, {1.5, 3.0, 4.0}));
+  EXPECT_TRUE(dominates(s, {1.0, 3.5, 4.0}));
+  EXPECT_TRUE(dominates(s, {1.0, 3.0, 5.0}));
+  EXPECT_FALSE(dominates(s, {1.0, 3.0, 4.0}));  // an equal one
+  EXPECT_FALSE(dominates(s, {0.9, 9.0, 9.0}));
+  EXPECT_FALSE(dominates(s, {9.0, 2.9, 9.0}));
+  EXPECT_FALSE(dominates(s, {9.0, 9.0, 3.0}));
+}
+
 TEST(Search, SaysWhyALayoutIsSlower) {
   const Small small;
   LayoutLimits limits = all_of();

@@ -280,7 +280,15 @@ def plan_limits_of_a_run(case):
         case.refused("plan", "--model", "llama-60m", sets, *few, flag, 1, says=[flag, "train.until"])
         for wrong in (-1, "nan"):
             case.refused(*run, f"{flag}={wrong}", says=[flag, "above 0"])
-    assert "1000 steps of the first take" in case.molen(*run).stdout
+    text = case.molen(*run).stdout
+    assert "1000 steps of the first take" in text and "Pareto front" in text, text
+    # All twelve are shown, so the front follows from them: no other one takes less of one figure and no more of the others.
+    value, tokens = said(), 8 * 512
+    figures = [(b["step_s"], b["j_per_token"] * tokens, b["memory_bytes"]) for b in value["best"]]
+    front = [not any(all(x <= y for x, y in zip(f, g)) and f != g for f in figures) for g in figures]
+    assert 0 < sum(front) < len(front), figures
+    equal("the front", sorted(x["step_s"] for x in value["pareto_front"]), sorted({f[0] for f, on in zip(figures, front) if on}))
+    assert all(on for b, on in zip(value["best"], front) if b["pareto"]) and value["pareto_open"] > 0, value
 
 
 @row("plan --runs", "plan --factors", "plan --print-factors")
