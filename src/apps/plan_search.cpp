@@ -108,7 +108,7 @@ config::Config config_of(const Job& job, const plan::Simulation& found) {
   plan::Machine machine{.ranks = job.ranks, .local_ranks = job.local_ranks, .cuda = true, .threads = 1};
   const program::Setting s = plan::resolve_setting(resolved, job.arch, machine);
   MOLEN_CHECK(s == found.setting, "the configuration of {} stands for another layout, {}",
-              plan::layout_of(found.setting).name, plan::layout_of(s).name);
+              plan::name_with_variant(found.setting), plan::name_with_variant(s));
   return c;
 }
 
@@ -144,7 +144,7 @@ std::string front_text(const plan::SearchResult& result) {
 void print_front(const plan::SearchResult& result) {
   std::vector<std::vector<std::string>> table{{"Pareto front", "micro", "step", "energy a step", "memory"}};
   for (const auto& on : result.front)
-    table.push_back({plan::layout_of(on.setting).name, std::to_string(on.setting.micro_batch),
+    table.push_back({plan::name_with_variant(on.setting), std::to_string(on.setting.micro_batch),
                      human(Seconds(on.step_s)), fmt::format("{:.4g} kJ", on.energy.computers().value / 1e3),
                      human(on.memory)});
   fmt::print("\n");
@@ -157,7 +157,7 @@ Json json_of_front(const plan::SearchResult& result) {
   for (const auto& on : result.front) {
     Json keys = Json::object();
     for (const auto& [key, value] : plan::keys_of(on.candidate, on.setting)) keys[key] = value;
-    front.push_back({{"layout", plan::layout_of(on.setting).name},
+    front.push_back({{"layout", plan::name_with_variant(on.setting)},
                      {"keys", keys},
                      {"step_s", on.step_s},
                      {"energy_j", on.energy.computers().value},
@@ -171,7 +171,7 @@ Json json_of_layout(const Job& job, const plan::SearchResult& result, const plan
   Json keys = Json::object();
   for (const auto& [key, value] : plan::keys_of(found.candidate, found.setting)) keys[key] = value;
   const double tokens = static_cast<double>(found.setting.positions());
-  return {{"layout", plan::layout_of(found.setting).name},
+  return {{"layout", plan::name_with_variant(found.setting)},
           {"keys", keys},
           {"step_s", found.step_s},
           {"bound_s", found.bound.step_s},
@@ -230,7 +230,7 @@ void print_text(const Job& job, const plan::SearchResult& result, const plan::La
     const auto& found = result.best[i];
     const double tokens = static_cast<double>(found.setting.positions());
     table.push_back(
-        {fmt::format("{}{}", i + 1, on_front(result, found) ? "*" : ""), plan::layout_of(found.setting).name,
+        {fmt::format("{}{}", i + 1, on_front(result, found) ? "*" : ""), plan::name_with_variant(found.setting),
          std::to_string(found.setting.micro_batch), human(Seconds(found.step_s)),
          fmt::format("{:.0f}", tokens / found.step_s / job.ranks),
          fmt::format("{:.1f}%", 100.0 * model / found.step_s / job.ranks / job.cluster.device.peak_16bit.value),

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "base/error.h"
@@ -55,7 +56,11 @@ struct Bounded {
   Bound bound;
   double figure = 0.0;  // bound of the objective
   const Candidate* candidate = nullptr;
+  std::size_t main = 0;  // number of the candidate of which this is a variant, or its own
+  bool taken = false;    // a program was built
 };
+
+using Progress = std::function<void(double share, const std::string& doing)>;
 
 // The time in which the streams of communication work and compute does not.
 std::vector<double> exposed_of(const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
@@ -81,52 +86,72 @@ class Search {
         costs_(costs),
         factors_(factors) {}
 
-  SearchResult run(const std::vector<Candidate>& all,
-                   const std::function<void(double share, const std::string& doing)>& progress) {
+  SearchResult run(const std::vector<Candidate>& all, const Progress& progress) {
     result_.all = all.size();
-    const Bounds bounds(arch_, base_, ranks_, costs_, factors_);
-    std::vector<Bounded> order;
-    for (const Candidate& c : all)
-      if (const Bound bound = bounds.of(c); bound.memory_bytes > static_cast<double>(limits_.memory.value))
-        ++result_.too_large_kept;
-      else if (too_long(bound.step_s) || too_much_energy(site_costs(costs_.cluster().site, {bound.energy_j})))
-        ++result_.beyond_run;
-      else
-        order.push_back({bound, figure_of(bound, objective_, costs_.cluster().site), &c});
-    std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.figure < b.figure; });
+    bound(all);
+    const auto by_figure = [](const Bounded& a, const Bounded& b) { return a.figure < b.figure; };
+    std::stable_sort(mains_.begin(), mains_.end(), by_figure);
+    visit(mains_, limits_.simulated - limits_.simulated / 4, progress);
+    // Variants of a layout have its bound, so the bound does not tell which of them are worth a simulation.
+    std::stable_sort(variants_.begin(), variants_.end(), [&](const Bounded& a, const Bounded& b) {
+      const double x = simulated_.at(a.main), y = simulated_.at(b.main);
+      return x < y || (x == y && a.figure < b.figure);
+    });
+    visit(variants_, limits_.simulated, progress);
+    visit(mains_, limits_.simulated, progress);
     result_.complete = true;
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      const auto& [bound, figure, candidate] = order[i];
-      const bool full = result_.best.size() >= limits_.shown;
-      if (full && figure >= result_.best.back().of(objective_)) {
-        result_.excluded = order.size() - i;
-        leave(order, i);
-        break;
-      }
-      const std::size_t built = result_.simulated + result_.too_large + result_.refused;
-      if (result_.simulated >= limits_.simulated || built >= kBuiltForEach * limits_.simulated) {
-        result_.complete = false;
-        leave(order, i);
-        break;
-      }
-      const program::Setting s = setting_of(*candidate, base_, ranks_);
-      const auto most = static_cast<double>(limits_.simulated);
-      if (progress)
-        progress(std::max(static_cast<double>(result_.simulated) / most,
-                          static_cast<double>(built) / (kBuiltForEach * most)),
-                 layout_of(s).name);
-      take(*candidate, s, bound);
-    }
+    leave(mains_), leave(variants_);
     return std::move(result_);
   }
 
  private:
-  void take(const Candidate& candidate, const program::Setting& s, const Bound& bound) {
+  // Bounds all layouts, and keeps those that the limits do not exclude.
+  void bound(const std::vector<Candidate>& all) {
+    const Bounds bounds(arch_, base_, ranks_, costs_, factors_);
+    const cluster::Site& site = costs_.cluster().site;
+    std::size_t main = 0;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const Candidate& c = all[i];
+      if (!c.is_variant()) main = i;
+      const Bound bound = bounds.of(c);
+      if (bound.memory_bytes > static_cast<double>(limits_.memory.value))
+        ++result_.too_large_kept;
+      else if (too_long(bound.step_s) || too_much_energy(site_costs(site, {bound.energy_j})))
+        ++result_.beyond_run;
+      else
+        (c.is_variant() ? variants_ : mains_).push_back({bound, figure_of(bound, objective_, site), &c, main});
+    }
+    simulated_.assign(all.size(), std::numeric_limits<double>::infinity());
+  }
+
+  // Whether a layout cannot be better than the last of the best.
+  bool is_excluded(const Bounded& layout) const {
+    return result_.best.size() >= limits_.shown && layout.figure >= result_.best.back().of(objective_);
+  }
+
+  // Simulates the layouts of a list in its order, until `most` layouts of all lists are simulated.
+  void visit(std::vector<Bounded>& list, std::size_t most, const Progress& progress) {
+    for (Bounded& layout : list) {
+      if (layout.taken || is_excluded(layout)) continue;
+      const std::size_t built = result_.simulated + result_.too_large + result_.refused;
+      if (result_.simulated >= most || built >= kBuiltForEach * most) return;
+      const program::Setting s = setting_of(*layout.candidate, base_, ranks_);
+      const auto all = static_cast<double>(limits_.simulated);
+      if (progress)
+        progress(
+            std::max(static_cast<double>(result_.simulated) / all, static_cast<double>(built) / (kBuiltForEach * all)),
+            name_with_variant(s));
+      layout.taken = true;
+      take(layout, s);
+    }
+  }
+
+  void take(const Bounded& layout, const program::Setting& s) {
     std::vector<program::Program> programs;
     try {
       programs = program::build_stages(arch_, s, nullptr, false);
     } catch (const UsageError& error) {  // the builder refuses this combination of choices
-      if (result_.refused++ == 0) result_.refusal = fmt::format("{}: {}", layout_of(s).name, error.what());
+      if (result_.refused++ == 0) result_.refusal = fmt::format("{}: {}", name_with_variant(s), error.what());
       return;
     }
     Bytes memory;
@@ -142,15 +167,16 @@ class Search {
     ++result_.simulated;
     const std::size_t busiest = sim::busiest_stage(stages, timelines);
     const sim::StepEnergy energy = sim::energy_of(stages, timelines, costs_.cluster(), factors_, factors_.spread());
-    Simulation found{candidate,
+    Simulation found{*layout.candidate,
                      s,
-                     bound,
+                     layout.bound,
                      sim::step_seconds(timelines),
                      energy,
                      site_costs(costs_.cluster().site, {energy.computers().value, energy.spread}),
                      memory,
                      program::phase_seconds(stages.program(busiest).setting, stages.ops(busiest), timelines[busiest]),
                      exposed_of(stages.ops(busiest), timelines[busiest])};
+    simulated_.at(layout.main) = std::min(simulated_.at(layout.main), found.of(objective_));
     if (!within_limits(found)) return;
     add_to_front(found);
     const auto place =
@@ -160,12 +186,19 @@ class Search {
     if (result_.best.size() > limits_.shown) result_.best.pop_back();
   }
 
-  // Counts those of the layouts from `first` on that may belong to the front.
-  void leave(const std::vector<Bounded>& order, std::size_t first) {
-    for (std::size_t i = first; i < order.size(); ++i)
+  // Counts the layouts that were not simulated: those that cannot be among the best, and those that may belong to the
+  // front.
+  void leave(const std::vector<Bounded>& list) {
+    for (const Bounded& layout : list) {
+      if (layout.taken) continue;
+      if (is_excluded(layout))
+        ++result_.excluded;
+      else
+        result_.complete = false;
       if (std::none_of(result_.front.begin(), result_.front.end(),
-                       [&](const Simulation& on) { return no_worse(figures_of(on), order[i].bound); }))
+                       [&](const Simulation& on) { return no_worse(figures_of(on), layout.bound); }))
         ++result_.front_open;
+    }
   }
   void add_to_front(const Simulation& found) {
     auto& front = result_.front;
@@ -198,6 +231,8 @@ class Search {
   const LayoutLimits& limits_;
   const sim::DescribedCosts& costs_;
   const sim::Factors& factors_;
+  std::vector<Bounded> mains_, variants_;  // that the limits do not exclude
+  std::vector<double> simulated_;          // by candidate: least figure of the objective of it and its variants
   SearchResult result_;
 };
 

@@ -35,17 +35,28 @@ struct Candidate {
   std::int64_t micro_batch = 1;
   program::ScheduleKind schedule = program::ScheduleKind::k1f1b;
   program::Recompute recompute;
+  // The choices of a variant. They move communication, and change no products.
+  std::int64_t unit_layers = 1;  // as Setting::unit_layers
+  int prefetch = 1;              // as Setting::prefetch
+  bool stages_inside = false;    // neighbours of a pipeline are nearer than neighbours of data-parallel ranks
+  bool is_variant() const { return unit_layers != 1 || prefetch != 1 || stages_inside; }
 };
 
 // Returns every layout over exactly `ranks` ranks of nodes of `local_ranks`:
 //   - tensor ranks that fit the model and share a node, with sequence parallelism
-//   - numbers of stages that the model has layers for: 1F1B, interleaved (2 and 4 chunks) and ZB-H1
+//   - numbers of stages that the model has layers for: 1F1B, interleaved (2, 4 and 8 chunks), ZB-H1 and ZB-V
 //   - context ranks, for sequences of at least 16384 tokens
 //   - ZeRO 0 to 3 over all data-parallel ranks, and 2 and 3 over those of a node
 //   - micro-batches of powers of two sequences that divide a rank's share of the batch
 //   - nothing, attention, or everything computed again
+// Each layout is followed by its variants, where these differ in what is communicated when:
+//   - ZeRO 2 and 3: units of one layer, of half a layer and of two layers
+//   - ZeRO 3: one and two units gathered ahead
+//   - stages of nodes with room for several: data-parallel ranks inside of stages, and the other way round
 std::vector<Candidate> candidates_of(const arch::Architecture& arch, const program::Setting& base, int ranks,
                                      int local_ranks);
+// Returns the name of a setting's layout, with the choices of variants.
+std::string name_with_variant(const program::Setting& setting);
 // Returns the setting of a candidate: `base` with its choices.
 program::Setting setting_of(const Candidate& candidate, const program::Setting& base, int ranks);
 
@@ -90,9 +101,10 @@ struct Simulation {
 };
 
 struct LayoutLimits {
-  Bytes memory;                 // of a device, for the plan
-  std::size_t shown = 5;        // best layouts to return
-  std::size_t simulated = 200;  // most layouts to simulate; ten times as many programs are built at most
+  Bytes memory;           // of a device, for the plan
+  std::size_t shown = 5;  // best layouts to return
+  // Most layouts to simulate; ten times as many programs are built at most. A quarter is for the variants of the best.
+  std::size_t simulated = 200;
   std::optional<double> watts;  // of a node, over a step
   // Limits of the whole run, which has `run_steps` steps like the predicted one. Evaluations and checkpoints are left
   // out.

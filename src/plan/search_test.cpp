@@ -44,15 +44,47 @@ TEST(Search, CandidatesAreDistinctLayoutsOfAllRanks) {
     EXPECT_EQ(s.ranks(), 16);
     EXPECT_TRUE(share_node(s, mesh::Axis::kTp, 8));
     EXPECT_TRUE(
-        seen.insert(fmt::format("{} micro {} {}", layout_of(s).name, s.micro_batch, program::sharding_text(s))).second)
-        << layout_of(s).name;
+        seen.insert(fmt::format("{} micro {} {}", name_with_variant(s), s.micro_batch, program::sharding_text(s)))
+            .second)
+        << name_with_variant(s);
   }
   EXPECT_GT(all.size(), 300u);
 }
 
+// The choices of variants are there where they matter, and only there.
+TEST(Search, VariantsFollowTheirLayout) {
+  const Small small;
+  std::set<std::string> schedules;
+  std::size_t variants = 0, inside = 0;
+  Candidate main;
+  for (const Candidate& c : candidates_of(small.arch, small.base, 32, 8)) {
+    schedules.insert(fmt::format("{} {}", name_of(c.schedule), c.chunks));
+    if (!c.is_variant()) {
+      main = c;
+      continue;
+    }
+    ++variants, inside += c.stages_inside ? 1 : 0;
+    EXPECT_EQ(std::tie(c.tensor, c.stages, c.chunks, c.zero, c.shards, c.micro_batch, c.schedule, c.recompute),
+              std::tie(main.tensor, main.stages, main.chunks, main.zero, main.shards, main.micro_batch, main.schedule,
+                       main.recompute));
+    EXPECT_TRUE(c.unit_layers == 1 || c.zero >= 2);
+    EXPECT_TRUE(c.prefetch == 1 || c.zero == 3);
+    EXPECT_TRUE(!c.stages_inside || c.stages > 1);
+    EXPECT_LE(c.unit_layers * c.stages * c.chunks, small.arch.layers);
+  }
+  EXPECT_GT(variants, 0u);
+  EXPECT_GT(inside, 0u);
+  EXPECT_TRUE(schedules.contains("zb-v 2"));
+  arch::Architecture deep = small.arch;
+  deep.layers = 16;
+  const auto all = candidates_of(deep, small.base, 16, 8);
+  EXPECT_TRUE(std::any_of(all.begin(), all.end(), [](const Candidate& c) { return c.chunks == 8; }));
+}
+
 // The best of a search is the best of all layouts that fit, although most of them were never simulated.
 TEST(Search, FindsTheBestOfAllThatFit) {
-  const Small small;
+  Small small;
+  small.base.global_batch = 4;
   const std::int64_t room = std::int64_t{60} << 20;
   constexpr int kRanks = 4;
   std::map<Objective, double> best{{Objective::kTime, 1e300}, {Objective::kEnergy, 1e300}, {Objective::kMemory, 1e300}};
@@ -88,11 +120,11 @@ TEST(Search, BoundsExcludeLayouts) {
   Small small;
   small.arch.layers = 2, small.arch.hidden = 2048, small.arch.ffn = 8192, small.arch.heads = 16;
   small.arch.kv_heads = 16, small.arch.head_dim = 128, small.arch.max_sequence = 2048;
-  small.base.sequence = 2048, small.base.global_batch = 16;
+  small.base.sequence = 2048, small.base.global_batch = 8;
   LayoutLimits limits = all_of();
   limits.shown = 1;
   const SearchResult found = small.run(Objective::kTime, limits, 4);
-  limits.shown = 1000;
+  limits.shown = 1 << 20;
   const SearchResult all = small.run(Objective::kTime, limits, 4);
   EXPECT_TRUE(found.complete);
   EXPECT_GT(found.excluded, 0u);
@@ -316,10 +348,11 @@ TEST(Search, KeysAreThoseOfTheLayout) {
     try {
       s = resolve_setting(config, small.arch, {.ranks = 16, .local_ranks = 8, .cuda = true, .threads = 1});
     } catch (const UsageError& error) {
-      ADD_FAILURE() << layout_of(wanted).name << ": " << error.what();
+      ADD_FAILURE() << name_with_variant(wanted) << ": " << error.what();
       continue;
     }
-    EXPECT_EQ(layout_of(s).name, layout_of(wanted).name);
+    EXPECT_EQ(name_with_variant(s), name_with_variant(wanted));
+    EXPECT_EQ(s.order, wanted.order);
     EXPECT_EQ(s.mesh, wanted.mesh);
     EXPECT_EQ(s.micro_batch, wanted.micro_batch);
   }
