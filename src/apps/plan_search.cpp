@@ -167,7 +167,10 @@ Json json_of_front(const plan::SearchResult& result) {
 }
 
 Json json_of_layout(const Job& job, const plan::SearchResult& result, const plan::Simulation& found,
-                    const std::vector<std::string>& reasons, const std::string& file) {
+                    const std::vector<plan::Reason>& reasons, const std::string& file) {
+  Json loses_by = Json::array();
+  for (const plan::Reason& reason : reasons)
+    loses_by.push_back({{"reason", reason.name}, {"seconds", reason.seconds}, {"joules", reason.joules}});
   Json keys = Json::object();
   for (const auto& [key, value] : plan::keys_of(found.candidate, found.setting)) keys[key] = value;
   const double tokens = static_cast<double>(found.setting.positions());
@@ -183,7 +186,7 @@ Json json_of_layout(const Job& job, const plan::SearchResult& result, const plan
           {"memory_bytes", found.memory.value},
           {"pareto", on_front(result, found)},
           {"run", json_of_run(job, found)},
-          {"slower_by", reasons},
+          {"loses_by", loses_by},
           {"file", file.empty() ? Json() : Json(file)}};
 }
 
@@ -217,13 +220,20 @@ std::string counts_text(const plan::SearchResult& r, const plan::LayoutLimits& l
                    counts_text(r, limits));
 }
 
-void print_text(const Job& job, const plan::SearchResult& result, const plan::LayoutLimits& limits,
-                const sim::Factors& factors, const std::vector<std::string>& files) {
+std::string reasons_text(const std::vector<plan::Reason>& reasons, bool joules_first) {
+  std::vector<std::string> texts;
+  for (const plan::Reason& reason : reasons) texts.push_back(reason.text(joules_first));
+  return fmt::format("{}", fmt::join(texts, ", "));
+}
+
+void print_text(const Job& job, const plan::SearchResult& result, plan::Objective objective,
+                const plan::LayoutLimits& limits, const sim::Factors& factors, const std::vector<std::string>& files) {
   fmt::print("{} on {} {} of {}, {} sequences of {} tokens a step, {}\n", job.arch.name, job.ranks,
              job.cluster.device.name, job.cluster.name, job.base.global_batch, job.base.sequence,
              name_of(job.base.compute));
   std::vector<std::vector<std::string>> table{{"", "layout", "micro", "step", "tokens/s a device", "MFU", "J/token",
-                                               "kg CO2e/1M tokens", "EUR/1M tokens", "memory", "slower by"}};
+                                               "kg CO2e/1M tokens", "EUR/1M tokens", "memory",
+                                               plan::is_of_energy(objective) ? "more energy by" : "slower by"}};
   const double model =
       arch::model_flops(job.arch, job.base.positions(), job.base.sequence, arch::FlopsConvention::kCausal).value;
   for (std::size_t i = 0; i < result.best.size(); ++i) {
@@ -237,7 +247,7 @@ void print_text(const Job& job, const plan::SearchResult& result, const plan::La
          fmt::format("{:.3g}", found.energy.computers().value / tokens),
          fmt::format("{:.3g}", 1e6 * found.site.emissions.value / tokens),
          fmt::format("{:.3g}", 1e6 * found.site.money.value / tokens), human(found.memory),
-         fmt::format("{}", fmt::join(plan::reasons_beside(found, result.best.front()), ", "))});
+         reasons_text(plan::reasons_beside(found, result.best.front(), objective), plan::is_of_energy(objective))});
   }
   print_columns(table, {2, 3, 4, 5, 6, 7, 8, 9});
   if (job.run_steps) {
@@ -291,7 +301,7 @@ int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) 
     Json best = Json::array();
     for (std::size_t i = 0; i < result.best.size(); ++i)
       best.push_back(json_of_layout(job, result, result.best[i],
-                                    plan::reasons_beside(result.best[i], result.best.front()),
+                                    plan::reasons_beside(result.best[i], result.best.front(), objective),
                                     files.empty() ? std::string() : files[i]));
     fmt::print("{}\n", Json{{"cluster", job.cluster.name},
                             {"ranks", job.ranks},
@@ -315,7 +325,7 @@ int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) 
                            .dump(2));
     return kOk;
   }
-  print_text(job, result, limits, factors, files);
+  print_text(job, result, objective, limits, factors, files);
   return kOk;
 }
 

@@ -175,7 +175,8 @@ class Search {
                      site_costs(costs_.cluster().site, {energy.computers().value, energy.spread}),
                      memory,
                      program::phase_seconds(stages.program(busiest).setting, stages.ops(busiest), timelines[busiest]),
-                     exposed_of(stages.ops(busiest), timelines[busiest])};
+                     exposed_of(stages.ops(busiest), timelines[busiest]),
+                     sim::where_joules(stages, timelines, costs_.cluster(), factors_)};
     simulated_.at(layout.main) = std::min(simulated_.at(layout.main), found.of(objective_));
     if (!within_limits(found)) return;
     add_to_front(found);
@@ -289,20 +290,34 @@ SearchResult search(const arch::Architecture& arch, const program::Setting& base
       .run(candidates_of(arch, base, ranks, local_ranks), progress);
 }
 
-std::vector<std::string> reasons_beside(const Simulation& loser, const Simulation& best) {
-  std::vector<std::pair<double, std::string>> more;
+bool is_of_energy(Objective objective) {
+  return objective == Objective::kEnergy || objective == Objective::kCost || objective == Objective::kCo2;
+}
+
+std::string Reason::text(bool joules_first) const {
+  const std::string of_time = fmt::format("{}{}", seconds < 0.0 ? "" : "+", human(Seconds(seconds))),
+                    of_energy = fmt::format("{:+.3g} kJ", joules / 1e3);
+  return fmt::format("{} {} ({})", name, joules_first ? of_energy : of_time, joules_first ? of_time : of_energy);
+}
+
+std::vector<Reason> reasons_beside(const Simulation& loser, const Simulation& best, Objective objective) {
+  std::vector<Reason> more;
   const auto a = loser.phases.values(), b = best.phases.values();
   const auto keys = program::phase_keys();
-  for (std::size_t i = 0; i < a.size(); ++i) more.emplace_back(a[i] - b[i], keys[i]);
+  for (std::size_t i = 0; i < a.size(); ++i)
+    more.push_back({keys[i], a[i] - b[i], loser.where.phase_j[i] - best.where.phase_j[i]});
   for (std::size_t i = 0; i < program::kCommStreams.size(); ++i)
-    more.emplace_back(loser.exposed_s[i] - best.exposed_s[i],
-                      fmt::format("waiting for {}", name_of(program::kCommStreams[i])));
-  std::stable_sort(more.begin(), more.end(), [](const auto& x, const auto& y) { return x.first > y.first; });
-  std::vector<std::string> reasons;
-  for (const auto& [seconds, name] : more)
-    if (seconds > 0.01 * best.step_s && reasons.size() < 3)
-      reasons.push_back(fmt::format("{} +{}", name, human(Seconds(seconds))));
-  return reasons;
+    more.push_back({fmt::format("waiting for {}", name_of(program::kCommStreams[i])),
+                    loser.exposed_s[i] - best.exposed_s[i], loser.where.exposed_j[i] - best.where.exposed_j[i]});
+  const bool of_energy = is_of_energy(objective);
+  if (of_energy)
+    more.push_back({"hosts", loser.step_s - best.step_s, loser.energy.hosts.value - best.energy.hosts.value});
+  const auto figure = [&](const Reason& reason) { return of_energy ? reason.joules : reason.seconds; };
+  std::stable_sort(more.begin(), more.end(), [&](const auto& x, const auto& y) { return figure(x) > figure(y); });
+  const double least = 0.01 * (of_energy ? best.energy.computers().value : best.step_s);
+  std::erase_if(more, [&](const Reason& reason) { return !(figure(reason) > least); });
+  if (more.size() > 3) more.resize(3);
+  return more;
 }
 
 }  // namespace molen::plan

@@ -97,6 +97,7 @@ struct Simulation {
   Bytes memory;                          // plan of the fullest rank
   program::PhaseSeconds phases;          // of the stage that computes for the longest time
   std::vector<double> exposed_s;         // of that stage, by program::kCommStreams: communication beside idle compute
+  sim::WhereJoules where;                // of the devices of all stages
   double of(Objective objective) const;  // in s, J of the computers, euros, kg CO2e or bytes
 };
 
@@ -139,8 +140,18 @@ SearchResult search(const arch::Architecture& arch, const program::Setting& base
                     const sim::Factors& factors,
                     const std::function<void(double share, const std::string& doing)>& progress = {});
 
-// Returns the reasons why a layout takes longer than the best, largest first: "bubble +1.20 s", "tp +0.31 s".
-std::vector<std::string> reasons_beside(const Simulation& loser, const Simulation& best);
+// A reason why a layout loses against the best: what it has more of in a phase, in a wait, or in idle hosts. The
+// seconds are those of the stage that computes for the longest time; the joules are those of all devices, or of the
+// hosts.
+struct Reason {
+  std::string name;  // "forward", "bubble", "waiting for tp", "hosts"
+  double seconds = 0.0, joules = 0.0;
+  std::string text(bool joules_first) const;  // "bubble +1.20 s (+340 kJ)", "bubble +340 kJ (+1.20 s)"
+};
+// Returns at most three reasons, largest first: by joules for energy, cost and CO2, else by seconds. Each is more than
+// 1 % of the step of the best or of its energy.
+std::vector<Reason> reasons_beside(const Simulation& loser, const Simulation& best, Objective objective);
+bool is_of_energy(Objective objective);  // energy, cost and CO2
 
 // Returns the configuration keys of a candidate with their values, as `config::assign` takes them.
 std::vector<std::pair<std::string, Json>> keys_of(const Candidate& candidate, const program::Setting& setting);

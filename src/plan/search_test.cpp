@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "base/error.h"
@@ -118,14 +119,14 @@ TEST(Search, FindsTheBestOfAllThatFit) {
 // that keeps all layouts.
 TEST(Search, BoundsExcludeLayouts) {
   Small small;
-  small.arch.layers = 2, small.arch.hidden = 2048, small.arch.ffn = 8192, small.arch.heads = 16;
-  small.arch.kv_heads = 16, small.arch.head_dim = 128, small.arch.max_sequence = 2048;
-  small.base.sequence = 2048, small.base.global_batch = 8;
+  small.arch.layers = 2, small.arch.hidden = 8192, small.arch.ffn = 32768, small.arch.heads = 64;
+  small.arch.kv_heads = 64, small.arch.head_dim = 128, small.arch.max_sequence = 2048;
+  small.base.sequence = 256, small.base.global_batch = 16;
   LayoutLimits limits = all_of();
   limits.shown = 1;
-  const SearchResult found = small.run(Objective::kTime, limits, 4);
+  const SearchResult found = small.run(Objective::kTime, limits, 2);
   limits.shown = 1 << 20;
-  const SearchResult all = small.run(Objective::kTime, limits, 4);
+  const SearchResult all = small.run(Objective::kTime, limits, 2);
   EXPECT_TRUE(found.complete);
   EXPECT_GT(found.excluded, 0u);
   EXPECT_EQ(found.all, found.too_large_kept + found.too_large + found.refused + found.simulated + found.excluded);
@@ -304,20 +305,61 @@ TEST(Search, SaysWhyALayoutIsSlower) {
   const Small small;
   LayoutLimits limits = all_of();
   limits.simulated = limits.shown = 5;
-  const auto found = small.run(Objective::kTime, limits);
-  EXPECT_TRUE(reasons_beside(found.best.front(), found.best.front()).empty());
-  Simulation slower = found.best.front();
+  const Simulation best = small.run(Objective::kTime, limits).best.front();
+  const auto beside = [&](const Simulation& loser, Objective objective = Objective::kTime) {
+    return reasons_beside(loser, best, objective);
+  };
+  EXPECT_TRUE(beside(best).empty());
+  EXPECT_TRUE(beside(best, Objective::kEnergy).empty());
+  Simulation slower = best;
   slower.phases.bubble_s += 2.0 * slower.step_s;
-  ASSERT_FALSE(reasons_beside(slower, found.best.front()).empty());
-  EXPECT_TRUE(reasons_beside(slower, found.best.front()).front().starts_with("bubble +"));
+  ASSERT_EQ(beside(slower).size(), 1u);
+  EXPECT_EQ(beside(slower).front().name, "bubble");
+  EXPECT_TRUE(beside(slower, Objective::kCo2).empty());  // it takes no more energy
   // The largest reason comes first, wherever the phases stand.
   slower.phases.phase_s.front() += 1.0 * slower.step_s;
   slower.phases.phase_s.back() += 3.0 * slower.step_s;
-  const auto reasons = reasons_beside(slower, found.best.front());
+  const auto reasons = beside(slower);
   ASSERT_EQ(reasons.size(), 3u);
-  EXPECT_TRUE(reasons[0].starts_with(program::phase_keys()[program::kNumPhases - 1] + " +")) << reasons[0];
-  EXPECT_TRUE(reasons[1].starts_with("bubble +")) << reasons[1];
-  EXPECT_TRUE(reasons[2].starts_with(program::phase_keys()[0] + " +")) << reasons[2];
+  const auto keys = program::phase_keys();
+  EXPECT_EQ(reasons[0].name, keys[program::kNumPhases - 1]);
+  EXPECT_EQ(reasons[1].name, "bubble");
+  EXPECT_EQ(reasons[2].name, keys[0]);
+  EXPECT_EQ(reasons[2].seconds, slower.phases.phase_s.front() - best.phases.phase_s.front());
+  // By energy, the same layouts have other reasons.
+  slower.where.phase_j.front() += 500.0 * best.energy.computers().value;
+  slower.energy.hosts += Joules(100.0 * best.energy.computers().value);
+  const auto joules = beside(slower, Objective::kCost);
+  ASSERT_EQ(joules.size(), 2u);
+  EXPECT_EQ(joules[0].name, keys[0]);
+  EXPECT_EQ(joules[1].name, "hosts");
+  EXPECT_EQ((Reason{"bubble", 1.2, 3400.0}.text(false)), "bubble +1.20 s (+3.4 kJ)");
+  EXPECT_EQ((Reason{"bubble", 1.2, -3400.0}.text(true)), "bubble -3.4 kJ (+1.20 s)");
+}
+
+// The joules of the phases add up to the devices' energy of the step, so nothing of it has no reason.
+TEST(Search, JoulesOfPhasesAddUpToTheEnergy) {
+  const Small small;
+  std::size_t pipelines = 0;
+  const auto all = candidates_of(small.arch, small.base, 16, 8);
+  for (std::size_t i = 0; i < all.size(); i += all.size() / 24) {
+    std::vector<program::Program> programs;
+    try {
+      programs = program::build_stages(small.arch, setting_of(all[i], small.base, 16), nullptr, false);
+    } catch (const UsageError&) {
+      continue;
+    }
+    const program::Stages stages(std::move(programs));
+    const auto timelines = sim::simulate(stages, small.costs);
+    const auto energy = sim::energy_of(stages, timelines, small.on, sim::Factors::shipped(), 0.1);
+    const auto where = sim::where_joules(stages, timelines, small.on, sim::Factors::shipped());
+    const double sum = std::accumulate(where.phase_j.begin(), where.phase_j.end(), 0.0);
+    // Sums over at most 1e6 ops in another order: 1e6 x 2^-53 of the sum.
+    EXPECT_NEAR(sum, energy.devices.value, 1.2e-10 * energy.devices.value);
+    for (const double joules : where.exposed_j) EXPECT_GE(joules, 0.0);
+    pipelines += stages.size() > 1 ? 1 : 0;
+  }
+  EXPECT_GT(pipelines, 0u);
 }
 
 // A bound that leaves out a part of the state would still be a lower bound, but it would exclude too little.
