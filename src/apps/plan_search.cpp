@@ -317,6 +317,8 @@ int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) 
                             {"too_much_energy", result.too_much_energy},
                             {"simulated", result.simulated},
                             {"excluded", result.excluded},
+                            {"bounded_cpu_s", result.bounded_cpu_s},
+                            {"simulated_cpu_s", result.simulated_cpu_s},
                             {"complete", result.complete},
                             {"replaced", job.replaced},
                             {"best", best},

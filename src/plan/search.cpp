@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/suggest.h"
 #include "plan/layouts.h"
@@ -70,6 +71,10 @@ std::vector<double> exposed_of(const std::vector<program::Expanded>& ops, const 
   return exposed;
 }
 
+double cpu_seconds() {
+  return 1e-9 * static_cast<double>(thread_cpu_ns());
+}
+
 // The programs that a search builds for each layout that it may simulate: many of them may not fit.
 constexpr std::size_t kBuiltForEach = 10;
 
@@ -86,9 +91,12 @@ class Search {
         costs_(costs),
         factors_(factors) {}
 
-  SearchResult run(const std::vector<Candidate>& all, const Progress& progress) {
+  // The search began at `begun`, before it found the layouts.
+  SearchResult run(const std::vector<Candidate>& all, double begun, const Progress& progress) {
     result_.all = all.size();
     bound(all);
+    const double bounded = cpu_seconds();
+    result_.bounded_cpu_s = bounded - begun;
     const auto by_figure = [](const Bounded& a, const Bounded& b) { return a.figure < b.figure; };
     std::stable_sort(mains_.begin(), mains_.end(), by_figure);
     visit(mains_, limits_.simulated - limits_.simulated / 4, progress);
@@ -101,6 +109,7 @@ class Search {
     visit(mains_, limits_.simulated, progress);
     result_.complete = true;
     leave(mains_), leave(variants_);
+    result_.simulated_cpu_s = cpu_seconds() - bounded;
     return std::move(result_);
   }
 
@@ -286,8 +295,9 @@ SearchResult search(const arch::Architecture& arch, const program::Setting& base
                     Objective objective, const LayoutLimits& limits, const sim::DescribedCosts& costs,
                     const sim::Factors& factors,
                     const std::function<void(double share, const std::string& doing)>& progress) {
+  const double begun = cpu_seconds();
   return Search(arch, base, ranks, objective, limits, costs, factors)
-      .run(candidates_of(arch, base, ranks, local_ranks), progress);
+      .run(candidates_of(arch, base, ranks, local_ranks), begun, progress);
 }
 
 bool is_of_energy(Objective objective) {

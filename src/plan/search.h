@@ -130,7 +130,9 @@ struct SearchResult {
   std::size_t all = 0, too_large_kept = 0, beyond_run = 0, too_large = 0, refused = 0, simulated = 0, excluded = 0;
   // Layouts among the simulated ones that exceed a limit, by the first of the limits that they exceed.
   std::size_t too_much_power = 0, too_long = 0, too_much_energy = 0;
-  std::string refusal;    // why the first layout that cannot be built cannot
+  std::string refusal;  // why the first layout that cannot be built cannot
+  // CPU seconds to find and to bound all layouts, and to build and to simulate. The search has one thread.
+  double bounded_cpu_s = 0.0, simulated_cpu_s = 0.0;
   bool complete = false;  // whether no layout that was not simulated can be better than those returned
 };
 
