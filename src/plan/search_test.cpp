@@ -121,7 +121,7 @@ TEST(Search, BoundsExcludeLayouts) {
   Small small;
   small.arch.layers = 2, small.arch.hidden = 8192, small.arch.ffn = 32768, small.arch.heads = 64;
   small.arch.kv_heads = 64, small.arch.head_dim = 128, small.arch.max_sequence = 2048;
-  small.base.sequence = 256, small.base.global_batch = 4;
+  small.base.sequence = 256, small.base.global_batch = 16;
   LayoutLimits limits = all_of();
   limits.shown = 1;
   const SearchResult found = small.run(Objective::kTime, limits, 2);
