@@ -47,7 +47,10 @@ void add_calculus_options(CLI::App& verb, PlanArguments& o) {
 }
 
 void add_search_options(CLI::App& verb, PlanSearchArguments& s) {
-  verb.add_option("--objective", s.objective, "search: what the best layout has least of, time, energy or memory")
+  verb.add_option(
+          "--objective", s.objective,
+          "search: what the best layout has least of: time, energy, cost, co2 or memory. Cost and CO2 are those of the "
+          "site's electricity alone, so they rank layouts as the energy does")
       ->capture_default_str();
   verb.add_option("--best", s.best, "search: layouts to show")->check(CLI::PositiveNumber)->capture_default_str();
   verb.add_option("--simulate", s.simulate, "search: most layouts to simulate; the search says when it ends here")
@@ -56,6 +59,9 @@ void add_search_options(CLI::App& verb, PlanSearchArguments& s) {
   verb.add_option("--memory", s.memory,
                   "search: most memory that the plan of a rank may take, such as 70GiB (default: 92 % of a device)");
   verb.add_option("--watts", s.watts, "search: most power of a node over a step, such as 3kW");
+  verb.add_option("--days", s.days,
+                  "search: most days that all steps until train.until may take, without evaluations and checkpoints");
+  verb.add_option("--kwh", s.kwh, "search: most energy of the site, with its PUE, for all steps until train.until");
 }
 
 void add_runs_options(CLI::App& verb, PlanRunsArguments& r) {
@@ -73,7 +79,7 @@ struct Mode {
 };
 const Mode kSearch{"a search",
                    {"CONFIG", "--model", "--set", "--ranks", "--cluster", "--nodes", "--format", "--output",
-                    "--objective", "--best", "--simulate", "--memory", "--watts"}};
+                    "--objective", "--best", "--simulate", "--memory", "--watts", "--days", "--kwh"}};
 const Mode kCalculus{"--calculus",
                      {"CONFIG", "--model", "--set", "--cluster", "--nodes", "--format", "--calculus", "--sizes",
                       "--tokens", "--devices", "--mfu", "--mfu-spread", "--recompute", "--noise-scale", "--plot"}};

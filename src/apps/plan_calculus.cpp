@@ -34,16 +34,6 @@ std::vector<plan::TrainedModel> models_of_sizes(const std::string& list) {
   return models;
 }
 
-// Returns the tokens of train.until if the user has set it.
-std::optional<double> tokens_until(const config::Config& c) {
-  if (c.origins.count("train.until") == 0) return std::nullopt;
-  const config::Horizon& until = c.train.until;
-  if (until.unit == config::Horizon::Unit::kTokens) return until.value;
-  if (until.unit == config::Horizon::Unit::kSteps)
-    return until.value * static_cast<double>(c.batch.global * c.data.sequence_length);
-  return std::nullopt;
-}
-
 int devices_of(const CalculusArguments& o, const cluster::Cluster& cluster) {
   if (o.devices) return *o.devices;
   return nodes_on(cluster, o.nodes) * cluster.node.devices;
@@ -65,6 +55,15 @@ void apply_config(const config::Config& c, plan::TrainingPlan& plan) {
 }
 
 }  // namespace
+
+std::optional<double> tokens_until(const config::Config& c) {
+  if (c.origins.count("train.until") == 0) return std::nullopt;
+  const config::Horizon& until = c.train.until;
+  if (until.unit == config::Horizon::Unit::kTokens) return until.value;
+  if (until.unit == config::Horizon::Unit::kSteps)
+    return until.value * static_cast<double>(c.batch.global * c.data.sequence_length);
+  return std::nullopt;
+}
 
 int run_calculus(const ConfigOptions& options, const CalculusArguments& o) {
   if (o.cluster.empty())

@@ -15,6 +15,9 @@ struct CalculusArguments {
   bool recompute = false;
 };
 
+// Returns the tokens of train.until if the configuration sets it, in tokens or in steps.
+std::optional<double> tokens_until(const config::Config& config);
+
 int run_calculus(const ConfigOptions& options, const CalculusArguments& arguments);
 
 }  // namespace molen::apps

@@ -1,8 +1,11 @@
 #include "apps/plan_search.h"
 
+#include "apps/plan_calculus.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -17,6 +20,8 @@
 namespace molen::apps {
 namespace {
 
+constexpr double kSecondsPerDay = 86400.0, kJoulesPerKwh = 3.6e6;
+
 // A job: the configuration with the choices of the model, on a number of ranks of a cluster.
 struct Job {
   config::Config config;
@@ -24,6 +29,7 @@ struct Job {
   program::Setting base;
   cluster::Cluster cluster;
   int ranks = 1, local_ranks = 1;
+  std::optional<double> run_steps = {};    // until train.until, if the configuration says it in tokens or steps
   std::vector<std::string> replaced = {};  // keys of the configuration whose values the search replaces
 };
 
@@ -42,6 +48,8 @@ Job job_of(const ConfigOptions& options, const PlanSearchArguments& o) {
   if (job.ranks % job.local_ranks != 0)
     throw UsageError("--ranks: {} ranks are not whole nodes of {} devices", job.ranks, of_node);
   job.arch = plan::resolve_architecture(job.config);
+  if (const auto tokens = tokens_until(job.config))
+    job.run_steps = std::ceil(*tokens / static_cast<double>(job.config.batch.global * job.config.data.sequence_length));
   // The search chooses the layout, so the configuration's own is not resolved.
   config::Config plain = job.config;
   plain.parallel = {};
@@ -73,6 +81,20 @@ plan::LayoutLimits limits_of(const Job& job, const PlanSearchArguments& o) {
     if (!watts) throw UsageError("--watts: {}", watts.reason());
     limits.watts = watts.value().value;
   }
+  const auto of_run = [&](const std::optional<double>& given, const char* flag, double unit) -> std::optional<double> {
+    if (!given) return std::nullopt;
+    if (!std::isfinite(*given) || *given <= 0.0)
+      throw UsageError("{}: {}; a finite number above 0 is needed", flag, *given);
+    if (!job.run_steps)
+      throw UsageError(
+          "{}: the limit is of a whole run, and the configuration does not say how many steps that has; set "
+          "train.until to tokens or steps",
+          flag);
+    return *given * unit;
+  };
+  limits.run_s = of_run(o.days, "--days", kSecondsPerDay);
+  limits.run_j = of_run(o.kwh, "--kwh", kJoulesPerKwh);
+  limits.run_steps = job.run_steps.value_or(0.0);
   return limits;
 }
 
@@ -86,25 +108,85 @@ config::Config config_of(const Job& job, const plan::Simulation& found) {
   plan::Machine machine{.ranks = job.ranks, .local_ranks = job.local_ranks, .cuda = true, .threads = 1};
   const program::Setting s = plan::resolve_setting(resolved, job.arch, machine);
   MOLEN_CHECK(s == found.setting, "the configuration of {} stands for another layout, {}",
-              plan::layout_of(found.setting).name, plan::layout_of(s).name);
+              plan::name_with_variant(found.setting), plan::name_with_variant(s));
   return c;
 }
 
-Json json_of_layout(const Job& job, const plan::Simulation& found, const std::vector<std::string>& reasons,
-                    const std::string& file) {
+// The whole run of a layout.
+struct RunTotals {
+  double days, kwh, kg_co2e, eur;
+};
+RunTotals run_of(const plan::Simulation& found, double steps) {
+  return {steps * found.step_s / kSecondsPerDay, steps * found.site.energy.value / kJoulesPerKwh,
+          steps * found.site.emissions.value, steps * found.site.money.value};
+}
+
+Json json_of_run(const Job& job, const plan::Simulation& found) {
+  if (!job.run_steps) return {};
+  const RunTotals run = run_of(found, *job.run_steps);
+  return {{"steps", *job.run_steps}, {"days", run.days}, {"kwh", run.kwh}, {"kg_co2e", run.kg_co2e}, {"eur", run.eur}};
+}
+
+bool on_front(const plan::SearchResult& result, const plan::Simulation& found) {
+  return std::ranges::any_of(result.front, [&](const auto& on) { return on.setting == found.setting; });
+}
+
+std::string front_text(const plan::SearchResult& result) {
+  return result.front_open == 0
+             ? "no other layout takes less of one of the three and no more of the others"
+             : fmt::format(
+                   "the front is that of the {} layouts that were simulated; {} others may belong to it by "
+                   "their bounds (--simulate)",
+                   result.simulated, result.front_open);
+}
+
+// The layouts from which to choose between step time, energy and memory.
+void print_front(const plan::SearchResult& result) {
+  std::vector<std::vector<std::string>> table{{"Pareto front", "micro", "step", "energy a step", "memory"}};
+  for (const auto& on : result.front)
+    table.push_back({plan::name_with_variant(on.setting), std::to_string(on.setting.micro_batch),
+                     human(Seconds(on.step_s)), fmt::format("{:.4g} kJ", on.energy.computers().value / 1e3),
+                     human(on.memory)});
+  fmt::print("\n");
+  print_columns(table, {1, 2, 3, 4});
+  fmt::print("{}\n", front_text(result));
+}
+
+Json json_of_front(const plan::SearchResult& result) {
+  Json front = Json::array();
+  for (const auto& on : result.front) {
+    Json keys = Json::object();
+    for (const auto& [key, value] : plan::keys_of(on.candidate, on.setting)) keys[key] = value;
+    front.push_back({{"layout", plan::name_with_variant(on.setting)},
+                     {"keys", keys},
+                     {"step_s", on.step_s},
+                     {"energy_j", on.energy.computers().value},
+                     {"memory_bytes", on.memory.value}});
+  }
+  return front;
+}
+
+Json json_of_layout(const Job& job, const plan::SearchResult& result, const plan::Simulation& found,
+                    const std::vector<plan::Reason>& reasons, const std::string& file) {
+  Json loses_by = Json::array();
+  for (const plan::Reason& reason : reasons)
+    loses_by.push_back({{"reason", reason.name}, {"seconds", reason.seconds}, {"joules", reason.joules}});
   Json keys = Json::object();
   for (const auto& [key, value] : plan::keys_of(found.candidate, found.setting)) keys[key] = value;
   const double tokens = static_cast<double>(found.setting.positions());
-  return {{"layout", plan::layout_of(found.setting).name},
+  return {{"layout", plan::name_with_variant(found.setting)},
           {"keys", keys},
           {"step_s", found.step_s},
           {"bound_s", found.bound.step_s},
           {"tokens_per_s", tokens / found.step_s},
           {"tokens_per_s_per_device", tokens / found.step_s / job.ranks},
           {"j_per_token", found.energy.computers().value / tokens},
-          {"kg_co2e_per_step", found.energy.kg_co2e},
+          {"kg_co2e_per_step", found.site.emissions.value},
+          {"eur_per_step", found.site.money.value},
           {"memory_bytes", found.memory.value},
-          {"slower_by", reasons},
+          {"pareto", on_front(result, found)},
+          {"run", json_of_run(job, found)},
+          {"loses_by", loses_by},
           {"file", file.empty() ? Json() : Json(file)}};
 }
 
@@ -114,6 +196,12 @@ std::string counts_text(const plan::SearchResult& r, const plan::LayoutLimits& l
       "simulated, {} cannot be better by their bound",
       r.all, r.too_large_kept, human(limits.memory), r.too_large, r.refused, r.simulated, r.excluded);
   if (limits.watts) text += fmt::format("; {} take more than {:g} W a node", r.too_much_power, *limits.watts);
+  if (limits.run_s)
+    text += fmt::format("; the runs of {} take more than {:g} days", r.too_long, *limits.run_s / kSecondsPerDay);
+  if (limits.run_j)
+    text += fmt::format("; the runs of {} take more than {:g} kWh", r.too_much_energy, *limits.run_j / kJoulesPerKwh);
+  if (limits.run_s || limits.run_j)
+    text += fmt::format("; the runs of {} exceed a limit already by their bound", r.beyond_run);
   if (!r.refusal.empty()) text += fmt::format("\nthe first that cannot be built: {}", r.refusal);
   return text;
 }
@@ -124,6 +212,7 @@ std::string counts_text(const plan::SearchResult& r, const plan::LayoutLimits& l
       r.all == 0 ? fmt::format("batch.global = {} divides over no number of data-parallel ranks of {} ranks",
                                job.base.global_batch, job.ranks)
       : r.too_much_power > 0 && r.too_much_power == r.simulated ? "a higher --watts may help"
+      : r.beyond_run + r.too_long + r.too_much_energy > 0       ? "a higher --days or --kwh may help"
       : r.simulated == 0 && r.too_large + r.too_large_kept > 0  ? "more nodes or --memory may help"
       : !r.complete                                             ? "a higher --simulate may help"
                                                                 : "another configuration may help";
@@ -131,26 +220,43 @@ std::string counts_text(const plan::SearchResult& r, const plan::LayoutLimits& l
                    counts_text(r, limits));
 }
 
-void print_text(const Job& job, const plan::SearchResult& result, const plan::LayoutLimits& limits,
-                const sim::Factors& factors, const std::vector<std::string>& files) {
+std::string reasons_text(const std::vector<plan::Reason>& reasons, bool joules_first) {
+  std::vector<std::string> texts;
+  for (const plan::Reason& reason : reasons) texts.push_back(reason.text(joules_first));
+  return fmt::format("{}", fmt::join(texts, ", "));
+}
+
+void print_text(const Job& job, const plan::SearchResult& result, plan::Objective objective,
+                const plan::LayoutLimits& limits, const sim::Factors& factors, const std::vector<std::string>& files) {
   fmt::print("{} on {} {} of {}, {} sequences of {} tokens a step, {}\n", job.arch.name, job.ranks,
              job.cluster.device.name, job.cluster.name, job.base.global_batch, job.base.sequence,
              name_of(job.base.compute));
-  std::vector<std::vector<std::string>> table{
-      {"", "layout", "micro", "step", "tokens/s a device", "MFU", "J/token", "memory", "slower by"}};
+  std::vector<std::vector<std::string>> table{{"", "layout", "micro", "step", "tokens/s a device", "MFU", "J/token",
+                                               "kg CO2e/1M tokens", "EUR/1M tokens", "memory",
+                                               plan::is_of_energy(objective) ? "more energy by" : "slower by"}};
   const double model =
       arch::model_flops(job.arch, job.base.positions(), job.base.sequence, arch::FlopsConvention::kCausal).value;
   for (std::size_t i = 0; i < result.best.size(); ++i) {
     const auto& found = result.best[i];
     const double tokens = static_cast<double>(found.setting.positions());
     table.push_back(
-        {std::to_string(i + 1), plan::layout_of(found.setting).name, std::to_string(found.setting.micro_batch),
-         human(Seconds(found.step_s)), fmt::format("{:.0f}", tokens / found.step_s / job.ranks),
+        {fmt::format("{}{}", i + 1, on_front(result, found) ? "*" : ""), plan::name_with_variant(found.setting),
+         std::to_string(found.setting.micro_batch), human(Seconds(found.step_s)),
+         fmt::format("{:.0f}", tokens / found.step_s / job.ranks),
          fmt::format("{:.1f}%", 100.0 * model / found.step_s / job.ranks / job.cluster.device.peak_16bit.value),
-         fmt::format("{:.3g}", found.energy.computers().value / tokens), human(found.memory),
-         fmt::format("{}", fmt::join(plan::reasons_beside(found, result.best.front()), ", "))});
+         fmt::format("{:.3g}", found.energy.computers().value / tokens),
+         fmt::format("{:.3g}", 1e6 * found.site.emissions.value / tokens),
+         fmt::format("{:.3g}", 1e6 * found.site.money.value / tokens), human(found.memory),
+         reasons_text(plan::reasons_beside(found, result.best.front(), objective), plan::is_of_energy(objective))});
   }
-  print_columns(table, {2, 3, 4, 5, 6, 7});
+  print_columns(table, {2, 3, 4, 5, 6, 7, 8, 9});
+  if (job.run_steps) {
+    const RunTotals run = run_of(result.best.front(), *job.run_steps);
+    fmt::print("\n{:.0f} steps of the first take {:.3g} days, {:.3g} kWh, {:.3g} kg CO2e and {:.3g} EUR\n",
+               *job.run_steps, run.days, run.kwh, run.kg_co2e, run.eur);
+  }
+  fmt::print("*: on the Pareto front of step time, energy and memory\n");
+  print_front(result);
   fmt::print("\n{}\n", counts_text(result, limits));
   if (!job.replaced.empty())
     fmt::print("the search replaces what the configuration says of {}\n", fmt::join(job.replaced, ", "));
@@ -173,6 +279,7 @@ int nodes_on(const cluster::Cluster& cluster, const std::optional<int>& nodes) {
 int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) {
   const plan::Objective objective = plan::objective_from_name(o.objective);
   const Job job = job_of(options, o);
+  plan::require_figure(objective, job.cluster);
   const plan::LayoutLimits limits = limits_of(job, o);
   const sim::Factors& factors = sim::Factors::shipped();
   const sim::DescribedCosts costs(job.cluster, factors);
@@ -193,7 +300,8 @@ int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) 
   if (o.format == "json") {
     Json best = Json::array();
     for (std::size_t i = 0; i < result.best.size(); ++i)
-      best.push_back(json_of_layout(job, result.best[i], plan::reasons_beside(result.best[i], result.best.front()),
+      best.push_back(json_of_layout(job, result, result.best[i],
+                                    plan::reasons_beside(result.best[i], result.best.front(), objective),
                                     files.empty() ? std::string() : files[i]));
     fmt::print("{}\n", Json{{"cluster", job.cluster.name},
                             {"ranks", job.ranks},
@@ -204,15 +312,22 @@ int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) 
                             {"too_large", result.too_large},
                             {"refused", result.refused},
                             {"too_much_power", result.too_much_power},
+                            {"beyond_run", result.beyond_run},
+                            {"too_long", result.too_long},
+                            {"too_much_energy", result.too_much_energy},
                             {"simulated", result.simulated},
                             {"excluded", result.excluded},
+                            {"bounded_cpu_s", result.bounded_cpu_s},
+                            {"simulated_cpu_s", result.simulated_cpu_s},
                             {"complete", result.complete},
                             {"replaced", job.replaced},
-                            {"best", best}}
+                            {"best", best},
+                            {"pareto_front", json_of_front(result)},
+                            {"pareto_open", result.front_open}}
                            .dump(2));
     return kOk;
   }
-  print_text(job, result, limits, factors, files);
+  print_text(job, result, objective, limits, factors, files);
   return kOk;
 }
 

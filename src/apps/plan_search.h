@@ -14,6 +14,7 @@ struct PlanSearchArguments {
   std::optional<int> nodes;
   int best = 5, simulate = 200;
   std::optional<std::string> memory, watts;  // limits, as "70GiB" and "3kW"
+  std::optional<double> days, kwh;           // limits of the whole run
 };
 
 // Returns the nodes that --nodes says, or all nodes of the cluster. Throws UsageError for a number that it does not

@@ -182,17 +182,20 @@ Estimate computer_power(const TrainingPlan& plan) {
          static_cast<double>(nodes) * estimate_of(plan.cluster.node.host_power);
 }
 
+SiteCosts site_costs(const cluster::Site& site, const Estimate& computer_energy) {
+  const Estimate energy = computer_energy * estimate_of(site.pue);
+  return {energy, energy * estimate_of(site.intensity), computer_energy * estimate_of(site.water),
+          energy * estimate_of(site.price)};
+}
+
 TrainingCosts training_costs(const TrainingPlan& plan, double flops_per_token) {
-  const cluster::Site& site = plan.cluster.site;
   TrainingCosts costs;
   costs.seconds = training_seconds(plan, flops_per_token);
   costs.device_seconds = static_cast<double>(plan.devices) * costs.seconds;
   costs.power = computer_power(plan);
   costs.computer_energy = costs.power * costs.seconds;
-  costs.energy = costs.computer_energy * estimate_of(site.pue);
-  costs.emissions = costs.energy * estimate_of(site.intensity);
-  costs.water = costs.computer_energy * estimate_of(site.water);
-  costs.money = costs.energy * estimate_of(site.price);
+  const SiteCosts site = site_costs(plan.cluster.site, costs.computer_energy);
+  costs.energy = site.energy, costs.emissions = site.emissions, costs.water = site.water, costs.money = site.money;
   costs.car = costs.emissions / estimate_of(car_emissions());
   return costs;
 }

@@ -100,6 +100,14 @@ struct TrainingCosts {
   Estimate car;              // m that a car drives for the same emissions
 };
 Estimate computer_power(const TrainingPlan& plan);
+// What the energy of a site's computers causes there.
+struct SiteCosts {
+  Estimate energy;     // J of the site, which is the computers' energy x PUE
+  Estimate emissions;  // kg CO2e of the site's electricity
+  Estimate water;      // m^3
+  Estimate money;      // euros for electricity; a site has no price of device hours
+};
+SiteCosts site_costs(const cluster::Site& site, const Estimate& computer_energy);
 TrainingCosts training_costs(const TrainingPlan& plan, double flops_per_token);
 
 // The rule of thumb of Dash et al. (arXiv 2312.12705; and the training series of the same group): a model with N

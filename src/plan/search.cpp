@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/suggest.h"
 #include "plan/layouts.h"
@@ -16,18 +18,50 @@
 namespace molen::plan {
 namespace {
 
-constexpr std::array kObjectives{Objective::kTime, Objective::kEnergy, Objective::kMemory};
+constexpr std::array kObjectives{Objective::kTime, Objective::kEnergy, Objective::kCost, Objective::kCo2,
+                                 Objective::kMemory};
 
 struct Figures {
   double step_s, energy_j, memory_bytes;
+  SiteCosts site;
   double of(Objective objective) const {
-    return objective == Objective::kTime ? step_s : objective == Objective::kEnergy ? energy_j : memory_bytes;
+    switch (objective) {
+      case Objective::kTime:
+        return step_s;
+      case Objective::kEnergy:
+        return energy_j;
+      case Objective::kCost:
+        return site.money.value;
+      case Objective::kCo2:
+        return site.emissions.value;
+      case Objective::kMemory:
+        return memory_bytes;
+    }
+    throw Error("unknown objective");
   }
 };
 
-double figure_of(const Bound& b, Objective objective) {
-  return Figures{b.step_s, b.energy_j, b.memory_bytes}.of(objective);
+// Energy, cost and CO2 of a bound are bounds as well, because the figures of a site are not negative.
+double figure_of(const Bound& b, Objective objective, const cluster::Site& site) {
+  return Figures{b.step_s, b.energy_j, b.memory_bytes, site_costs(site, {b.energy_j})}.of(objective);
 }
+
+Bound figures_of(const Simulation& s) {
+  return {s.step_s, s.energy.computers().value, static_cast<double>(s.memory.value)};
+}
+bool no_worse(const Bound& a, const Bound& b) {
+  return a.step_s <= b.step_s && a.energy_j <= b.energy_j && a.memory_bytes <= b.memory_bytes;
+}
+
+struct Bounded {
+  Bound bound;
+  double figure = 0.0;  // bound of the objective
+  const Candidate* candidate = nullptr;
+  std::size_t main = 0;  // number of the candidate of which this is a variant, or its own
+  bool taken = false;    // a program was built
+};
+
+using Progress = std::function<void(double share, const std::string& doing)>;
 
 // The time in which the streams of communication work and compute does not.
 std::vector<double> exposed_of(const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
@@ -35,6 +69,10 @@ std::vector<double> exposed_of(const std::vector<program::Expanded>& ops, const 
   for (const program::Stream stream : program::kCommStreams)
     exposed.push_back(program::exposed_seconds(ops, timeline, stream));
   return exposed;
+}
+
+double cpu_seconds() {
+  return 1e-9 * static_cast<double>(thread_cpu_ns());
 }
 
 // The programs that a search builds for each layout that it may simulate: many of them may not fit.
@@ -53,50 +91,76 @@ class Search {
         costs_(costs),
         factors_(factors) {}
 
-  SearchResult run(const std::vector<Candidate>& all,
-                   const std::function<void(double share, const std::string& doing)>& progress) {
+  // The search began at `begun`, before it found the layouts.
+  SearchResult run(const std::vector<Candidate>& all, double begun, const Progress& progress) {
     result_.all = all.size();
-    const Bounds bounds(arch_, base_, ranks_, costs_, factors_);
-    std::vector<std::pair<Bound, const Candidate*>> order;
-    for (const Candidate& c : all)
-      if (const Bound bound = bounds.of(c); bound.memory_bytes > static_cast<double>(limits_.memory.value))
-        ++result_.too_large_kept;
-      else
-        order.emplace_back(bound, &c);
-    std::stable_sort(order.begin(), order.end(), [&](const auto& a, const auto& b) {
-      return figure_of(a.first, objective_) < figure_of(b.first, objective_);
+    bound(all);
+    const double bounded = cpu_seconds();
+    result_.bounded_cpu_s = bounded - begun;
+    const auto by_figure = [](const Bounded& a, const Bounded& b) { return a.figure < b.figure; };
+    std::stable_sort(mains_.begin(), mains_.end(), by_figure);
+    visit(mains_, limits_.simulated - limits_.simulated / 4, progress);
+    // Variants of a layout have its bound, so the bound does not tell which of them are worth a simulation.
+    std::stable_sort(variants_.begin(), variants_.end(), [&](const Bounded& a, const Bounded& b) {
+      const double x = simulated_.at(a.main), y = simulated_.at(b.main);
+      return x < y || (x == y && a.figure < b.figure);
     });
+    visit(variants_, limits_.simulated, progress);
+    visit(mains_, limits_.simulated, progress);
     result_.complete = true;
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      const auto& [bound, candidate] = order[i];
-      const bool full = result_.best.size() >= limits_.shown;
-      if (full && figure_of(bound, objective_) >= result_.best.back().of(objective_)) {
-        result_.excluded = order.size() - i;
-        break;
-      }
-      const std::size_t built = result_.simulated + result_.too_large + result_.refused;
-      if (result_.simulated >= limits_.simulated || built >= kBuiltForEach * limits_.simulated) {
-        result_.complete = false;
-        break;
-      }
-      const program::Setting s = setting_of(*candidate, base_, ranks_);
-      const auto most = static_cast<double>(limits_.simulated);
-      if (progress)
-        progress(std::max(static_cast<double>(result_.simulated) / most,
-                          static_cast<double>(built) / (kBuiltForEach * most)),
-                 layout_of(s).name);
-      take(*candidate, s, bound);
-    }
+    leave(mains_), leave(variants_);
+    result_.simulated_cpu_s = cpu_seconds() - bounded;
     return std::move(result_);
   }
 
  private:
-  void take(const Candidate& candidate, const program::Setting& s, const Bound& bound) {
+  // Bounds all layouts, and keeps those that the limits do not exclude.
+  void bound(const std::vector<Candidate>& all) {
+    const Bounds bounds(arch_, base_, ranks_, costs_, factors_);
+    const cluster::Site& site = costs_.cluster().site;
+    std::size_t main = 0;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const Candidate& c = all[i];
+      if (!c.is_variant()) main = i;
+      const Bound bound = bounds.of(c);
+      if (bound.memory_bytes > static_cast<double>(limits_.memory.value))
+        ++result_.too_large_kept;
+      else if (too_long(bound.step_s) || too_much_energy(site_costs(site, {bound.energy_j})))
+        ++result_.beyond_run;
+      else
+        (c.is_variant() ? variants_ : mains_).push_back({bound, figure_of(bound, objective_, site), &c, main});
+    }
+    simulated_.assign(all.size(), std::numeric_limits<double>::infinity());
+  }
+
+  // Whether a layout cannot be better than the last of the best.
+  bool is_excluded(const Bounded& layout) const {
+    return result_.best.size() >= limits_.shown && layout.figure >= result_.best.back().of(objective_);
+  }
+
+  // Simulates the layouts of a list in its order, until `most` layouts of all lists are simulated.
+  void visit(std::vector<Bounded>& list, std::size_t most, const Progress& progress) {
+    for (Bounded& layout : list) {
+      if (layout.taken || is_excluded(layout)) continue;
+      const std::size_t built = result_.simulated + result_.too_large + result_.refused;
+      if (result_.simulated >= most || built >= kBuiltForEach * most) return;
+      const program::Setting s = setting_of(*layout.candidate, base_, ranks_);
+      const auto all = static_cast<double>(limits_.simulated);
+      if (progress)
+        progress(
+            std::max(static_cast<double>(result_.simulated) / all, static_cast<double>(built) / (kBuiltForEach * all)),
+            name_with_variant(s));
+      layout.taken = true;
+      take(layout, s);
+    }
+  }
+
+  void take(const Bounded& layout, const program::Setting& s) {
     std::vector<program::Program> programs;
     try {
       programs = program::build_stages(arch_, s, nullptr, false);
     } catch (const UsageError& error) {  // the builder refuses this combination of choices
-      if (result_.refused++ == 0) result_.refusal = fmt::format("{}: {}", layout_of(s).name, error.what());
+      if (result_.refused++ == 0) result_.refusal = fmt::format("{}: {}", name_with_variant(s), error.what());
       return;
     }
     Bytes memory;
@@ -111,24 +175,63 @@ class Search {
     const auto timelines = sim::simulate(stages, costs_);
     ++result_.simulated;
     const std::size_t busiest = sim::busiest_stage(stages, timelines);
-    Simulation found{candidate,
+    const sim::StepEnergy energy = sim::energy_of(stages, timelines, costs_.cluster(), factors_, factors_.spread());
+    Simulation found{*layout.candidate,
                      s,
-                     bound,
+                     layout.bound,
                      sim::step_seconds(timelines),
-                     sim::energy_of(stages, timelines, costs_.cluster(), factors_, factors_.spread()),
+                     energy,
+                     site_costs(costs_.cluster().site, {energy.computers().value, energy.spread}),
                      memory,
                      program::phase_seconds(stages.program(busiest).setting, stages.ops(busiest), timelines[busiest]),
-                     exposed_of(stages.ops(busiest), timelines[busiest])};
-    const double nodes = std::ceil(static_cast<double>(ranks_) / costs_.cluster().node.devices);
-    if (limits_.watts && found.energy.computers().value / found.step_s / nodes > *limits_.watts) {
-      ++result_.too_much_power;
-      return;
-    }
+                     exposed_of(stages.ops(busiest), timelines[busiest]),
+                     sim::where_joules(stages, timelines, costs_.cluster(), factors_)};
+    simulated_.at(layout.main) = std::min(simulated_.at(layout.main), found.of(objective_));
+    if (!within_limits(found)) return;
+    add_to_front(found);
     const auto place =
         std::upper_bound(result_.best.begin(), result_.best.end(), found,
                          [&](const Simulation& a, const Simulation& b) { return a.of(objective_) < b.of(objective_); });
     result_.best.insert(place, std::move(found));
     if (result_.best.size() > limits_.shown) result_.best.pop_back();
+  }
+
+  // Counts the layouts that were not simulated: those that cannot be among the best, and those that may belong to the
+  // front.
+  void leave(const std::vector<Bounded>& list) {
+    for (const Bounded& layout : list) {
+      if (layout.taken) continue;
+      if (is_excluded(layout))
+        ++result_.excluded;
+      else
+        result_.complete = false;
+      if (std::none_of(result_.front.begin(), result_.front.end(),
+                       [&](const Simulation& on) { return no_worse(figures_of(on), layout.bound); }))
+        ++result_.front_open;
+    }
+  }
+  void add_to_front(const Simulation& found) {
+    auto& front = result_.front;
+    const Bound figures = figures_of(found);
+    for (const Simulation& on : front)
+      if (no_worse(figures_of(on), figures)) return;
+    std::erase_if(front, [&](const Simulation& on) { return no_worse(figures, figures_of(on)); });
+    front.insert(std::upper_bound(front.begin(), front.end(), found,
+                                  [](const Simulation& a, const Simulation& b) { return a.step_s < b.step_s; }),
+                 found);
+  }
+  bool too_long(double step_s) const { return limits_.run_s && step_s * limits_.run_steps > *limits_.run_s; }
+  bool too_much_energy(const SiteCosts& step) const {
+    return limits_.run_j && step.energy.value * limits_.run_steps > *limits_.run_j;
+  }
+  // Counts a layout that is not.
+  bool within_limits(const Simulation& found) {
+    const double nodes = std::ceil(static_cast<double>(ranks_) / costs_.cluster().node.devices);
+    if (limits_.watts && found.energy.computers().value / found.step_s / nodes > *limits_.watts)
+      return ++result_.too_much_power, false;
+    if (too_long(found.step_s)) return ++result_.too_long, false;
+    if (too_much_energy(found.site)) return ++result_.too_much_energy, false;
+    return true;
   }
 
   const arch::Architecture& arch_;
@@ -138,6 +241,8 @@ class Search {
   const LayoutLimits& limits_;
   const sim::DescribedCosts& costs_;
   const sim::Factors& factors_;
+  std::vector<Bounded> mains_, variants_;  // that the limits do not exclude
+  std::vector<double> simulated_;          // by candidate: least figure of the objective of it and its variants
   SearchResult result_;
 };
 
@@ -149,6 +254,10 @@ std::string_view name_of(Objective objective) {
       return "time";
     case Objective::kEnergy:
       return "energy";
+    case Objective::kCost:
+      return "cost";
+    case Objective::kCo2:
+      return "co2";
     case Objective::kMemory:
       return "memory";
   }
@@ -164,32 +273,61 @@ Objective objective_from_name(const std::string& name) {
   throw UsageError("--objective: '{}' is none of {}{}", name, fmt::join(names, ", "), did_you_mean(name, names));
 }
 
+void require_figure(Objective objective, const cluster::Cluster& cluster) {
+  const auto require = [&](double value, std::string_view key) {
+    if (!(value > 0.0))
+      throw UsageError("--objective {}: {} of {} is {}, so all layouts would be equal; give the site's figure",
+                       name_of(objective), key, cluster.name, value);
+  };
+  if (objective == Objective::kCost) require(cluster.site.price.value, "site.price_eur_per_kwh");
+  if (objective == Objective::kCo2) require(cluster.site.intensity.value, "site.intensity_g_per_kwh");
+}
+
 double Simulation::of(Objective objective) const {
-  return Figures{step_s, energy.computers().value, static_cast<double>(memory.value)}.of(objective);
+  return Figures{step_s, energy.computers().value, static_cast<double>(memory.value), site}.of(objective);
+}
+
+bool dominates(const Simulation& layout, const Bound& other) {
+  return no_worse(figures_of(layout), other) && !no_worse(other, figures_of(layout));
 }
 
 SearchResult search(const arch::Architecture& arch, const program::Setting& base, int ranks, int local_ranks,
                     Objective objective, const LayoutLimits& limits, const sim::DescribedCosts& costs,
                     const sim::Factors& factors,
                     const std::function<void(double share, const std::string& doing)>& progress) {
+  const double begun = cpu_seconds();
   return Search(arch, base, ranks, objective, limits, costs, factors)
-      .run(candidates_of(arch, base, ranks, local_ranks), progress);
+      .run(candidates_of(arch, base, ranks, local_ranks), begun, progress);
 }
 
-std::vector<std::string> reasons_beside(const Simulation& loser, const Simulation& best) {
-  std::vector<std::pair<double, std::string>> more;
+bool is_of_energy(Objective objective) {
+  return objective == Objective::kEnergy || objective == Objective::kCost || objective == Objective::kCo2;
+}
+
+std::string Reason::text(bool joules_first) const {
+  const std::string of_time = fmt::format("{}{}", seconds < 0.0 ? "" : "+", human(Seconds(seconds))),
+                    of_energy = fmt::format("{:+.3g} kJ", joules / 1e3);
+  return fmt::format("{} {} ({})", name, joules_first ? of_energy : of_time, joules_first ? of_time : of_energy);
+}
+
+std::vector<Reason> reasons_beside(const Simulation& loser, const Simulation& best, Objective objective) {
+  std::vector<Reason> more;
   const auto a = loser.phases.values(), b = best.phases.values();
   const auto keys = program::phase_keys();
-  for (std::size_t i = 0; i < a.size(); ++i) more.emplace_back(a[i] - b[i], keys[i]);
+  for (std::size_t i = 0; i < a.size(); ++i)
+    more.push_back({keys[i], a[i] - b[i], loser.where.phase_j[i] - best.where.phase_j[i]});
   for (std::size_t i = 0; i < program::kCommStreams.size(); ++i)
-    more.emplace_back(loser.exposed_s[i] - best.exposed_s[i],
-                      fmt::format("waiting for {}", name_of(program::kCommStreams[i])));
-  std::stable_sort(more.begin(), more.end(), [](const auto& x, const auto& y) { return x.first > y.first; });
-  std::vector<std::string> reasons;
-  for (const auto& [seconds, name] : more)
-    if (seconds > 0.01 * best.step_s && reasons.size() < 3)
-      reasons.push_back(fmt::format("{} +{}", name, human(Seconds(seconds))));
-  return reasons;
+    more.push_back({fmt::format("waiting for {}", name_of(program::kCommStreams[i])),
+                    loser.exposed_s[i] - best.exposed_s[i], loser.where.exposed_j[i] - best.where.exposed_j[i]});
+  const bool of_energy = is_of_energy(objective);
+  if (of_energy)
+    more.push_back({"hosts", loser.step_s - best.step_s, loser.energy.hosts.value - best.energy.hosts.value});
+  const auto figure = [&](const Reason& reason) { return of_energy ? reason.joules : reason.seconds; };
+  std::stable_sort(more.begin(), more.end(), [&](const auto& x, const auto& y) { return figure(x) > figure(y); });
+  const double least = 0.01 * (of_energy ? best.energy.computers().value : best.step_s);
+  std::erase_if(more, [&](const Reason& reason) { return !(figure(reason) > least); });
+  if (more.size() > 3) more.resize(3);
+  return more;
 }
 
 }  // namespace molen::plan

@@ -11,6 +11,7 @@
 #include "arch/architecture.h"
 #include "base/units.h"
 #include "cluster/cluster.h"
+#include "plan/calculus.h"
 #include "program/ir/program.h"
 #include "program/ir/timeline.h"
 #include "sim/described_costs.h"
@@ -18,10 +19,13 @@
 
 namespace molen::plan {
 
-// The figure that the best layout has least of.
-enum class Objective { kTime, kEnergy, kMemory };
-std::string_view name_of(Objective objective);           // "time", "energy", "memory"
+// The figure that the best layout has least of. Cost and CO2 are those of the site's electricity (`site_costs`). On one
+// cluster, both are the energy times a figure of the site, so they rank layouts as the energy does.
+enum class Objective { kTime, kEnergy, kCost, kCo2, kMemory };
+std::string_view name_of(Objective objective);           // "time", "energy", "cost", "co2", "memory"
 Objective objective_from_name(const std::string& name);  // throws UsageError with the nearest name
+// Throws UsageError that names the key if the site's figure for the objective is 0: all layouts would be equal.
+void require_figure(Objective objective, const cluster::Cluster& cluster);
 
 // The choices that distinguish the layouts of a search.
 struct Candidate {
@@ -31,17 +35,28 @@ struct Candidate {
   std::int64_t micro_batch = 1;
   program::ScheduleKind schedule = program::ScheduleKind::k1f1b;
   program::Recompute recompute;
+  // The choices of a variant. They move communication, and change no products.
+  std::int64_t unit_layers = 1;  // as Setting::unit_layers
+  int prefetch = 1;              // as Setting::prefetch
+  bool stages_inside = false;    // neighbours of a pipeline are nearer than neighbours of data-parallel ranks
+  bool is_variant() const { return unit_layers != 1 || prefetch != 1 || stages_inside; }
 };
 
 // Returns every layout over exactly `ranks` ranks of nodes of `local_ranks`:
 //   - tensor ranks that fit the model and share a node, with sequence parallelism
-//   - numbers of stages that the model has layers for: 1F1B, interleaved (2 and 4 chunks) and ZB-H1
+//   - numbers of stages that the model has layers for: 1F1B, interleaved (2, 4 and 8 chunks), ZB-H1 and ZB-V
 //   - context ranks, for sequences of at least 16384 tokens
 //   - ZeRO 0 to 3 over all data-parallel ranks, and 2 and 3 over those of a node
 //   - micro-batches of powers of two sequences that divide a rank's share of the batch
 //   - nothing, attention, or everything computed again
+// Each layout is followed by its variants, where these differ in what is communicated when:
+//   - ZeRO 2 and 3: units of one layer, of half a layer and of two layers
+//   - ZeRO 3: one and two units gathered ahead
+//   - stages of nodes with room for several: data-parallel ranks inside of stages, and the other way round
 std::vector<Candidate> candidates_of(const arch::Architecture& arch, const program::Setting& base, int ranks,
                                      int local_ranks);
+// Returns the name of a setting's layout, with the choices of variants.
+std::string name_with_variant(const program::Setting& setting);
 // Returns the setting of a candidate: `base` with its choices.
 program::Setting setting_of(const Candidate& candidate, const program::Setting& base, int ranks);
 
@@ -78,26 +93,46 @@ struct Simulation {
   Bound bound;
   double step_s = 0.0;
   sim::StepEnergy energy;
-  Bytes memory;                   // plan of the fullest rank
-  program::PhaseSeconds phases;   // of the stage that computes for the longest time
-  std::vector<double> exposed_s;  // of that stage, by program::kCommStreams: communication beside idle compute
-  double of(Objective objective) const;
+  SiteCosts site;                        // of that energy
+  Bytes memory;                          // plan of the fullest rank
+  program::PhaseSeconds phases;          // of the stage that computes for the longest time
+  std::vector<double> exposed_s;         // of that stage, by program::kCommStreams: communication beside idle compute
+  sim::WhereJoules where;                // of the devices of all stages
+  double of(Objective objective) const;  // in s, J of the computers, euros, kg CO2e or bytes
 };
 
 struct LayoutLimits {
-  Bytes memory;                 // of a device, for the plan
-  std::size_t shown = 5;        // best layouts to return
-  std::size_t simulated = 200;  // most layouts to simulate; ten times as many programs are built at most
+  Bytes memory;           // of a device, for the plan
+  std::size_t shown = 5;  // best layouts to return
+  // Most layouts to simulate; ten times as many programs are built at most. A quarter is for the variants of the best.
+  std::size_t simulated = 200;
   std::optional<double> watts;  // of a node, over a step
+  // Limits of the whole run, which has `run_steps` steps like the predicted one. Evaluations and checkpoints are left
+  // out.
+  double run_steps = 0.0;
+  std::optional<double> run_s;  // s
+  std::optional<double> run_j;  // J of the site, with its PUE
 };
+
+// Returns whether a layout takes no more time, energy and memory than the figures of another, and less of one of them.
+bool dominates(const Simulation& layout, const Bound& other);
 
 struct SearchResult {
   std::vector<Simulation> best;  // the best first
-  // Layouts in all; those whose kept state exceeds the memory by its bound, whose plan does, which cannot be built,
-  // which were simulated, and which the bound excludes. Some of those that were simulated take more power than the
-  // limit.
-  std::size_t all = 0, too_large_kept = 0, too_large = 0, refused = 0, simulated = 0, excluded = 0, too_much_power = 0;
-  std::string refusal;    // why the first layout that cannot be built cannot
+  // The Pareto front of step time, energy and memory: the simulated layouts within the limits that no other one of
+  // these dominates, by ascending step time. Of equal ones, the first is there.
+  std::vector<Simulation> front;
+  // Layouts that were not simulated and whose bounds no layout of the front reaches: they may belong to the front. 0:
+  // the front is that of all layouts.
+  std::size_t front_open = 0;
+  // Layouts in all; those whose kept state exceeds the memory by its bound, whose run exceeds a limit by its bound,
+  // whose plan exceeds the memory, which cannot be built, which were simulated, and which the bound excludes.
+  std::size_t all = 0, too_large_kept = 0, beyond_run = 0, too_large = 0, refused = 0, simulated = 0, excluded = 0;
+  // Layouts among the simulated ones that exceed a limit, by the first of the limits that they exceed.
+  std::size_t too_much_power = 0, too_long = 0, too_much_energy = 0;
+  std::string refusal;  // why the first layout that cannot be built cannot
+  // CPU seconds to find and to bound all layouts, and to build and to simulate. The search has one thread.
+  double bounded_cpu_s = 0.0, simulated_cpu_s = 0.0;
   bool complete = false;  // whether no layout that was not simulated can be better than those returned
 };
 
@@ -107,8 +142,18 @@ SearchResult search(const arch::Architecture& arch, const program::Setting& base
                     const sim::Factors& factors,
                     const std::function<void(double share, const std::string& doing)>& progress = {});
 
-// Returns the reasons why a layout takes longer than the best, largest first: "bubble +1.20 s", "tp +0.31 s".
-std::vector<std::string> reasons_beside(const Simulation& loser, const Simulation& best);
+// A reason why a layout loses against the best: what it has more of in a phase, in a wait, or in idle hosts. The
+// seconds are those of the stage that computes for the longest time; the joules are those of all devices, or of the
+// hosts.
+struct Reason {
+  std::string name;  // "forward", "bubble", "waiting for tp", "hosts"
+  double seconds = 0.0, joules = 0.0;
+  std::string text(bool joules_first) const;  // "bubble +1.20 s (+340 kJ)", "bubble +340 kJ (+1.20 s)"
+};
+// Returns at most three reasons, largest first: by joules for energy, cost and CO2, else by seconds. Each is more than
+// 1 % of the step of the best or of its energy.
+std::vector<Reason> reasons_beside(const Simulation& loser, const Simulation& best, Objective objective);
+bool is_of_energy(Objective objective);  // energy, cost and CO2
 
 // Returns the configuration keys of a candidate with their values, as `config::assign` takes them.
 std::vector<std::pair<std::string, Json>> keys_of(const Candidate& candidate, const program::Setting& setting);

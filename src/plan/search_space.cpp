@@ -1,10 +1,12 @@
 // The layouts of a search, and their lower bounds.
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "arch/parameters.h"
 #include "arch/parts.h"
 #include "arch/tensor_parallel.h"
+#include "plan/layouts.h"
 #include "plan/search.h"
 #include "program/build/build.h"
 #include "program/build/recompute.h"
@@ -30,7 +32,8 @@ std::vector<StageChoice> stage_choices(const arch::Architecture& arch, int ranks
     if (ranks % stages != 0) continue;
     all.push_back({stages, 1, ScheduleKind::k1f1b});
     all.push_back({stages, 1, ScheduleKind::kZbH1});
-    for (const int chunks : {2, 4})
+    if (std::int64_t{stages} * 2 <= arch.layers) all.push_back({stages, 2, ScheduleKind::kZbV});
+    for (const int chunks : {2, 4, 8})
       if (std::int64_t{stages} * chunks <= arch.layers) all.push_back({stages, chunks, ScheduleKind::kInterleaved});
   }
   return all;
@@ -54,6 +57,23 @@ std::vector<program::Recompute> recompute_choices() {
   return {{}, attention, program::Recompute::full()};
 }
 
+// Appends a layout and its variants.
+void add_with_variants(const Candidate& main, std::int64_t layers, bool order_matters, std::vector<Candidate>& all) {
+  const bool sharded = main.zero >= 2;
+  const std::int64_t of_chunk = layers / (main.stages * main.chunks);
+  for (const bool inside : {false, true})
+    for (const std::int64_t units : {std::int64_t{1}, program::kHalfLayer, std::int64_t{2}})
+      for (const int prefetch : {1, 2}) {
+        if ((inside && !order_matters) || (!sharded && units != 1) || (units == 2 && of_chunk < 2)) continue;
+        if (main.zero < 3 && prefetch != 1) continue;
+        Candidate& variant = all.emplace_back(main);
+        variant.unit_layers = units, variant.prefetch = prefetch, variant.stages_inside = inside;
+      }
+}
+
+constexpr std::array kStagesInside{mesh::Axis::kDpReplicate, mesh::Axis::kDpShard, mesh::Axis::kEp,
+                                   mesh::Axis::kPp,          mesh::Axis::kCp,      mesh::Axis::kTp};
+
 }  // namespace
 
 std::vector<Candidate> candidates_of(const arch::Architecture& arch, const program::Setting& base, int ranks,
@@ -74,11 +94,20 @@ std::vector<Candidate> candidates_of(const arch::Architecture& arch, const progr
              sharding_choices(data, context, std::max(1, local_ranks / (tensor * context))))
           for (std::int64_t micro = 1; micro <= 64 && share % micro == 0; micro *= 2)
             for (const program::Recompute& recompute : recomputes)
-              all.push_back(
-                  {tensor, at.stages, at.chunks, context, zero, shards, tensor > 1, micro, at.schedule, recompute});
+              add_with_variants(
+                  {tensor, at.stages, at.chunks, context, zero, shards, tensor > 1, micro, at.schedule, recompute},
+                  arch.layers, at.stages > 1 && data > 1 && tensor * context < local_ranks && local_ranks < ranks, all);
       }
     }
   return all;
+}
+
+std::string name_with_variant(const program::Setting& s) {
+  std::string name = layout_of(s).name;
+  if (s.unit_layers == program::kHalfLayer) name += ", units of half a layer";
+  if (s.unit_layers > 1) name += fmt::format(", units of {} layers", s.unit_layers);
+  if (s.prefetch != 1) name += fmt::format(", {} units ahead", s.prefetch);
+  return name;
 }
 
 program::Setting setting_of(const Candidate& c, const program::Setting& base, int ranks) {
@@ -96,6 +125,8 @@ program::Setting setting_of(const Candidate& c, const program::Setting& base, in
   s.micro_batch = c.micro_batch;
   s.pipeline = c.stages > 1 ? program::pipeline_of(c.schedule, c.chunks) : program::Pipeline{};
   s.recompute = c.recompute;
+  s.unit_layers = c.unit_layers, s.prefetch = c.prefetch;
+  s.order = c.stages_inside ? kStagesInside : mesh::kDefaultOrder;
   return s;
 }
 
@@ -146,7 +177,7 @@ Bound Bounds::of(const Candidate& c) const {
   // chunk of the first micro-batch, and while they compute the last backward, which a backward in halves may fill.
   const double of_stage = ((forward + backward + again) * layers + 2.0 * exchanges * exchange * chunks + head) / stages;
   const double of_chunk = std::floor(layers / chunks);
-  const bool halves = c.schedule == ScheduleKind::kZbH1;
+  const bool halves = c.schedule == ScheduleKind::kZbH1 || c.schedule == ScheduleKind::kZbV;
   const double idle =
       (stages - 1.0) / 2.0 * of_chunk * (forward + 2.0 * exchange + (halves ? 0.0 : backward + 2.0 * exchange));
   Bound bound;
@@ -177,6 +208,11 @@ std::vector<std::pair<std::string, Json>> keys_of(const Candidate& c, const prog
     keys.emplace_back("parallel.schedule", std::string(name_of(c.schedule)));
     keys.emplace_back("parallel.virtual_stages", c.chunks);
   }
+  if (c.unit_layers != 1)
+    keys.emplace_back("parallel.unit_layers",
+                      c.unit_layers == program::kHalfLayer ? Json("half") : Json(c.unit_layers));
+  if (c.prefetch != 1) keys.emplace_back("parallel.prefetch", c.prefetch);
+  if (c.stages_inside) keys.emplace_back("parallel.order", Json::array({"dp-replicate", "dp-shard", "pp", "cp", "tp"}));
   if (c.zero < 2) {
     keys.emplace_back("parallel.zero", c.zero);
     return keys;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "base/error.h"
@@ -44,15 +45,47 @@ TEST(Search, CandidatesAreDistinctLayoutsOfAllRanks) {
     EXPECT_EQ(s.ranks(), 16);
     EXPECT_TRUE(share_node(s, mesh::Axis::kTp, 8));
     EXPECT_TRUE(
-        seen.insert(fmt::format("{} micro {} {}", layout_of(s).name, s.micro_batch, program::sharding_text(s))).second)
-        << layout_of(s).name;
+        seen.insert(fmt::format("{} micro {} {}", name_with_variant(s), s.micro_batch, program::sharding_text(s)))
+            .second)
+        << name_with_variant(s);
   }
   EXPECT_GT(all.size(), 300u);
 }
 
+// The choices of variants are there where they matter, and only there.
+TEST(Search, VariantsFollowTheirLayout) {
+  const Small small;
+  std::set<std::string> schedules;
+  std::size_t variants = 0, inside = 0;
+  Candidate main;
+  for (const Candidate& c : candidates_of(small.arch, small.base, 32, 8)) {
+    schedules.insert(fmt::format("{} {}", name_of(c.schedule), c.chunks));
+    if (!c.is_variant()) {
+      main = c;
+      continue;
+    }
+    ++variants, inside += c.stages_inside ? 1 : 0;
+    EXPECT_EQ(std::tie(c.tensor, c.stages, c.chunks, c.zero, c.shards, c.micro_batch, c.schedule, c.recompute),
+              std::tie(main.tensor, main.stages, main.chunks, main.zero, main.shards, main.micro_batch, main.schedule,
+                       main.recompute));
+    EXPECT_TRUE(c.unit_layers == 1 || c.zero >= 2);
+    EXPECT_TRUE(c.prefetch == 1 || c.zero == 3);
+    EXPECT_TRUE(!c.stages_inside || c.stages > 1);
+    EXPECT_LE(c.unit_layers * c.stages * c.chunks, small.arch.layers);
+  }
+  EXPECT_GT(variants, 0u);
+  EXPECT_GT(inside, 0u);
+  EXPECT_TRUE(schedules.contains("zb-v 2"));
+  arch::Architecture deep = small.arch;
+  deep.layers = 16;
+  const auto all = candidates_of(deep, small.base, 16, 8);
+  EXPECT_TRUE(std::any_of(all.begin(), all.end(), [](const Candidate& c) { return c.chunks == 8; }));
+}
+
 // The best of a search is the best of all layouts that fit, although most of them were never simulated.
 TEST(Search, FindsTheBestOfAllThatFit) {
-  const Small small;
+  Small small;
+  small.base.global_batch = 4;
   const std::int64_t room = std::int64_t{60} << 20;
   constexpr int kRanks = 4;
   std::map<Objective, double> best{{Objective::kTime, 1e300}, {Objective::kEnergy, 1e300}, {Objective::kMemory, 1e300}};
@@ -86,14 +119,14 @@ TEST(Search, FindsTheBestOfAllThatFit) {
 // that keeps all layouts.
 TEST(Search, BoundsExcludeLayouts) {
   Small small;
-  small.arch.layers = 2, small.arch.hidden = 2048, small.arch.ffn = 8192, small.arch.heads = 16;
-  small.arch.kv_heads = 16, small.arch.head_dim = 128, small.arch.max_sequence = 2048;
-  small.base.sequence = 2048, small.base.global_batch = 16;
+  small.arch.layers = 2, small.arch.hidden = 8192, small.arch.ffn = 32768, small.arch.heads = 64;
+  small.arch.kv_heads = 64, small.arch.head_dim = 128, small.arch.max_sequence = 2048;
+  small.base.sequence = 256, small.base.global_batch = 16;
   LayoutLimits limits = all_of();
   limits.shown = 1;
-  const SearchResult found = small.run(Objective::kTime, limits, 4);
-  limits.shown = 1000;
-  const SearchResult all = small.run(Objective::kTime, limits, 4);
+  const SearchResult found = small.run(Objective::kTime, limits, 2);
+  limits.shown = 1 << 20;
+  const SearchResult all = small.run(Objective::kTime, limits, 2);
   EXPECT_TRUE(found.complete);
   EXPECT_GT(found.excluded, 0u);
   EXPECT_EQ(found.all, found.too_large_kept + found.too_large + found.refused + found.simulated + found.excluded);
@@ -138,6 +171,34 @@ RC_GTEST_PROP(Search, BoundsAreLowerBounds, ()) {
   RC_ASSERT(bound.memory_bytes <= static_cast<double>(peak.value));
 }
 
+// Cost and CO2 of a step are those of the calculus for its energy, and their searches take the same way.
+TEST(Search, CostAndCo2FollowFromTheEnergyAtTheSite) {
+  const Small small;
+  const cluster::Site& site = small.on.site;
+  LayoutLimits limits = all_of();
+  limits.simulated = 12;
+  const SearchResult by_energy = small.run(Objective::kEnergy, limits, 4);
+  const double joules = by_energy.best.front().energy.computers().value;
+  for (const auto& [objective, per_joule] :
+       {std::pair{Objective::kCost, site.price.value}, {Objective::kCo2, site.intensity.value}}) {
+    const SearchResult found = small.run(objective, limits, 4);
+    EXPECT_EQ(found.simulated, by_energy.simulated) << name_of(objective);
+    EXPECT_EQ(found.best.front().step_s, by_energy.best.front().step_s);
+    EXPECT_DOUBLE_EQ(found.best.front().of(objective), joules * site.pue.value * per_joule);
+    EXPECT_EQ(objective_from_name(std::string(name_of(objective))), objective);
+  }
+  cluster::Cluster free = small.on;
+  free.site.price.value = 0.0;
+  EXPECT_NO_THROW(require_figure(Objective::kCost, small.on));
+  EXPECT_NO_THROW(require_figure(Objective::kCo2, free));
+  try {
+    require_figure(Objective::kCost, free);
+    ADD_FAILURE() << "a free site has no cheapest layout";
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("site.price_eur_per_kwh"), std::string::npos) << error.what();
+  }
+}
+
 TEST(Search, StopsAtItsLimitsAndSaysSo) {
   const Small small;
   LayoutLimits limits = all_of();
@@ -156,24 +217,149 @@ TEST(Search, StopsAtItsLimitsAndSaysSo) {
   EXPECT_THROW(objective_from_name("tme"), UsageError);
 }
 
+// A limit of the run leaves out the layouts beyond it and no other ones: the rest is ranked as without it.
+TEST(Search, LimitsOfTheRunLeaveOutWhatExceedsThem) {
+  const Small small;
+  LayoutLimits limits = all_of();
+  limits.simulated = limits.shown = 20;
+  limits.run_steps = 1000.0;
+  const SearchResult free = small.run(Objective::kMemory, limits);
+  std::vector<double> seconds, joules;
+  for (const Simulation& s : free.best) seconds.push_back(s.step_s), joules.push_back(s.site.energy.value);
+  ASSERT_EQ(seconds.size(), 20u);
+  std::sort(seconds.begin(), seconds.end()), std::sort(joules.begin(), joules.end());
+  const auto within = [](const SearchResult& found, const auto& figure, double most) {
+    return std::all_of(found.best.begin(), found.best.end(),
+                       [&](const Simulation& s) { return figure(s) * 1000.0 <= most; });
+  };
+  LayoutLimits days = limits, kwh = limits;
+  days.run_s = 1000.0 * seconds[9], kwh.run_j = 1000.0 * joules[9];
+  const SearchResult faster = small.run(Objective::kMemory, days), saving = small.run(Objective::kMemory, kwh);
+  EXPECT_TRUE(within(
+      faster, [](const Simulation& s) { return s.step_s; }, *days.run_s));
+  EXPECT_TRUE(within(
+      saving, [](const Simulation& s) { return s.site.energy.value; }, *kwh.run_j));
+  EXPECT_GT(faster.too_long, 0u);
+  EXPECT_GT(saving.too_much_energy, 0u);
+  EXPECT_EQ(faster.best.size() + faster.too_long, faster.simulated);
+  EXPECT_EQ(saving.best.size() + saving.too_much_energy, saving.simulated);
+  // Nothing is simulated that exceeds a limit by its bound already.
+  days.run_s = 1e-9, kwh.run_j = 1e-9;
+  for (const LayoutLimits& none : {days, kwh}) {
+    const SearchResult found = small.run(Objective::kTime, none);
+    EXPECT_EQ(found.beyond_run, found.all);
+    EXPECT_EQ(found.simulated, 0u);
+    EXPECT_TRUE(found.complete);
+  }
+}
+
+// The front of a search that simulated some layouts is the one found by comparing all pairs of them.
+TEST(Search, ParetoFrontIsThatOfAllSimulatedLayouts) {
+  const Small small;
+  LayoutLimits limits = all_of();
+  limits.simulated = limits.shown = 40;
+  const SearchResult found = small.run(Objective::kMemory, limits);
+  ASSERT_EQ(found.best.size(), 40u);
+  const auto figures = [](const Simulation& s) {
+    return Bound{s.step_s, s.energy.computers().value, static_cast<double>(s.memory.value)};
+  };
+  std::set<std::vector<double>> wanted, front;
+  for (const Simulation& s : found.best)
+    if (std::none_of(found.best.begin(), found.best.end(),
+                     [&](const Simulation& other) { return dominates(other, figures(s)); }))
+      wanted.insert({s.step_s, s.energy.computers().value, static_cast<double>(s.memory.value)});
+  for (const Simulation& s : found.front)
+    EXPECT_TRUE(front.insert({s.step_s, s.energy.computers().value, static_cast<double>(s.memory.value)}).second);
+  EXPECT_EQ(front, wanted);
+  EXPECT_GT(front.size(), 1u);
+  EXPECT_LT(front.size(), 40u);
+  EXPECT_TRUE(std::is_sorted(found.front.begin(), found.front.end(),
+                             [](const auto& a, const auto& b) { return a.step_s < b.step_s; }));
+  // Layouts that were not simulated and are below the front by their bounds are counted.
+  EXPECT_FALSE(found.complete);
+  std::size_t open = 0;
+  const Bounds bounds(small.arch, small.base, 16, small.costs, sim::Factors::shipped());
+  for (const Candidate& c : candidates_of(small.arch, small.base, 16, 8))
+    open += std::none_of(found.front.begin(), found.front.end(), [&](const Simulation& s) {
+      const Bound b = bounds.of(c), f = figures(s);
+      return f.step_s <= b.step_s && f.energy_j <= b.energy_j && f.memory_bytes <= b.memory_bytes;
+    });
+  EXPECT_GE(open, found.front_open);  // some of them were simulated
+  EXPECT_GE(found.front_open + found.simulated, open);
+  EXPECT_GT(found.front_open, 0u);
+}
+
+TEST(Search, ALayoutDominatesWhatTakesMoreOfEverything) {
+  Simulation s;
+  s.step_s = 1.0, s.memory = Bytes(4), s.energy.devices = Joules(2.0), s.energy.hosts = Joules(1.0);
+  EXPECT_TRUE(dominates(s, {1.5, 3.0, 4.0}));
+  EXPECT_TRUE(dominates(s, {1.0, 3.5, 4.0}));
+  EXPECT_TRUE(dominates(s, {1.0, 3.0, 5.0}));
+  EXPECT_FALSE(dominates(s, {1.0, 3.0, 4.0}));  // an equal one
+  EXPECT_FALSE(dominates(s, {0.9, 9.0, 9.0}));
+  EXPECT_FALSE(dominates(s, {9.0, 2.9, 9.0}));
+  EXPECT_FALSE(dominates(s, {9.0, 9.0, 3.0}));
+}
+
 TEST(Search, SaysWhyALayoutIsSlower) {
   const Small small;
   LayoutLimits limits = all_of();
   limits.simulated = limits.shown = 5;
-  const auto found = small.run(Objective::kTime, limits);
-  EXPECT_TRUE(reasons_beside(found.best.front(), found.best.front()).empty());
-  Simulation slower = found.best.front();
+  const Simulation best = small.run(Objective::kTime, limits).best.front();
+  const auto beside = [&](const Simulation& loser, Objective objective = Objective::kTime) {
+    return reasons_beside(loser, best, objective);
+  };
+  EXPECT_TRUE(beside(best).empty());
+  EXPECT_TRUE(beside(best, Objective::kEnergy).empty());
+  Simulation slower = best;
   slower.phases.bubble_s += 2.0 * slower.step_s;
-  ASSERT_FALSE(reasons_beside(slower, found.best.front()).empty());
-  EXPECT_TRUE(reasons_beside(slower, found.best.front()).front().starts_with("bubble +"));
+  ASSERT_EQ(beside(slower).size(), 1u);
+  EXPECT_EQ(beside(slower).front().name, "bubble");
+  EXPECT_TRUE(beside(slower, Objective::kCo2).empty());  // it takes no more energy
   // The largest reason comes first, wherever the phases stand.
   slower.phases.phase_s.front() += 1.0 * slower.step_s;
   slower.phases.phase_s.back() += 3.0 * slower.step_s;
-  const auto reasons = reasons_beside(slower, found.best.front());
+  const auto reasons = beside(slower);
   ASSERT_EQ(reasons.size(), 3u);
-  EXPECT_TRUE(reasons[0].starts_with(program::phase_keys()[program::kNumPhases - 1] + " +")) << reasons[0];
-  EXPECT_TRUE(reasons[1].starts_with("bubble +")) << reasons[1];
-  EXPECT_TRUE(reasons[2].starts_with(program::phase_keys()[0] + " +")) << reasons[2];
+  const auto keys = program::phase_keys();
+  EXPECT_EQ(reasons[0].name, keys[program::kNumPhases - 1]);
+  EXPECT_EQ(reasons[1].name, "bubble");
+  EXPECT_EQ(reasons[2].name, keys[0]);
+  EXPECT_EQ(reasons[2].seconds, slower.phases.phase_s.front() - best.phases.phase_s.front());
+  // By energy, the same layouts have other reasons.
+  slower.where.phase_j.front() += 500.0 * best.energy.computers().value;
+  slower.energy.hosts += Joules(100.0 * best.energy.computers().value);
+  const auto joules = beside(slower, Objective::kCost);
+  ASSERT_EQ(joules.size(), 2u);
+  EXPECT_EQ(joules[0].name, keys[0]);
+  EXPECT_EQ(joules[1].name, "hosts");
+  EXPECT_EQ((Reason{"bubble", 1.2, 3400.0}.text(false)), "bubble +1.20 s (+3.4 kJ)");
+  EXPECT_EQ((Reason{"bubble", 1.2, -3400.0}.text(true)), "bubble -3.4 kJ (+1.20 s)");
+}
+
+// The joules of the phases add up to the devices' energy of the step, so nothing of it has no reason.
+TEST(Search, JoulesOfPhasesAddUpToTheEnergy) {
+  const Small small;
+  std::size_t pipelines = 0;
+  const auto all = candidates_of(small.arch, small.base, 16, 8);
+  for (std::size_t i = 0; i < all.size(); i += all.size() / 24) {
+    std::vector<program::Program> programs;
+    try {
+      programs = program::build_stages(small.arch, setting_of(all[i], small.base, 16), nullptr, false);
+    } catch (const UsageError&) {
+      continue;
+    }
+    const program::Stages stages(std::move(programs));
+    const auto timelines = sim::simulate(stages, small.costs);
+    const auto energy = sim::energy_of(stages, timelines, small.on, sim::Factors::shipped(), 0.1);
+    const auto where = sim::where_joules(stages, timelines, small.on, sim::Factors::shipped());
+    const double sum = std::accumulate(where.phase_j.begin(), where.phase_j.end(), 0.0);
+    // Sums over at most 1e6 ops in another order: 1e6 x 2^-53 of the sum.
+    EXPECT_NEAR(sum, energy.devices.value, 1.2e-10 * energy.devices.value);
+    for (const double joules : where.exposed_j) EXPECT_GE(joules, 0.0);
+    pipelines += stages.size() > 1 ? 1 : 0;
+  }
+  EXPECT_GT(pipelines, 0u);
 }
 
 // A bound that leaves out a part of the state would still be a lower bound, but it would exclude too little.
@@ -204,10 +390,11 @@ TEST(Search, KeysAreThoseOfTheLayout) {
     try {
       s = resolve_setting(config, small.arch, {.ranks = 16, .local_ranks = 8, .cuda = true, .threads = 1});
     } catch (const UsageError& error) {
-      ADD_FAILURE() << layout_of(wanted).name << ": " << error.what();
+      ADD_FAILURE() << name_with_variant(wanted) << ": " << error.what();
       continue;
     }
-    EXPECT_EQ(layout_of(s).name, layout_of(wanted).name);
+    EXPECT_EQ(name_with_variant(s), name_with_variant(wanted));
+    EXPECT_EQ(s.order, wanted.order);
     EXPECT_EQ(s.mesh, wanted.mesh);
     EXPECT_EQ(s.micro_batch, wanted.micro_batch);
   }

@@ -12,12 +12,24 @@ struct BusySeconds {
   double products = 0.0, memory = 0.0;
 };
 
+// The kinds of work that a device takes different power for.
+enum class Load { kProducts, kMemory, kWaiting };
+Load load_of(const program::Step& step) {
+  if (step.stream != program::Stream::kCompute || program::is_communication(step.op)) return Load::kWaiting;
+  return step.hardware_flops.value > 0.0 ? Load::kProducts : Load::kMemory;
+}
+double share_of(Load load, const Factors& factors) {
+  return factors.of(load == Load::kProducts ? "power_products"
+                    : load == Load::kMemory ? "power_memory"
+                                            : "power_waiting");
+}
+
 BusySeconds busy_of(const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
   BusySeconds busy;
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const program::Step& step = *ops[i].step;
-    if (step.stream != program::Stream::kCompute || program::is_communication(step.op)) continue;
-    (step.hardware_flops.value > 0.0 ? busy.products : busy.memory) += timeline.ops[i].seconds();
+    const Load load = load_of(step);
+    if (load != Load::kWaiting) (load == Load::kProducts ? busy.products : busy.memory) += timeline.ops[i].seconds();
   }
   return busy;
 }
@@ -48,6 +60,32 @@ StepEnergy energy_of(const program::Stages& stages, const std::vector<program::T
   e.kg_co2e = e.site * c.site.intensity.value;
   e.spread = in_quadrature({time_spread, c.device.peak_power.spread, c.node.host_power.spread, c.site.pue.spread});
   return e;
+}
+
+WhereJoules where_joules(const program::Stages& stages, const std::vector<program::Timeline>& timelines,
+                         const cluster::Cluster& c, const Factors& factors) {
+  const double idle = c.device.idle_power.value, range = c.device.peak_power.value - idle;
+  const double of_stage = stages.program(0).grid.ranks() / static_cast<double>(stages.size());
+  const auto watts = [&](Load load) { return idle + share_of(load, factors) * range; };
+  const double waiting = watts(Load::kWaiting), products = watts(Load::kProducts), memory = watts(Load::kMemory);
+  WhereJoules where;
+  where.phase_j.assign(program::phase_keys().size(), 0.0);
+  where.exposed_j.assign(program::kCommStreams.size(), 0.0);
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    const auto& ops = stages.ops(s);
+    std::vector<double> seconds = program::phase_seconds(stages.program(s).setting, ops, timelines[s]).values();
+    seconds.back() += step_seconds(timelines) - timelines[s].total_s;
+    for (std::size_t i = 0; i < seconds.size(); ++i) where.phase_j[i] += of_stage * waiting * seconds[i];
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      const Load load = load_of(*ops[i].step);
+      if (load == Load::kWaiting) continue;
+      const double more = (load == Load::kProducts ? products : memory) - waiting;
+      where.phase_j[static_cast<std::size_t>(ops[i].step->phase)] += of_stage * more * timelines[s].ops[i].seconds();
+    }
+    for (std::size_t i = 0; i < program::kCommStreams.size(); ++i)
+      where.exposed_j[i] += of_stage * waiting * program::exposed_seconds(ops, timelines[s], program::kCommStreams[i]);
+  }
+  return where;
 }
 
 }  // namespace molen::sim

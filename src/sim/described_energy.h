@@ -25,4 +25,16 @@ struct StepEnergy {
 StepEnergy energy_of(const program::Stages& stages, const std::vector<program::Timeline>& timelines,
                      const cluster::Cluster& cluster, const Factors& factors, double time_spread);
 
+// Where the devices' energy of a step goes, of all ranks.
+struct WhereJoules {
+  // By program::phase_keys. Each stage's seconds are divided as `program::phase_seconds` divides them, and what a stage
+  // waits for another one at the end counts as idle. The sum is StepEnergy::devices.
+  std::vector<double> phase_j;
+  // By program::kCommStreams: of the time in which the stream communicates and nothing is computed beside it. The
+  // phases hold this energy too.
+  std::vector<double> exposed_j;
+};
+WhereJoules where_joules(const program::Stages& stages, const std::vector<program::Timeline>& timelines,
+                         const cluster::Cluster& cluster, const Factors& factors);
+
 }  // namespace molen::sim

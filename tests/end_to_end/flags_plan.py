@@ -328,7 +328,7 @@ def plan_search(case):
     equal("--simulate", (few["simulated"], few["complete"]), (3, False))
     small = said("--memory", "14GiB")
     assert all(b["memory_bytes"] <= 14 * 2**30 for b in small["best"]) and any(b["memory_bytes"] > 14 * 2**30 for b in one["best"])
-    for objective, key in (("energy", "j_per_token"), ("memory", "memory_bytes")):
+    for objective, key in (("energy", "j_per_token"), ("cost", "eur_per_step"), ("co2", "kg_co2e_per_step"), ("memory", "memory_bytes")):
         values = [b[key] for b in said("--objective", objective)["best"]]
         assert values == sorted(values) and values[0] <= min(b[key] for b in one["best"]), (objective, values)
     # Nothing takes less than a node's idle power.
@@ -342,7 +342,7 @@ def plan_search(case):
     # The configuration's own layout is replaced, which is said.
     replaced = json.loads(case.molen("plan", *model, {"parallel.tensor": 2, "batch.micro": 2}, "--cluster", "juwels-booster", "--ranks", 16, "--format", "json").stdout)
     equal("the keys that are replaced", (replaced["replaced"], replaced["best"][0]["step_s"]), (["batch.micro", "parallel.tensor"], steps[0]))
-    equal("where every layout went", one["layouts"], sum(one[k] for k in ("too_large_kept", "too_large", "refused", "simulated", "excluded")) if one["complete"] else one["layouts"])
+    equal("where every layout went", one["layouts"], sum(one[k] for k in ("too_large_kept", "beyond_run", "too_large", "refused", "simulated", "excluded")) if one["complete"] else one["layouts"])
     equal("--watts that is enough", said("--watts", "100kW")["best"][0]["step_s"], steps[0])
     text = case.molen(*base, "--ranks", 16).stdout
     assert one["best"][0]["layout"] in text and "slower by" in text and "80 % of steps" in text, text
@@ -351,6 +351,42 @@ def plan_search(case):
         case.refused(*base, *given, says=says)
     case.refused("plan", *model, says="--cluster")
     case.refused("plan", *model, "--cluster", "juwels-boster", says="did you mean 'juwels-booster'")
+
+
+@row("plan --days", "plan --kwh")
+def plan_limits_of_a_run(case):
+    """Limits of a run of 1000 steps of 8 x 512 tokens: what is slowest, or takes most energy, among a few layouts is beyond them."""
+    sets = {"data.sequence_length": 512, "batch.global": 8}
+    few = ["--cluster", "dgx-a100", "--ranks", 4, "--simulate", 12, "--best", 12]
+    run = ["plan", "--model", "llama-60m", {**sets, "train.until": f"{1000 * 8 * 512} tokens"}, *few]
+
+    def said(*words):
+        return json.loads(case.molen(*run, *words, "--format", "json").stdout)
+
+    whole = said()["best"]
+    for found in whole:
+        equal("the steps of the run", found["run"]["steps"], 1000)
+        close("days", found["run"]["days"], 1000 * found["step_s"] / 86400, 1e-9)
+        for key in ("kg_co2e", "eur"):
+            close(key, found["run"][key], 1000 * found[f"{key}_per_step"], 1e-9)
+    for flag, key, count in (("--days", "days", "too_long"), ("--kwh", "kwh", "too_much_energy")):
+        totals = sorted(b["run"][key] for b in whole)
+        most = (totals[5] + totals[6]) / 2
+        limited = said(flag, repr(most))
+        assert max(b["run"][key] for b in limited["best"]) <= most and limited["beyond_run"] + limited[count] > 0, (flag, limited)
+        case.refused(*run, flag, 1e-9, says=["a higher --days or --kwh may help", "by their bound"])
+        case.refused("plan", "--model", "llama-60m", sets, *few, flag, 1, says=[flag, "train.until"])
+        for wrong in (-1, "nan"):
+            case.refused(*run, f"{flag}={wrong}", says=[flag, "above 0"])
+    text = case.molen(*run).stdout
+    assert "1000 steps of the first take" in text and "Pareto front" in text, text
+    # All twelve are shown, so the front follows from them: no other one takes less of one figure and no more of the others.
+    value, tokens = said(), 8 * 512
+    figures = [(b["step_s"], b["j_per_token"] * tokens, b["memory_bytes"]) for b in value["best"]]
+    front = [not any(all(x <= y for x, y in zip(f, g)) and f != g for f in figures) for g in figures]
+    assert 0 < sum(front) < len(front), figures
+    equal("the front", sorted(x["step_s"] for x in value["pareto_front"]), sorted({f[0] for f, on in zip(figures, front) if on}))
+    assert all(on for b, on in zip(value["best"], front) if b["pareto"]) and value["pareto_open"] > 0, value
 
 
 @row("plan --runs", "plan --factors", "plan --print-factors")
