@@ -72,7 +72,7 @@ struct Reliability {
   std::optional<Figure> restart;           // s from a failure until the ranks begin to load their checkpoint
 };
 
-// What the file system of checkpoints and data reaches. A file may have any of these figures, as above.
+// The speed of the file system that holds checkpoints and data. A file may have any of these figures, as above.
 struct Storage {
   std::optional<Figure> write_bandwidth, read_bandwidth;  // bytes/s of all nodes of a job together
   std::optional<Figure> node_bandwidth;                   // bytes/s of one node, in either direction

@@ -100,7 +100,7 @@ struct TrainingCosts {
   Estimate car;              // m that a car drives for the same emissions
 };
 Estimate computer_power(const TrainingPlan& plan);
-// What the energy of a site's computers causes there.
+// The consequences of the energy of a site's computers.
 struct SiteCosts {
   Estimate energy;     // J of the site, which is the computers' energy x PUE
   Estimate emissions;  // kg CO2e of the site's electricity

@@ -133,7 +133,7 @@ class Search {
     simulated_.assign(all.size(), std::numeric_limits<double>::infinity());
   }
 
-  // Whether a layout cannot be better than the last of the best.
+  // Returns whether a layout cannot be better than the last of the best.
   bool is_excluded(const Bounded& layout) const {
     return result_.best.size() >= limits_.shown && layout.figure >= result_.best.back().of(objective_);
   }

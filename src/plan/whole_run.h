@@ -39,7 +39,7 @@ struct RunPlan {
   Estimate pue, intensity;  // of the site; kg CO2e per J of its electricity
 };
 
-// What the time of a run goes to.
+// The parts of the time of a run.
 //   kUseful       the steps, as predicted
 //   kSlowest      waiting for the slowest rank of each step
 //   kData         waiting for training data, where a batch takes longer to read than a step to compute
