@@ -141,6 +141,26 @@ TEST(Checkpoint, SpansSeveralHashBlocks) {
   EXPECT_EQ(verify(checkpoint.path()).blocks, 4);
 }
 
+// A block of a matrix that ends within a row is made of several boxes.
+TEST(Checkpoint, BlocksEndWithinRows) {
+  const TestFolder folder;
+  const std::int64_t rows = 5, columns = kBlockBytes / 4 / 2 - 3;
+  const auto values = ramp(rows * columns);
+  save({whole("w", values, {rows, columns})}, {.directory = folder.path(),
+                                               .step = 1,
+                                               .rank = 0,
+                                               .ranks = 1,
+                                               .agree = {},
+                                               .state = {},
+                                               .attachments = {},
+                                               .keep = 0});
+  const Checkpoint checkpoint(*latest(folder.path()));
+  EXPECT_EQ(verify(checkpoint.path()).blocks, 3);
+  std::vector<float> got(values.size());
+  checkpoint.read("w", 0, rows * columns, got.data());
+  EXPECT_TRUE(got == values);
+}
+
 TEST(Checkpoint, DigestSeesEveryChange) {
   const auto values = ramp(10);
   const auto digest = [](const std::string& name, DType dtype, std::vector<std::int64_t> shape, std::int64_t offset,

@@ -151,6 +151,9 @@ TEST(Safetensors, RefusesBadTensors) {
   expect_header_refused("{" + entry("a\\n", "U8", "[8]", 0, 8) + "}", "control characters");
   expect_header_refused("{" + entry("../a", "U8", "[8]", 0, 8) + "}", "contains '..'");
   expect_header_refused("{" + entry(std::string(5000, 'a'), "U8", "[8]", 0, 8) + "}", "a name of 5000 bytes");
+  // So long a string never reaches the parser, which would refuse it as a name.
+  expect_header_refused("{" + entry(std::string((1 << 24) + 1, 'a'), "U8", "[8]", 0, 8) + "}",
+                        "a string of more than 16777216 bytes");
 }
 
 TEST(Safetensors, RefusesHolesOverlapsAndLeftovers) {

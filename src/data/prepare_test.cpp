@@ -2,7 +2,10 @@
 // verification.
 #include "data/prepare.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -271,6 +274,47 @@ TEST_F(PrepareTest, FilesOfEveryForm) {
     EXPECT_EQ(same.texts[i].name, texts.texts[i].name);
     EXPECT_EQ(same.texts[i].source, "in");
   }
+}
+
+// A line's own name of a language is taken when it has the form of one.
+TEST_F(PrepareTest, ANameOfALanguageHasEightCharactersAtMost) {
+  std::string lines;
+  for (const char* name : {"a-code-8", "a-code-09", "n l"})
+    lines += format_jsonl({sentence(fmt::format("De tekst is van {}.", name), 1), "", name}) + "\n";
+  write_file_atomic(at("a.jsonl"), lines);
+  std::ostringstream out;
+  EXPECT_EQ(prepare_command(options({at("a.jsonl")}), out, {}), 0);
+  const TextManifest texts = read_text_manifest(at("out") / "text");
+  ASSERT_EQ(texts.texts.size(), 2u);
+  EXPECT_EQ(texts.texts[0].language, "a-code-8");
+  EXPECT_EQ(texts.texts[0].counts.documents, 1);
+  EXPECT_EQ(texts.texts[1].language, "und");
+  EXPECT_EQ(texts.texts[1].counts.documents, 2);
+}
+
+// A text of more than one batch (16 MiB) is not held whole, so that its tokens are counted before its end.
+TEST_F(PrepareTest, LongTextsAreTokenisedInBatches) {
+  write_tokenizer(at("tokenizer.json"));
+  std::string lines;
+  for (int number = 0; lines.size() <= 17 << 20;) {
+    std::string text;
+    while (text.size() < 1 << 20) text += sentence("De tekst is lang.", number++) + "\n";
+    lines += format_jsonl({text, "", "nl"}) + "\n";
+  }
+  write_file_atomic(at("a.jsonl"), lines);
+  PrepareOptions o = options({at("a.jsonl")});
+  o.tokenizer = at("tokenizer.json");
+  std::vector<double> shares;
+  o.at = [&](std::string_view stage, double share, std::string_view) {
+    if (stage == "tokens") shares.push_back(share);
+  };
+  std::ostringstream out;
+  EXPECT_EQ(prepare_command(o, out, {}), 0);
+  ASSERT_EQ(shares.size(), 3u);
+  EXPECT_EQ(shares[0], 0);
+  EXPECT_GT(shares[1], 0.9);
+  EXPECT_LT(shares[1], 1);
+  EXPECT_EQ(shares[2], 1);
 }
 
 // Names of shards: letters, digits, - and _ of the file's name stay; every other character becomes a dash.
@@ -682,6 +726,18 @@ TEST(Process, OutputAndStatus) {
   EXPECT_EQ(run_process({"wc", "-c"}, "/", input).output, "300000\n");
   EXPECT_EQ(run_process({"true"}, "/", input).status, 0) << "input that nobody reads";
   EXPECT_EQ(run_process({"cat"}, "/").output, "") << "no input is an empty one";
+}
+
+// Another child of this process that has ended stays for whoever started it.
+TEST(Process, OnlyItsOwnProgramIsWaitedFor) {
+  const pid_t other = ::fork();
+  if (other == 0) ::_exit(7);
+  siginfo_t ended{};
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(other), &ended, WEXITED | WNOWAIT), 0);
+  EXPECT_EQ(run_process({"sh", "-c", "exit 3"}, "/").status, 3);
+  int status = 0;
+  ASSERT_EQ(::waitpid(other, &status, 0), other);
+  EXPECT_EQ(WEXITSTATUS(status), 7);
 }
 
 // Without a limit, at least the last 64 KiB of a program's output are kept.

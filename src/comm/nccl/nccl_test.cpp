@@ -364,6 +364,19 @@ TEST_P(Nccl, AnErrorOfACallIsNamedAndEndsAll) {
   }
 }
 
+// A group is made by all its ranks, and after an error they no longer call alike.
+TEST_P(Nccl, NoGroupIsMadeAfterAnError) {
+  FAKE(nccl, fake_nccl_fail)("ncclAllReduce", 2, 1);
+  expect_all(on_ranks(2, options(),
+                      [](Communicator& c) {
+                        std::vector<float> x(10);
+                        EXPECT_THROW(c.all_reduce(x.data(), 10, DType::kF32, Reduce::kSum), Error);
+                        c.split(0, 0);
+                      }),
+             "all_reduce of 10 x fp32 on rank 1 of 2: unhandled system error");
+  EXPECT_EQ(count("ncclCommSplit"), 0);
+}
+
 // After an error inside a group the group is closed, and the next communicator of the thread works.
 TEST_P(Nccl, AnErrorInsideAGroup) {
   FAKE(nccl, fake_nccl_fail)("ncclSend", 2, 0);

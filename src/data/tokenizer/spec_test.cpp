@@ -59,6 +59,7 @@ TEST(Spec, RefusesWhatItCannotHonour) {
   llama3("Regex", [&](Json& j) { split(j)["pattern"] = {{"String", " "}}; });
   llama3("pattern", [&](Json& j) { split(j)["pattern"]["Regex"] = "(?<=a)b"; });
   llama3("patterns in a row", [](Json& j) { j["pre_tokenizer"]["pretokenizers"][1]["use_regex"] = true; });
+  llama3("patterns in a row", [](Json& j) { j["pre_tokenizer"]["pretokenizers"][1].erase("use_regex"); });
   llama3("A once", [](Json& j) { j["post_processor"]["processors"][1]["single"].erase(1); });
   llama3("no token",
          [](Json& j) { j["post_processor"]["processors"][1]["special_tokens"]["<|begin_of_text|>"]["ids"] = {99999}; });
