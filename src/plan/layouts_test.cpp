@@ -244,6 +244,18 @@ TEST(Layouts, NamesSayWhatDiffers) {
   EXPECT_EQ(groups(2, 4, 2, true), "HYBRID_SHARD_ZERO2 2 x 4, optimizer over all");
 }
 
+// Under ZeRO-1 and ZeRO-2, the host cannot keep the parameters.
+TEST(Layouts, HaveNoOffloadThatIsRefused) {
+  program::Setting s = batch_of(3);
+  s.offload.optimizer = s.offload.parameters = true;
+  std::size_t with_parameters = 0;
+  for (const Layout& l : layouts_of(model(), s, 4, {})) {
+    EXPECT_EQ(program::offload_refused(model(), l.setting), std::nullopt) << l.name;
+    with_parameters += l.setting.offload.parameters;
+  }
+  EXPECT_GT(with_parameters, 0U);
+}
+
 TEST(Layouts, RefusalsAreWhole) {
   const GoldenMessages golden;
   const auto refused = [](const program::Setting& s, int ranks, const std::vector<std::string>& wanted) {

@@ -110,6 +110,15 @@ TEST(PublishedRuns, TheLossHasItsMemory) {
   EXPECT_LE(full.memory_bytes, 8.5e10);
 }
 
+// The driver also shows a quarter more than the allocator's blocks, 1 GiB of context, and 0.35 GiB for each of six
+// communicators: of all ranks, of tensor and of data-parallel ranks, and the three of a pipeline.
+TEST(PublishedRuns, LibrariesHaveTheirMemory) {
+  const RunPrediction p = predicted();
+  ASSERT_LT(p.memory_bytes, 8e10) << "the run must not reach the capacity";
+  // Sums of doubles of some 1e11 bytes are exact to far less than a kilobyte.
+  EXPECT_NEAR(p.memory_bytes - 1.25 * p.allocator_bytes, (1.0 + 6 * 0.35) * 1024 * 1024 * 1024, 1024.0);
+}
+
 TEST(PublishedRuns, Fp8IsFasterOnDevicesThatHaveIt) {
   const auto h100 = [](plan::Run& r) { r.gpu = "H100-SXM-80GB"; };
   const auto fp8 = [](plan::Run& r) { r.gpu = "H100-SXM-80GB", r.precision = "fp8"; };
@@ -172,6 +181,15 @@ TEST(PublishedRuns, ABlankLayoutIsThatOfTheFastestStep) {
     }
 }
 
+// Tensor ranks have whole columns of the MLP: an odd width has no two of them.
+TEST(PublishedRuns, ABlankLayoutDividesTheWidthOfTheMlp) {
+  const RunPrediction found = predicted([](plan::Run& r) {
+    r.layers = 8, r.ffn = 16383, r.gpus = 16, r.global_batch = 32;
+    r.tp = r.pp = r.dp = 1, r.has_layout = false;
+  });
+  EXPECT_EQ(found.chosen.at("tp"), "1");
+}
+
 TEST(PublishedRuns, ARowWithItsAssumedValuesHasTheSamePrediction) {
   CellsByName row = bare_row();
   row["gpu"] = "A100-SXM-80GB", row["layers"] = "8";
@@ -231,6 +249,11 @@ TEST(PublishedRuns, FailuresNameTheColumn) {
   run = gpt_run();
   run.global_batch = 16'000'000;
   EXPECT_EQ(predict(run, sim::Factors::shipped()).reason().find("gbs: "), 0u);
+  run.micro_batch.reset();  // no micro-batch makes the step short enough
+  EXPECT_EQ(predict(run, sim::Factors::shipped()).reason().find("gbs: 16000000 sequences are 2000000 micro-batches"),
+            0u);
+  run.global_batch = 12;
+  EXPECT_EQ(predict(run, sim::Factors::shipped()).reason(), "gbs: 12 sequences do not divide over dp = 8");
   run = gpt_run();
   run.has_layout = false, run.gpus = 7;  // 128 sequences do not divide, nor do 32 layers
   EXPECT_EQ(predict(run, sim::Factors::shipped()).reason().find("tp: no layout of 7 GPUs"), 0u);

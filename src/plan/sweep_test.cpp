@@ -185,6 +185,9 @@ TEST(SweepRows, ALineIsTheRowAgain) {
   EXPECT_DOUBLE_EQ(line["kwh_per_step"], 36.0 / 3.6e6);
   EXPECT_DOUBLE_EQ(line["j_per_token"], 36.0 / (8 * 16));
   EXPECT_TRUE(to_json(made.plan, rows[2])["step_s"].is_null());
+  Json unknown = line;
+  unknown["memory_bytes"] = nullptr;
+  EXPECT_FALSE(row_from_json(unknown, "sweep.jsonl:1").outcome.memory) << "it is not known, rather than 0";
 }
 
 TEST(SweepRows, RefuseALineOfAnotherForm) {
