@@ -182,6 +182,8 @@ TEST(DescribedCosts, SizesThatAreNoMultipleOf8AreSlower) {
 TEST(DescribedCosts, ThinProductsTakeTheirBytesOverTheBandwidth) {
   const MatrixProduct p{1, 4096, 4096};
   EXPECT_NEAR(costs_of().product_seconds(p, 2, true), 1e-6 + 2.0 * (4096 + 4096.0 * 4096 + 4096) / 1e12, 1e-8);
+  const MatrixProduct outer{4096, 4096, 1};  // nearly all of its bytes are those of the result
+  EXPECT_NEAR(costs_of().product_seconds(outer, 2, true), 1e-6 + 2.0 * (4096 + 4096 + 4096.0 * 4096) / 1e12, 1e-8);
 }
 
 RC_GTEST_PROP(DescribedCosts, ProductsNeverBeatThePeakAndGrowWithTheirTerms, ()) {
@@ -309,6 +311,29 @@ TEST(DescribedCosts, UnfusedAttentionMeetsTheKeysOfAllContextRanks) {
   const double whole = seconds_of(unfused, program::build(model, s), arch::Part::kAttention);
   s.mesh[mesh::Axis::kCp] = 4;
   EXPECT_NEAR(seconds_of(unfused, program::build(model, s), arch::Part::kAttention), whole / 4, 0.2 * whole / 4);
+}
+
+// The products of whole scores run at the efficiency of products: half of it takes as long again as the products do. A
+// backward has twice the products. Each cost is a few 1e-6 s, so that rounding moves the difference of two by some
+// 1e-21 s, far below 1e-9 of the products' 1e-8 s.
+TEST(DescribedCosts, UnfusedAttentionHasTheEfficiencyOfProducts) {
+  cluster::Cluster half = round_cluster();
+  half.device.gemm_efficiency.value = 0.5;
+  const DescribedCosts whole = costs_of({.flash_attention = false}),
+                       slower(half, neutral(), {.flash_attention = false});
+  const program::Program p = program_of_setting(small_setting());
+  ASSERT_EQ(p.arch.head_dim % 64, 0) << "other heads are slower";
+  const double forward = 4.0 * static_cast<double>(p.arch.heads * 64 * 64 * p.arch.head_dim) / 1e14;
+  int seen = 0;
+  for (const program::Body& body : p.bodies)
+    for (const program::Step& step : body.steps) {
+      const auto* part = std::get_if<program::Compute>(&step.op);
+      if (!part || part->part != arch::Part::kAttention) continue;
+      ++seen;
+      const double expected = (arch::is_backward(part->pass) ? 2.0 : 1.0) * forward;
+      EXPECT_NEAR(slower.seconds(p, step) - whole.seconds(p, step), expected, 1e-9 * expected);
+    }
+  EXPECT_GT(seen, 1);
 }
 
 // Every op of every stage has a cost, and the step takes at least as long as its FLOPs at the peak.

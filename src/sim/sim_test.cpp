@@ -238,6 +238,48 @@ TEST(Costs, UnmeasuredCollectivesMoveAtTheRateOfTheOptimizerStep) {
   EXPECT_GT(seen, 0);
 }
 
+// Messages between stages and around a ring cost what was measured for them, however many ranks there were. Those that
+// were not measured are copies of the receiver among threads, and have no basis otherwise.
+TEST(Costs, AMessageHasTwoEnds) {
+  auto a = arch::preset("llama-tiny");
+  program::Setting s;
+  s.mesh[mesh::Axis::kPp] = s.mesh[mesh::Axis::kCp] = 2;
+  s.context_form = program::ContextForm::kRing;
+  s.global_batch = 8, s.sequence = 64;
+  const std::vector<program::Program> stages = program::build_stages(a, s);
+  std::vector<Sample> samples;
+  for (const double bytes : {1.0, 1e4, 1e8})
+    samples.push_back({"optimizer_step", {1.0, std::log(bytes)}, bytes * 1e-10});
+  const CostModel measured = CostModel::fit(samples_from(stages, 0.0)), copies = CostModel::fit(samples);
+  const CoreContention of_eight{8, 8, 1};  // four times as many ranks as stages, or as ranks of a ring
+  int sent = 0, received = 0, passed_on = 0;
+  const auto with_epilogues = [](const MeasuredCosts& costs, const program::Step& step, double seconds) {
+    for (const double epilogue : costs.epilogue_seconds(step)) seconds += epilogue;
+    return seconds;
+  };
+  for (const program::Program& p : stages)
+    for (const auto& body : p.bodies)
+      for (const program::Step& step : body.steps) {
+        const bool sends = std::holds_alternative<program::Send>(step.op),
+                   receives = std::holds_alternative<program::Receive>(step.op),
+                   passes_on = std::holds_alternative<program::RingExchange>(step.op);
+        if (!sends && !receives && !passes_on) continue;
+        sent += sends, received += receives, passed_on += passes_on;
+        for (const std::string communicator : {"threads", "mpi"}) {
+          const MeasuredCosts costs(measured, of_eight, communicator);
+          EXPECT_DOUBLE_EQ(costs.seconds(p, step), with_epilogues(costs, step, measured.seconds(p, step)));
+        }
+        const MeasuredCosts costs(copies, of_eight, "threads");
+        const double twice = 2.0 * static_cast<double>(step.moved.value),
+                     copied = sends ? 0.0 : copies.seconds("optimizer_step", {1.0, std::log(twice)});
+        EXPECT_DOUBLE_EQ(costs.seconds(p, step), with_epilogues(costs, step, copied));
+        EXPECT_THROW(MeasuredCosts(copies, of_eight, "mpi").seconds(p, step), UsageError);
+      }
+  EXPECT_GT(sent, 0);
+  EXPECT_GT(received, 0);
+  EXPECT_GT(passed_on, 0);
+}
+
 TEST(Costs, TrafficOfEachCollective) {
   EXPECT_DOUBLE_EQ(collective_traffic("all_reduce", 12.0, 4, "threads"), 24.0);
   EXPECT_DOUBLE_EQ(collective_traffic("all_gather", 12.0, 4, "threads"), 24.0);

@@ -210,6 +210,7 @@ TEST_F(Flight, AProcessIsAliveStoppedOrDead) {
   ::kill(pid, SIGSTOP);
   EXPECT_TRUE(soon([&] { return process_of(of, identity()) == ProcessState::kStopped; }));
   FlightIdentity reused = of;
+  EXPECT_GT(reused.pid_start, 0u) << "in ticks since the start of the kernel";
   reused.pid_start += 1;
   EXPECT_EQ(process_of(reused, identity()), ProcessState::kDead) << "another process with the same pid";
   FlightIdentity elsewhere = of;

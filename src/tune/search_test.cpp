@@ -91,6 +91,22 @@ TEST(Search, FindsTheBestOfEachObjective) {
 }
 
 // Whatever was recorded when a search was cut off, it goes on to the same trials.
+TEST(Search, EqualTrialsKeepTheirOrder) {
+  std::vector<Trial> trials;
+  for (const int number : {1, 2, 3, 4}) {
+    Trial t{.number = number, .point = {}, .outcome = {}};
+    t.outcome.kind = Kind::kStep;
+    t.outcome.figures.tokens = 1000, t.outcome.figures.ranks = 1;
+    t.outcome.figures.step_s = number == 2 ? 1.0 : 2.0, t.outcome.figures.step_j = t.outcome.figures.step_s;
+    trials.push_back(std::move(t));
+  }
+  for (const Objective objective : {Objective::kThroughput, Objective::kTime, Objective::kEnergy}) {
+    std::vector<int> numbers;
+    for (const Trial& t : ranked(trials, objective)) numbers.push_back(t.number);
+    EXPECT_EQ(numbers, (std::vector{2, 1, 3, 4})) << name_of(objective);
+  }
+}
+
 TEST(Search, GoesOnAsIfItHadNotBeenCutOff) {
   const SearchPlan plan = planned(24);
   const auto whole = run_search(plan, made_up_calls(), {});
@@ -343,6 +359,7 @@ TEST(Plots, ShowEachTrialAndEachKey) {
   EXPECT_NE(path.find("a &lt; b"), std::string::npos);
   EXPECT_NE(path.find("tokens/s per device"), std::string::npos);
   EXPECT_NE(path.find(fmt::format("out of memory ({})", 20 - steps)), std::string::npos);
+  EXPECT_EQ(path.find("(0)"), std::string::npos) << "the legend names what there is";
   const Sensitivity s{{0.1, 0.2, 0.3, 0.4}, {}, {0.4, 0.3, 0.2, 0.1}};
   const std::string bars = sensitivity_svg(s, plan.space, plan.objective, "impact");
   for (const char* text : {"log throughput", "success or failure", "parallel.tensor", "batch.micro", "gas", "nodes"})

@@ -55,6 +55,33 @@ Setting on_tensor_ranks(const std::string& optimizer = "adamw") {
   return s;
 }
 
+// Keys and values are gathered in one form of context parallelism, and go around a ring in the other. The exchange
+// after the first step of a ring has the operands of a gather.
+TEST(RefusedEdits, ExchangesOfTheOtherFormOfContextRanks) {
+  Setting s = small_setting(1, 0);
+  s.mesh[mesh::Axis::kCp] = 3;
+  s.sequence = 24;
+  Program gathers = build(tiny(), s);
+  ASSERT_EQ(said_of(gathers), "");
+  const Found gather = first_op(gathers, [](const Step& step) {
+    const auto* o = std::get_if<AllGather>(&step.op);
+    return o && o->payload == Payload::kKeys;
+  });
+  Op& gathered = gathers.bodies[gather.body].steps[gather.op].op;
+  gathered = RingExchange{Axis::kCp, Payload::kKeys, std::get<AllGather>(gathered).layer, 2};
+  EXPECT_SAYS(gathers, "does not fit this program, in which context ranks gather keys and values");
+  s.context_form = ContextForm::kRing;
+  Program passes_on = build(tiny(), s);
+  ASSERT_EQ(said_of(passes_on), "");
+  const Found pass = first_op(passes_on, [](const Step& step) {
+    const auto* o = std::get_if<RingExchange>(&step.op);
+    return o && o->payload == Payload::kKeys && o->step == 2;
+  });
+  Op& passed = passes_on.bodies[pass.body].steps[pass.op].op;
+  passed = AllGather{Axis::kCp, Payload::kKeys, std::get<RingExchange>(passed).layer};
+  EXPECT_SAYS(passes_on, "does not fit this program, in which context ranks pass keys and values on in a ring");
+}
+
 // The executor finds the rows of an op by the piece of its buffer, so another piece would be other rows.
 TEST(RefusedEdits, ABufferOfAnotherPiece) {
   Setting s = on_tensor_ranks();
