@@ -83,8 +83,8 @@ TEST(Scope, PartsAreThoseOfTheMachine) {
   EXPECT_EQ(parts_of("cpufreq"), Scopes{});
 }
 
-// The parts that each scope measures on a machine of two sockets of two dies each, with an MI250X in socket 0 (gpu0 and gpu1 are
-// its two). Superchips belong to another machine (ASuperchipMayHoldAnySocket).
+// The parts that each scope measures on a machine of two sockets of two dies each, with an MI250X in socket 0 (gpu0 and
+// gpu1 are its two). Superchips belong to another machine (ASuperchipMayHoldAnySocket).
 const std::map<std::string, Scopes>& leaves() {
   static const Scopes cpu0{"die 0", "die 1"}, cpu1{"die 2", "die 3"}, memory0{"memory 0"}, memory1{"memory 1"};
   static const Scopes gpus{"gpu 0", "gpu 1"};

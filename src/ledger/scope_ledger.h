@@ -23,8 +23,8 @@ struct Entry {
   std::string name;  // of a phase, kBase, kUnattributed, or "a+b" for phases whose powers cannot be told apart
   std::int64_t ticks = 0;
   Joules energy;
-  // The standard error of the energy as an estimate for this name. A 95 % interval is 1.96 of it to either side. Null for
-  // unattributed, which is a difference and no estimate.
+  // The standard error of the energy as an estimate for this name. A 95 % interval is 1.96 of it to either side. Null
+  // for unattributed, which is a difference and no estimate.
   std::optional<Joules> standard_error;
   double rank_seconds = 0;  // the time in the phases, over ranks; for the base: the time of the scope
   std::string note;         // why phases share an entry

@@ -62,6 +62,26 @@ TEST_F(Flight, StepsOfNoTimeHaveAMedian) {
   EXPECT_EQ(state().median_step_ns, 1);
 }
 
+TEST_F(Flight, AnOpIsBegunUntilItEnds) {
+  const auto world = comm::make_self();
+  FlightRecorder recorder;
+  recorder.open(job_, 1, *world);
+  recorder.phase(store::FlightPhase::kTrain, 3);
+  const auto compute = static_cast<std::size_t>(program::Stream::kCompute);
+  recorder.begin(program::Stream::kCompute, 2, 100);
+  store::FlightStream stream = state().streams[compute];
+  EXPECT_TRUE(stream.any);
+  EXPECT_TRUE(stream.inside);
+  EXPECT_EQ(stream.op, 2);
+  EXPECT_EQ(stream.step, 3);
+  recorder.end(program::Stream::kCompute, 2, 200);
+  stream = state().streams[compute];
+  EXPECT_FALSE(stream.inside);
+  ASSERT_EQ(stream.records.size(), 2u);
+  EXPECT_EQ(stream.records[0].ns, 100);
+  EXPECT_EQ(stream.records[1].ns, 200);
+}
+
 TEST_F(Flight, KeepsWhereItEnded) {
   const auto world = comm::make_self();
   {
