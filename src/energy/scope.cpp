@@ -79,7 +79,8 @@ bool overlap(const std::string& a, const std::string& b) {
   if (a == b) return false;
   if (a == "node" || b == "node") return true;
   for (const auto& [chip, other] : {std::pair{a, b}, {b, a}}) {
-    // Whose sockets and GPUs a superchip has is not known, but it is another superchip's neither.
+    // The number of a superchip does not tell its socket, so it may share joules with any scope. Two superchips share
+    // none.
     if (is_numbered(chip, "superchip")) return !is_numbered(other, "superchip") && !extent_of(other).empty();
     if (is_numbered(chip, "accel") && extent_of(other).contains("gpu")) return true;
   }

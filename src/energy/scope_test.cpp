@@ -143,7 +143,7 @@ TEST(Scope, RelationsAreThoseOfWhatIsMeasured) {
       const bool whole = std::includes(x.begin(), x.end(), y.begin(), y.end());
       const bool same_name_twice =
           a.rfind("grace", 0) == 0 && b.rfind("module", 0) == 0;  // a module has losses beside it
-      // Which GPUs an accelerator has, names do not tell.
+      // The number of an accelerator does not tell its GPUs.
       if (a != "accel0") {
         EXPECT_EQ(contains(a, b), whole && !same_name_twice) << a << " " << b;
       }
