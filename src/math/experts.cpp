@@ -9,6 +9,7 @@
 #include <cstring>
 #include <optional>
 
+#include "base/error.h"
 #include "math/allocation.h"
 #include "math/gemm.h"
 #include "math/gemm_narrow.h"
@@ -63,6 +64,13 @@ Tile tile_of(const Groups& g, i64 index) {
   for (; index >= tiles_of(g, e); ++e) index -= tiles_of(g, e);
   const i64 tiles = tiles_of(g, e), begin = g.rows(e) * index / tiles, end = g.rows(e) * (index + 1) / tiles;
   return {e, g.first(e) + begin, end - begin};
+}
+
+// Returns the memory of `scratch`, which has at least `needed` bytes.
+void* checked(std::span<std::byte> scratch, i64 needed) {
+  MOLEN_CHECK(static_cast<i64>(scratch.size()) >= needed, "a product of experts has {} bytes of scratch and needs {}",
+              scratch.size(), needed);
+  return scratch.data();
 }
 
 at::Tensor view(const u16* data, i64 rows, i64 columns) {
@@ -163,7 +171,9 @@ i64 grouped_tn_scratch(int threads, i64 out) {
   return out <= kGroupOutputs ? 0 : threads * kGroupTerms * kGroupOutputs * 4;
 }
 
-void grouped_tn(const Groups& g, const float* d_y, const float* x, bool accumulate, float* d_w, void* scratch) {
+void grouped_tn(const Groups& g, const float* d_y, const float* x, bool accumulate, float* d_w,
+                std::span<std::byte> scratch) {
+  auto* space = static_cast<float*>(checked(scratch, grouped_tn_scratch(at::get_num_threads(), g.out)));
   const i64 parts = ceil_div(g.out, kGroupOutputs);
   side_by_side(g.E * parts, [&](i64 index) {
     const i64 e = index / parts, part = index % parts;
@@ -174,7 +184,7 @@ void grouped_tn(const Groups& g, const float* d_y, const float* x, bool accumula
     } else if (parts == 1) {
       matmul_tn(g.out, g.in, g.rows(e), d_y + g.first(e) * g.out, x + g.first(e) * g.in, accumulate, block);
     } else {
-      float* packed = static_cast<float*>(scratch) + omp_get_thread_num() * kGroupTerms * kGroupOutputs;
+      float* packed = space + omp_get_thread_num() * kGroupTerms * kGroupOutputs;
       gradient_of_outputs(g, e, first, last, d_y, x, accumulate, block, packed);
     }
   });
@@ -184,18 +194,20 @@ i64 grouped_tn_narrow_scratch(int threads, i64 M, i64 out, i64 in) {
   return std::max(weight_gradient_scratch(threads, in, M), 2 * out * in);
 }
 
-void grouped_tn(const Groups& g, const u16* d_y, const u16* x, bool accumulate, float* d_w, void* scratch) {
+void grouped_tn(const Groups& g, const u16* d_y, const u16* x, bool accumulate, float* d_w,
+                std::span<std::byte> scratch) {
   const c10::InferenceMode guard;
   const int threads = at::get_num_threads();
+  void* space = checked(scratch, grouped_tn_narrow_scratch(threads, g.first(g.E), g.out, g.in));
   for (i64 e = 0; e < g.E; ++e) {
     const u16 *left = d_y + g.first(e) * g.out, *right = x + g.first(e) * g.in;
     float* block = d_w + e * g.out * g.in;
     if (g.rows(e) == 0) {
       if (!accumulate) vector_kernels().fill_zero(threads, g.out * g.in, block);
     } else if (own_products()) {
-      weight_gradient(threads, g.out, g.in, g.rows(e), left, right, accumulate, block, scratch);
+      weight_gradient(threads, g.out, g.in, g.rows(e), left, right, accumulate, block, space);
     } else {
-      auto* rounded = static_cast<u16*>(scratch);
+      auto* rounded = static_cast<u16*>(space);
       narrow_product(view(left, g.rows(e), g.out).t(), view(right, g.rows(e), g.in), rounded);
       vector_kernels().narrow.widen(threads, g.out * g.in, rounded, accumulate, block);
     }

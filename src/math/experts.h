@@ -7,7 +7,9 @@
 // "accumulate" adds to the result; otherwise the result is overwritten and may hold anything before, including NaN.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "math/expert_order.h"
 
@@ -53,15 +55,16 @@ void grouped_nn(const Groups& g, const float* d_y_MO, const float* w_EOI, float*
 void grouped_nn(const Groups& g, const std::uint16_t* d_y_MO, const std::uint16_t* w_EOI, std::uint16_t* d_x_MI);
 
 // d_W_e (+)= d_y^T x, in fp32. For an expert without rows, d_W_e becomes zero or, when accumulating, stays as it was.
-// `scratch` has as many bytes as the query returns for the number of threads. In bf16, when math/gemm_narrow.h is used,
-// it computes the products of one expert after another on all threads. Otherwise the library computes them, rounded to
-// bf16 before they are added, as in all linear layers. The query returns the larger number of bytes of the two.
+// `scratch` has at least as many bytes as the query returns for the number of threads and the rows M of all experts;
+// fewer are an error. In bf16, when math/gemm_narrow.h is used, it computes the products of one expert after another on
+// all threads. Otherwise the library computes them, rounded to bf16 before they are added, as in all linear layers. The
+// query returns the larger number of bytes of the two.
 std::int64_t grouped_tn_scratch(int threads, std::int64_t out);
 std::int64_t grouped_tn_narrow_scratch(int threads, std::int64_t M, std::int64_t out, std::int64_t in);
 
 void grouped_tn(const Groups& g, const float* d_y_MO, const float* x_MI, bool accumulate, float* d_w_EOI,
-                void* scratch);
+                std::span<std::byte> scratch);
 void grouped_tn(const Groups& g, const std::uint16_t* d_y_MO, const std::uint16_t* x_MI, bool accumulate,
-                float* d_w_EOI, void* scratch);
+                float* d_w_EOI, std::span<std::byte> scratch);
 
 }  // namespace molen::math

@@ -49,7 +49,7 @@ void measure(int threads, i64 N, i64 d, i64 f, i64 E, i64 k, double skew) {
   const auto size = [](i64 n) { return static_cast<std::size_t>(n); };
   Floats x = as<float>(random_values(N * d, 2)), w = as<float>(random_values(E * f * d, 3)), rows(size(M * d)),
          y(size(M * f)), d_rows(size(M * d)), d_w(w.size()), out(x.size());
-  Floats scratch(size(grouped_tn_scratch(threads, f) / 4));
+  GuardedScratch scratch(grouped_tn_scratch(threads, f));
   const Groups g{E, f, d, offsets.data()};
   const Slots s{N, k, d, place.data()};
   const auto each = [&](const auto& product) {
@@ -78,7 +78,7 @@ void measure(int threads, i64 N, i64 d, i64 f, i64 E, i64 k, double skew) {
         });
       },
       [&] { matmul_tn(f, d, M, y.data(), rows.data(), false, d_w.data()); },
-      [&] { grouped_tn(g, y.data(), rows.data(), false, d_w.data(), scratch.data()); },
+      [&] { grouped_tn(g, y.data(), rows.data(), false, d_w.data(), scratch.span()); },
       [&] {
         each([&](i64 e, i64 first, i64 n) {
           matmul_tn(f, d, n, y.data() + first * f, rows.data() + first * d, false, d_w.data() + e * f * d);

@@ -495,7 +495,7 @@ Products<S> multiply(const Order& o, i64 out, i64 in, const Values<double>& x, c
                                                   : grouped_tn_narrow_scratch(threads, o.rows(), out, in));
   grouped_nt(g, left.data(), right.data(), p.y.data());
   grouped_nn(g, up.data(), right.data(), p.d_x.data());
-  grouped_tn(g, up.data(), left.data(), accumulate, p.d_w.data(), scratch.data());
+  grouped_tn(g, up.data(), left.data(), accumulate, p.d_w.data(), scratch.span());
   EXPECT_TRUE(scratch.intact());
   return p;
 }
@@ -609,6 +609,24 @@ RC_GTEST_PROP(GroupedProducts, EqualExpertsAreOne, ()) {
   RC_ASSERT(close(read(y), want, {0x1p-24, in + k, 4, 4}));
 }
 
+// Fewer bytes of scratch than the query returns are refused, with one message for both types of rows.
+TEST(GroupedProducts, RefuseScratchThatIsTooSmall) {
+  const Threads two(2);
+  const Order o = order_of(4, 1, 2, kNoCapacity, {0, 1, 0, 1});
+  const i64 out = 2 * kGroupOutputs, in = 8;
+  const auto size = [](i64 n) { return static_cast<std::size_t>(n); };
+  const auto refuse = [&]<class S>(S, i64 needed) {
+    const Values<S> d_y(size(4 * out)), x(size(4 * in));
+    Floats d_w(size(2 * out * in));
+    Values<std::byte> scratch(size(needed));
+    grouped_tn(o.groups(out, in), d_y.data(), x.data(), false, d_w.data(), scratch);
+    scratch.pop_back();
+    EXPECT_THROW(grouped_tn(o.groups(out, in), d_y.data(), x.data(), false, d_w.data(), scratch), Error);
+  };
+  refuse(0.0f, grouped_tn_scratch(2, out));
+  refuse(std::uint16_t{}, grouped_tn_narrow_scratch(2, 4, out, in));
+}
+
 // A NaN in a row stays with its token, its expert's gradient, and its weights.
 TEST(GroupedProducts, NaNStaysWithItsTokenAndExpert) {
   const Order o = order_of(4, 1, 2, kNoCapacity, {0, 1, 0, 1});
@@ -619,7 +637,7 @@ TEST(GroupedProducts, NaNStaysWithItsTokenAndExpert) {
   dispatch(2, o.slots(8), x.data(), rows.data());
   grouped_nt(o.groups(8, 8), rows.data(), w.data(), results.data());
   combine(2, o.slots(8), weight.data(), results.data(), false, y.data());
-  grouped_tn(o.groups(8, 8), results.data(), rows.data(), false, d_w.data(), nullptr);
+  grouped_tn(o.groups(8, 8), results.data(), rows.data(), false, d_w.data(), {});
   for (std::size_t i = 0; i < y.size(); ++i) EXPECT_EQ(std::isnan(y[i]), i / 8 == 1) << i;
   for (std::size_t i = 0; i < d_w.size(); ++i) EXPECT_EQ(std::isnan(d_w[i]), i >= 64) << i;
 }

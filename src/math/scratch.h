@@ -2,7 +2,9 @@
 // do not allocate. Scratch counts the bytes that they take, and throws when they take more than the plan gave.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "base/error.h"
 
@@ -25,6 +27,9 @@ class Scratch {
     if (used_ > high_water_) high_water_ = used_;
     MOLEN_CHECK(used_ <= capacity_, "an op asks for {} bytes of scratch where its program gives {}", used_, capacity_);
     return base_ + begin;
+  }
+  std::span<std::byte> take_span(std::int64_t bytes) {
+    return {static_cast<std::byte*>(take_bytes(bytes)), static_cast<std::size_t>(bytes)};
   }
   template <class T>
   T* take(std::int64_t count) {

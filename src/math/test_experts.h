@@ -54,6 +54,9 @@ struct GuardedScratch {
     return true;
   }
   void* data() { return memory.data(); }
+  std::span<std::byte> span() {
+    return {reinterpret_cast<std::byte*>(memory.data()), static_cast<std::size_t>(scratch.capacity())};
+  }
   Values<float> memory;
   Scratch scratch;
 };

@@ -54,8 +54,7 @@ void grouped_backward(const Reference<T>& k, const Context& c, const Groups& g, 
 void grouped_backward(const Fused& k, const Context& c, const Groups& g, const float* d_y, const float* x,
                       const float* w, float* d_x, float* d_w) {
   math::grouped_nn(g, d_y, w, d_x);
-  void* space = c.scratch.take_bytes(math::grouped_tn_scratch(k.threads, g.out));
-  math::grouped_tn(g, d_y, x, c.accumulate, d_w, space);
+  math::grouped_tn(g, d_y, x, c.accumulate, d_w, c.scratch.take_span(math::grouped_tn_scratch(k.threads, g.out)));
 }
 
 }  // namespace

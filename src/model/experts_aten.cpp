@@ -82,8 +82,8 @@ void experts_backward(const Context& c, const at::Tensor& d_y, const at::Tensor&
   const Rewind rewind(c.scratch);
   const math::Groups groups = groups_of(offsets, weight);
   math::grouped_nn(groups, bits(d_y), bits(weight), bits(d_x));
-  void* space = c.scratch.take_bytes(math::grouped_tn_narrow_scratch(threads_of(c), x.size(0), groups.out, groups.in));
-  math::grouped_tn(groups, bits(d_y), bits(x), c.accumulate, floats(d_weight), space);
+  const std::int64_t bytes = math::grouped_tn_narrow_scratch(threads_of(c), x.size(0), groups.out, groups.in);
+  math::grouped_tn(groups, bits(d_y), bits(x), c.accumulate, floats(d_weight), c.scratch.take_span(bytes));
 }
 
 void shared_up_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& rows, const Linear& up,

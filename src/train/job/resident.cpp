@@ -105,7 +105,7 @@ void run_grouped(const Job& job, std::int64_t out, std::int64_t in) {
   math::grouped_nt(groups, at(x), at(w), at(y));
   math::grouped_nn(groups, at(y), at(w), at(x));
   math::grouped_tn(groups, at(y), at(x), false, space.view(d_w, DType::kF32, {experts * out * in}).data_ptr<float>(),
-                   at(scratch));
+                   {reinterpret_cast<std::byte*>(at(scratch)), static_cast<std::size_t>(scratch_bytes)});
 }
 
 void run_experts(const Job& job) {

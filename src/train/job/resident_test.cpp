@@ -3,21 +3,25 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "arch/architecture.h"
 #include "comm/self/self.h"
 
 namespace molen::train {
 namespace {
 
-// The products of experts are run in memory of their own, in each type that has kernels for them. Products that took
-// more than they placed would end the process.
+// The products of experts are run in memory of their own, in each type that has kernels for them. A product refuses
+// memory that is smaller than it needs. What a gradient of the weights needs depends most on the number of threads
+// where experts are small, and on the size of a weight where they are large.
 TEST(Resident, RunsTheProductsOfExpertsToo) {
-  for (const auto& [compute, kernels] :
-       {std::pair{DType::kF32, arch::Kernels::kFused}, {DType::kBF16, arch::Kernels::kAten}}) {
+  for (const auto& [compute, kernels, hidden, ffn] : {std::tuple{DType::kF32, arch::Kernels::kFused, 512, 1024},
+                                                      {DType::kBF16, arch::Kernels::kAten, 512, 1024},
+                                                      {DType::kBF16, arch::Kernels::kAten, 64, 64}}) {
     Job job;
     job.arch = arch::preset("llama-tiny");
-    job.arch.hidden = 512;
-    job.arch.experts = arch::Experts{.count = 4, .per_token = 2, .ffn = 1024};
+    job.arch.hidden = hidden;
+    job.arch.experts = arch::Experts{.count = 4, .per_token = 2, .ffn = ffn};
     job.setting.compute = compute, job.setting.kernels = kernels;
     job.setting.micro_batch = 2, job.setting.sequence = 256, job.setting.threads = 2;
     job.communicator = "self";
