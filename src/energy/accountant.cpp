@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
+
+#include "base/clock.h"
 
 namespace molen::energy {
 
@@ -17,8 +20,14 @@ std::map<std::string, std::string> StepEnergy::sources() const {
   return map;
 }
 
-Accountant::Accountant(Meters meters) : meters_(std::move(meters)) {
+Accountant::Accountant(Meters meters, Seconds sample_every, std::function<double()> clock)
+    : meters_(std::move(meters)),
+      samples_counters_(sample_every.value > 0),
+      clock_(clock ? std::move(clock) : [] { return now().value; }),
+      sampled_(meters_.meters.size()) {
   double every = 0;
+  for (std::size_t i = 0; i < meters_.meters.size(); ++i)
+    if (is_sampled(i)) every = sample_every.value;
   for (const auto& m : meters_.meters)
     if (const double e = m->info().read_every.value; e > 0) every = every > 0 ? std::min(every, e) : e;
   start_ = begin_ = snapshot();
@@ -37,14 +46,37 @@ Accountant::~Accountant() {
 void Accountant::keep_reading(double every_s) {
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, std::chrono::duration<double>(every_s), [this] { return stopping_; }))
-    for (const auto& m : meters_.meters)
-      if (m->info().read_every.value > 0) (void)m->read().ok();  // the next difference shows a gap found here
+    for (std::size_t i = 0; i < meters_.meters.size(); ++i)
+      if (meters_.meters[i]->info().read_every.value > 0 || is_sampled(i))
+        (void)read(i).ok();  // the next difference shows a gap found here
+}
+
+bool Accountant::is_sampled(std::size_t meter) const {
+  return samples_counters_ && meters_.meters[meter]->info().joules_per_tick > 0;
+}
+
+Result<Reading> Accountant::read(std::size_t meter) {
+  Result<Reading> reading = meters_.meters[meter]->read();
+  if (!is_sampled(meter)) return reading;
+  Sampled& all = sampled_[meter];
+  if (const double time_s = clock_(); time_s > all.last_s) {
+    all.samples.push_back({time_s, reading ? std::optional(reading.value()) : std::nullopt});
+    all.last_s = time_s;
+  }
+  return reading;
+}
+
+std::vector<std::vector<Sample>> Accountant::take_samples() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::vector<Sample>> samples;
+  for (Sampled& all : sampled_) samples.push_back(std::exchange(all.samples, {}));
+  return samples;
 }
 
 Accountant::Snapshot Accountant::snapshot() {
   const std::lock_guard lock(mutex_);
   Snapshot all;
-  for (const auto& m : meters_.meters) all.push_back(m->read());
+  for (std::size_t i = 0; i < meters_.meters.size(); ++i) all.push_back(read(i));
   spans_.resize(all.size());
   for (std::size_t i = 0; i < all.size(); ++i) {
     Span& s = spans_[i];

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -35,11 +37,18 @@ struct StepEnergy {
   std::map<std::string, std::string> sources() const;
 };
 
+// A reading of a counter at a time of the accountant's clock; null if it failed.
+struct Sample {
+  double time_s = 0;
+  std::optional<Reading> reading;
+};
+
 class Accountant {
  public:
   // Starts a thread when a meter must be read more often than steps end (a counter that wraps, power that is
-  // integrated).
-  explicit Accountant(Meters meters);
+  // integrated), and when counters are to be sampled: `sample_every` is then above 0. `clock` gives the times of
+  // samples; by default it is that of base/clock.h.
+  explicit Accountant(Meters meters, Seconds sample_every = Seconds(0), std::function<double()> clock = {});
   ~Accountant();
   Accountant(const Accountant&) = delete;
   Accountant& operator=(const Accountant&) = delete;
@@ -55,6 +64,10 @@ class Accountant {
   // reading to its last one, and scopes that lack a part are named. The caller fills in `seconds`.
   EnergySoFar so_far();
 
+  // Returns the samples of each meter since the last call, in the order of their times, which increase. Every reading
+  // of a counter is a sample, whatever it was taken for. None are kept unless counters are sampled.
+  std::vector<std::vector<Sample>> take_samples();
+
   // Returns {"available": {scope: "meter: detail"}, "unavailable": {"meter scope": reason}}, for the run's events.
   Json describe() const;
   const Meters& meters() const { return meters_; }
@@ -64,6 +77,8 @@ class Accountant {
   Snapshot snapshot();
   StepEnergy between(const Snapshot& a, const Snapshot& b) const;
   void keep_reading(double every_s);
+  Result<Reading> read(std::size_t meter);
+  bool is_sampled(std::size_t meter) const;
 
   struct Span {
     std::optional<Reading> first, last;
@@ -71,6 +86,13 @@ class Accountant {
     bool failing = false;  // the last reading failed
   };
   Meters meters_;
+  bool samples_counters_;
+  std::function<double()> clock_;
+  struct Sampled {
+    std::vector<Sample> samples;
+    double last_s = -std::numeric_limits<double>::infinity();
+  };
+  std::vector<Sampled> sampled_;  // by meter
   std::mutex mutex_;
   Snapshot begin_, start_;
   std::vector<Span> spans_;  // by meter

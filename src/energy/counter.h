@@ -8,6 +8,10 @@
 
 namespace molen::energy {
 
+// RAPL changes its counters about once in a millisecond (Hahnel et al., "Measuring energy consumption for short code
+// paths using RAPL", SIGMETRICS Performance Evaluation Review 40(3), 2012).
+inline constexpr Seconds kRaplChangesEvery{0.001};
+
 // `range` is the counter's largest value, after which it starts at 0 again; 0 means unknown, and then the counter must
 // not decrease. `wrap_s` is the shortest time in which the counter can wrap. When two readings are further apart, the
 // number of wraps between them is unknown, which is a gap.
@@ -43,6 +47,7 @@ class Unwrapper {
     }
     const std::uint64_t counted = value >= last ? value - last : value + (range_ - last);
     reading_.total += Joules(static_cast<double>(counted) * joules_per_count);
+    reading_.ticks += static_cast<std::int64_t>(counted);
     return reading_;
   }
 

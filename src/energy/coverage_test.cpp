@@ -191,6 +191,21 @@ TEST(Totals, AttemptsAddUp) {
   EXPECT_EQ(two.text(), "8 steps, 800 tokens, 6.00 s, 135 J, 0.1688 J/token");
 }
 
+TEST(Totals, PhasesOfAttemptsAddUp) {
+  const auto all = host({"cpu-package0"});
+  EnergySoFar first = used(2, {{"cpu-package0", 40}}), second = first;
+  first.phases = Json::parse(R"({"cpu-package0":{"entries":{"forward":{"joules":30},"base":{"joules":10}}}})");
+  second.phases = Json::parse(R"({"cpu-package0":{"entries":{"forward":{"joules":5}}},"dram0":{"entries":{}}})");
+  const RunTotals one = totals_from_json(to_json(add({}, 3, 300, first, all)), 3, "x");
+  const RunTotals two = add(one, 5, 500, second, all);
+  const std::map<std::string, std::map<std::string, double>> want{
+      {"cpu-package0", {{"forward", 35.0}, {"base", 10.0}}}};
+  EXPECT_EQ(two.phases_j, want);
+  Json old = to_json(one);
+  old.erase("phases_j");
+  EXPECT_TRUE(totals_from_json(old, 3, "x").phases_j.empty()) << "a checkpoint from before phases had joules";
+}
+
 TEST(Totals, WhatOneAttemptLackedStaysMissing) {
   const RunTotals none = add({}, 3, 300, {}, coverage_of(Meters{}, false));
   EXPECT_EQ(none.total_j, std::nullopt);
@@ -227,7 +242,7 @@ TEST(Totals, RefusesHostileRecords) {
   EXPECT_NOTED((void)totals_from_json(good, 4, "x"), UsageError) << "steps of another checkpoint";
   EXPECT_NOTED((void)totals_from_json(Json::array(), 3, "x"), UsageError);
   for (const char* key :
-       {"first_step", "steps", "tokens", "seconds", "energy_j", "total_j", "hosts", "summed", "missing"})
+       {"first_step", "steps", "tokens", "seconds", "energy_j", "phases_j", "total_j", "hosts", "summed", "missing"})
     for (const Json& bad : {Json(-1), Json("7"), Json(1e300), Json::array({1}), Json::parse("{\"a\":-1}")}) {
       if ((std::string(key) == "seconds" || std::string(key) == "total_j") && bad == Json(1e300)) continue;
       Json j = good;
@@ -235,6 +250,11 @@ TEST(Totals, RefusesHostileRecords) {
       EXPECT_NOTED((void)totals_from_json(j, 3, "x"), UsageError) << key << " " << bad;
     }
   Json j = good;
+  for (const char* bad : {R"({"gpu0":7})", R"({"gpu0":{"forward":-1}})"}) {
+    j["phases_j"] = Json::parse(bad);
+    EXPECT_NOTED((void)totals_from_json(j, 3, "x"), UsageError) << bad;
+  }
+  j = good;
   j.erase("tokens");
   EXPECT_NOTED((void)totals_from_json(j, 3, "x"), UsageError);
 }

@@ -14,6 +14,8 @@ namespace {
 
 // The controller scans the counters at raw_scan_hz, which is 10. One that has stood still for so long has stopped.
 constexpr double kStoppedAfterS = 2.0;
+constexpr Seconds kCrayChangesEvery{0.1};
+constexpr double kCrayTick = 1.0;  // joules
 // Meters that are read so closely one after the other get one scan, so that a node and its parts agree.
 constexpr double kSameScanS = 0.05;
 // A reading of all files takes well under a scan, so that few of them meet the next scan.
@@ -116,7 +118,7 @@ class Scan {
     if (!measured && time - last.time_s > kStoppedAfterS)
       return Failure{
           fmt::format("{} in {} has not been measured for {:.1f} s", scope, root_.string(), time - last.time_s)};
-    return totals_.at(scope).add(line.value().joules, time, 1.0);
+    return totals_.at(scope).add(line.value().joules, time, kCrayTick);
   }
 
   struct Measured {
@@ -162,7 +164,8 @@ Meters open_cray(const Machine& machine) {
   const auto scan = std::make_shared<Scan>(root, counters, machine.clock);
   for (const Counter& c : counters) {
     auto meter = std::make_unique<CrayMeter>(
-        MeterInfo{"cray", c.scope, Source::kCounter, c.file.string(), Seconds(0), true}, scan);
+        MeterInfo{"cray", c.scope, Source::kCounter, c.file.string(), Seconds(0), true, kCrayTick, kCrayChangesEvery},
+        scan);
     auto first = meter->read();
     for (int i = 1; i < kTries && !first; ++i) {  // a scan that ends now must not cost the run its meter
       machine.sleep(kSameScanS);

@@ -17,9 +17,10 @@ enum class Source { kCounter, kPower, kModel, kNone };
 const char* name_of(Source source);
 
 struct Reading {
-  Joules total;           // since the meter was opened; never decreases
-  std::int64_t gaps = 0;  // number of energy losses (more than one wrap possible, samples missed): the difference of
-                          // two readings is valid only when this number is equal in both
+  Joules total;            // since the meter was opened; never decreases
+  std::int64_t gaps = 0;   // number of energy losses (more than one wrap possible, samples missed): the difference of
+                           // two readings is valid only when this number is equal in both
+  std::int64_t ticks = 0;  // of a counter: `total` in its own unit, MeterInfo::joules_per_tick
 };
 
 struct MeterInfo {
@@ -29,6 +30,10 @@ struct MeterInfo {
   std::string detail;     // the exact source: a file, an event, a device
   Seconds read_every{0};  // longest time between two reads without a gap; 0: any
   bool counted = true;    // part of the sum over scopes (choose_counted in scope.h)
+  // Of a counter: the joules that its value counts, and the longest time between two changes of the value. 0 J: the
+  // meter is no counter.
+  double joules_per_tick = 0;
+  Seconds changes_every{0};
 };
 
 // Not thread-safe: one thread at a time (the Accountant ensures this).

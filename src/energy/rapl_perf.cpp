@@ -167,7 +167,7 @@ Meters open_perf(const Machine& machine, std::shared_ptr<PerfEvents> events) {
       } else {
         auto meter = std::make_unique<PerfMeter>(
             MeterInfo{"rapl-perf", scope, Source::kCounter, fmt::format("power/{}/ on cpu {}", event_name, cpu),
-                      Seconds(0), true},
+                      Seconds(0), true, event.value().scale, kRaplChangesEvery},
             events, descriptor, event.value().scale, machine.clock);
         if (const auto first = meter->read(); !first)
           found.unavailable.push_back({"rapl-perf", scope, first.reason()});

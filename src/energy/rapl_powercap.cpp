@@ -11,6 +11,7 @@ namespace {
 // No package draws more than this for long. So a counter whose range is R joules takes at least R / kMostWatts seconds
 // to wrap.
 constexpr double kMostWatts = 1000.0;
+constexpr double kMicrojoule = 1e-6;
 
 class PowercapMeter : public Meter {
  public:
@@ -23,7 +24,7 @@ class PowercapMeter : public Meter {
   Result<Reading> read() override {
     const auto uj = read_count(file_);
     if (!uj) return Failure{uj.reason()};
-    return counter_.add(uj.value(), clock_(), 1e-6);
+    return counter_.add(uj.value(), clock_(), kMicrojoule);
   }
 
  private:
@@ -108,9 +109,9 @@ Meters open_powercap(const Machine& machine) {
     const std::uint64_t range_uj = range ? range.value() : 0;
     const Seconds read_every(range_uj > 0 ? static_cast<double>(range_uj) * 1e-6 / kMostWatts / 2 : 0.0);
     const fs::path file = root / zone / "energy_uj";
-    auto meter = std::make_unique<PowercapMeter>(
-        MeterInfo{"rapl-powercap", scope, Source::kCounter, file.string(), read_every, true}, file, range_uj,
-        machine.clock);
+    auto meter = std::make_unique<PowercapMeter>(MeterInfo{"rapl-powercap", scope, Source::kCounter, file.string(),
+                                                           read_every, true, kMicrojoule, kRaplChangesEvery},
+                                                 file, range_uj, machine.clock);
     if (const auto first = meter->read(); !first) {
       found.unavailable.push_back({"rapl-powercap", scope, advice(first.reason())});
       continue;

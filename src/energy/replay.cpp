@@ -9,6 +9,10 @@
 namespace molen::energy {
 namespace {
 
+// A recording is a counter with small ticks, which changes all the time.
+constexpr double kReplayTick = 1e-6;  // joules
+constexpr Seconds kReplayChangesEvery{1e-6};
+
 struct Point {
   double time_s = 0;
   std::optional<double> joules;
@@ -29,7 +33,8 @@ class ReplayMeter : public Meter {
     if (!from || !to) return Failure{fmt::format("{}: nothing was recorded at {:.3f} s", info().detail, t)};
     const double span = after->time_s - before->time_s;
     const double share = span > 0 ? (t - before->time_s) / span : 0.0;
-    return Reading{Joules(*from + share * (*to - *from)), 0};
+    const Joules total(*from + share * (*to - *from));
+    return Reading{total, 0, std::llround(total.value / kReplayTick)};
   }
 
  private:
@@ -90,7 +95,8 @@ Meters parse_replay(const Machine& machine, const std::string& text, const std::
   Meters found;
   for (auto& [scope, points] : recording)
     found.meters.push_back(std::make_unique<ReplayMeter>(
-        MeterInfo{"replay", scope, Source::kCounter, origin, Seconds(0), true}, std::move(points), machine.clock));
+        MeterInfo{"replay", scope, Source::kCounter, origin, Seconds(0), true, kReplayTick, kReplayChangesEvery},
+        std::move(points), machine.clock));
   return found;
 }
 

@@ -34,6 +34,9 @@ RunTotals add(RunTotals t, std::int64_t steps, std::int64_t tokens, const Energy
     t.joules[scope] += joules;
     if (coverage.summed.contains(scope)) t.summed.insert(scope);
   }
+  for (const auto& [scope, account] : energy.phases.items())
+    for (const auto& [name, entry] : account.at("entries").items())
+      t.phases_j[scope][name] += entry.at("joules").get<double>();
   if (energy.total_j) t.total_j = t.total_j.value_or(0.0) + *energy.total_j;
   t.hosts = std::max(t.hosts, coverage.hosts);
   const auto miss = [&](const std::string& what, std::int64_t n) { t.missing[what] = std::max(t.missing[what], n); };
@@ -53,6 +56,7 @@ Json to_json(const RunTotals& t) {
           {"tokens", t.tokens},
           {"seconds", t.seconds},
           {"energy_j", joules},
+          {"phases_j", t.phases_j},
           {"total_j", t.total_j ? Json(*t.total_j) : Json()},
           {"j_per_token", per_token ? Json(*per_token) : Json()},
           {"hosts", t.hosts},
@@ -74,6 +78,11 @@ RunTotals totals_from_json(const Json& json, std::int64_t step_done, const std::
   t.tokens = count_member(json, "tokens", where);
   t.seconds = amount_member(json, "seconds", where);
   t.joules = amounts_member(json, "energy_j", where);
+  if (json.contains("phases_j")) {  // older checkpoints have none
+    if (!json["phases_j"].is_object()) throw UsageError("{}: phases_j is no object", where);
+    for (const auto& [scope, entries] : json["phases_j"].items())
+      t.phases_j[scope] = amounts_member(json["phases_j"], scope.c_str(), where + ": phases_j");
+  }
   if (!json_member(json, "total_j", where).is_null()) t.total_j = amount_member(json, "total_j", where);
   t.hosts = count_member(json, "hosts", where);
   t.missing = counts_member(json, "missing", where);

@@ -20,6 +20,9 @@ struct EnergySoFar {
   std::optional<double> total_j;         // over the summed scopes that have joules
   // By scope: the number of hosts on which joules are missing (gaps, failed readings).
   std::map<std::string, std::int64_t> lost;
+  // What became of the joules of each counter, phase by phase: {scope: {"entries": {name: {"joules", ...}}, ...}}
+  // (docs/formats/energy.md). Empty when no counter was sampled.
+  Json phases = Json::object();
 };
 
 struct RunTotals {
@@ -27,8 +30,9 @@ struct RunTotals {
   std::int64_t steps = 0, tokens = 0;
   double seconds = 0;  // wall time of the training processes, from the opening of the meters
   std::map<std::string, double> joules;
-  std::optional<double> total_j;  // null if nothing was measured
-  std::int64_t hosts = 0;         // the largest number of hosts in an attempt
+  std::map<std::string, std::map<std::string, double>> phases_j;  // by scope and entry
+  std::optional<double> total_j;                                  // null if nothing was measured
+  std::int64_t hosts = 0;                                         // the largest number of hosts in an attempt
   std::set<std::string> summed;
   std::map<std::string, std::int64_t> missing;  // as in Coverage; the largest number of any attempt
 

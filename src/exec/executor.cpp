@@ -127,7 +127,7 @@ class Executor::Impl {
     StepResult result;
     result.timeline.ops.assign(ops_.size(), {});
     progress_.reset();
-    start_ns_ = launches_ ? launches_->begin_step() : now_ns();
+    result.timeline.start_ns = start_ns_ = launches_ ? launches_->begin_step() : now_ns();
     std::array<std::exception_ptr, program::kNumStreams> errors;
     const auto run_one = [&](program::Stream stream) {
       const auto s = static_cast<std::size_t>(stream);

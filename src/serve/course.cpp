@@ -203,6 +203,58 @@ std::string whole_run(const RunData& run) {
 
 }  // namespace
 
+namespace {
+
+// One row for an entry of a scope: its share of the scope's joules, a 95 % interval, and the mean power of a rank in
+// it.
+std::string phase_row(const std::string& name, const Json& entry, double total_j) {
+  const double joules = number_of(entry, "joules"), error = number_of(entry, "standard_error_j"),
+               seconds = number_of(entry, "rank_seconds");
+  std::string row = "<tr><th scope=row>" + escape(name);
+  row += fmt::format("<td>{:.4g} kJ", joules * 1e-3);
+  row += std::isfinite(error) ? fmt::format("<td>{:.2g} kJ", 1.96 * error * 1e-3) : "<td>";
+  row += fmt::format("<td>{:.1f}%", 100.0 * joules / total_j);
+  row += seconds > 0 ? fmt::format("<td>{:.4g} s<td>{:.4g} W", seconds, joules / seconds) : "<td><td>";
+  return row + "<td class=text>" + escape(text_of(entry, "note"));
+}
+
+// Says for each host of a scope why nothing was divided, if nothing was.
+std::string not_attributed(const Json& scope) {
+  std::string text;
+  if (!scope.contains("by_host") || !scope["by_host"].is_object()) return text;
+  for (const auto& [host, about] : scope["by_host"].items())
+    if (about.is_object())
+      if (const std::string why = text_of(about, "not_attributed"); !why.empty())
+        text += "<p class=none>" + escape(host) + ": not divided among phases: " + escape(why) + ".</p>";
+  return text;
+}
+
+// The joules of each phase, scope by scope; "" when the run has no such account.
+std::string phases_of_energy(const RunData& run) {
+  const Json& line = run.energy_phases;
+  if (!line.is_object() || !line.contains("scopes") || !line["scopes"].is_object()) return "";
+  std::string s;
+  for (const auto& [name, scope] : line["scopes"].items()) {
+    if (!scope.is_object() || !scope.contains("entries") || !scope["entries"].is_object()) continue;
+    const double total_j = number_of(scope, "joules");
+    if (!(total_j > 0)) continue;
+    std::vector<std::pair<double, std::string>> order;
+    for (const auto& [entry, values] : scope["entries"].items())
+      if (const double joules = number_of(values, "joules"); std::isfinite(joules))
+        order.emplace_back(entry == "unattributed" ? 1.0 : -joules, entry);
+    std::sort(order.begin(), order.end());
+    s +=
+        "<h3>Where the joules of " + escape(name) + " went in the last attempt</h3><div class=scroll><table><tr>" +
+        "<th scope=col>phase<th scope=col>energy<th scope=col>&plusmn; (95%)<th scope=col>share<th scope=col>time over "
+        "ranks<th scope=col>power of a rank<th scope=col class=text>note";
+    for (const auto& [rank, entry] : order) s += phase_row(entry, scope["entries"][entry], total_j);
+    s += "</table></div>" + not_attributed(scope);
+  }
+  return s;
+}
+
+}  // namespace
+
 std::string energy_section(const RunData& run, Charts& charts) {
   std::string s = "<h2>Energy</h2>", reasons;
   for (const Json& e : run.events)
@@ -240,7 +292,7 @@ std::string energy_section(const RunData& run, Charts& charts) {
   }
   per_token.series.push_back(over_steps(run, "J/token" + energy_left_out(run),
                                         [](const auto& m) { return m.j_per_token.value_or(std::nan("")); }));
-  s += "</table></div>" + whole_run(run) + "<div class=charts>";
+  s += "</table></div>" + whole_run(run) + phases_of_energy(run) + "<div class=charts>";
   s += charts.add(joules);
   s += charts.add(per_token);
   return s + "</div>" + reasons;

@@ -100,6 +100,7 @@ Json summary(const fs::path& run_directory) {
          {"validation", Json()},
          {"energy_j", Json::object()},
          {"energy_totals", run.energy_totals},
+         {"energy_phases", run.energy_phases},
          {"predicted", run.predicted},
          {"notices", run.notices}};
   if (!run.validations.empty()) {

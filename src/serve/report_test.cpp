@@ -278,6 +278,41 @@ TEST_F(Report, SaysWhatEnergyLeavesOut) {
   EXPECT_EQ(page().find("Whole run"), std::string::npos);
 }
 
+TEST_F(Report, ShowsWhereTheJoulesOfEachScopeWent) {
+  store::StepMetrics m;
+  m.step = 1;
+  m.energy_j = {{"gpu0", 900.0}};
+  m.energy_source = {{"gpu0", "counter"}};
+  write("metrics.jsonl", store::to_line(m) + "\n");
+  EXPECT_EQ(page().find("Where the joules"), std::string::npos);
+  const std::string entries =
+      R"({"forward":{"joules":250,"standard_error_j":5,"rank_seconds":2,"note":"a<b"},)"
+      R"("back":{"joules":700,"standard_error_j":null,"rank_seconds":0},"unattributed":{"joules":50}})";
+  write("energy.jsonl", R"({"event":"phases","scopes":{"old":{"joules":1,"entries":{}}}})"
+                        "\n"
+                        R"({"event":"phases","scopes":{"gpu<0":{"joules":1000,"entries":)" +
+                            entries + R"(,"by_host":{"h<":{"not_attributed":"too few"},"i":{"not_attributed":""}}}}})" +
+                            "\n");
+  const std::string html = page();
+  EXPECT_NE(html.find("Where the joules of gpu&lt;0 went"), std::string::npos);
+  EXPECT_EQ(html.find("Where the joules of old"), std::string::npos);
+  const auto back = html.find("<th scope=row>back<td>0.7 kJ<td><td>70.0%<td><td>"),
+             forward = html.find(
+                 "<th scope=row>forward<td>0.25 kJ<td>0.0098 kJ<td>25.0%<td>2 s<td>125 W<td "
+                 "class=text>a&lt;b"),
+             rest = html.find("<th scope=row>unattributed<td>0.05 kJ<td><td>5.0%");
+  ASSERT_NE(forward, std::string::npos);
+  EXPECT_LT(back, forward) << "the largest first";
+  EXPECT_LT(forward, rest);
+  EXPECT_NE(html.find("h&lt;: not divided among phases: too few."), std::string::npos);
+  EXPECT_EQ(html.find("i: not divided"), std::string::npos);
+  EXPECT_EQ(summary(dir_)["energy_phases"]["scopes"]["gpu<0"]["joules"], 1000);
+  for (const char* damage : {"7", "{}", R"({"g":7})", R"({"g":{"joules":1,"entries":{"a":7}}})"}) {
+    write("energy.jsonl", std::string(R"({"event":"phases","scopes":)") + damage + "}\n");
+    EXPECT_NO_THROW(page()) << damage;
+  }
+}
+
 TEST_F(Report, HostileRunsAreBounded) {
   std::string events;
   const auto validation = [](int step) {
@@ -393,6 +428,7 @@ TEST_F(Report, SummaryIsWhole) {
                        {"validation", {{"step", 3}, {"loss", 2.0}, {"bits_per_byte", {{"en", 1.25}, {"nl", 1.5}}}}},
                        {"energy_j", Json::object()},
                        {"energy_totals", Json()},
+                       {"energy_phases", Json()},
                        {"predicted", {{"step_s", {{"predicted", 1}}}}},
                        {"notices", Json::array()}}));
 }

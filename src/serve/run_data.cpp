@@ -78,23 +78,30 @@ void read_events(const fs::path& path, RunData& run) {
         size, left_out, kEventBytes >> 20));
 }
 
-// Reads the last totals of energy.jsonl. The other lines, one per step, are not parsed. Totals that a crash may have
-// torn are at the end.
-void read_totals(const fs::path& path, RunData& run) {
+// Returns the last line of a file with this event; null if there is none. Lines without its name are not parsed. A line
+// that a crash may have torn is at the end.
+Json last_event(const fs::path& path, const std::string& event) {
   constexpr std::size_t kCandidates = 16, kLongest = std::size_t{1} << 20;
   std::deque<std::string> last;
+  const std::string name = "\"" + event + "\"";
   store::each_line(path, [&](std::string_view line, std::int64_t) {
-    if (line.size() > kLongest || line.find("\"totals\"") == std::string_view::npos) return;
+    if (line.size() > kLongest || line.find(name) == std::string_view::npos) return;
     if (last.size() == kCandidates) last.pop_front();
     last.emplace_back(line);
   });
-  for (auto line = last.rbegin(); line != last.rend() && run.energy_totals.is_null(); ++line) {
+  for (auto line = last.rbegin(); line != last.rend(); ++line) {
     try {
       Json j = parse_json(*line, path.string());
-      if (j.is_object() && text_of(j, "event") == "totals") run.energy_totals = std::move(j);
+      if (j.is_object() && text_of(j, "event") == event) return j;
     } catch (const UsageError&) {
     }
   }
+  return {};
+}
+
+void read_energy(const fs::path& path, RunData& run) {
+  run.energy_totals = last_event(path, "totals");
+  run.energy_phases = last_event(path, "phases");
 }
 
 // Reads a file beside the metrics. If the file is damaged, only its part of the page is missing.
@@ -140,7 +147,7 @@ RunData read_run(const fs::path& path) {
   run.environment = read_beside(path / "environment.json", run);
   run.predicted = read_beside(path / "predicted.json", run);
   if (fs::exists(path / "events.jsonl")) read_events(path / "events.jsonl", run);
-  if (fs::exists(path / "energy.jsonl")) read_totals(path / "energy.jsonl", run);
+  if (fs::exists(path / "energy.jsonl")) read_energy(path / "energy.jsonl", run);
   return run;
 }
 

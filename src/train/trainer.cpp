@@ -78,6 +78,7 @@ class Loop {
     data::Loader loader(data_, {state_.next_sample, job_.setting.global_batch, job_.setting.micro_batch, data_rank(),
                                 job_.setting.data_ranks(), 4, job_.setting.document_mask});
     loader_ = &loader;
+    energy_->ran(OutsideSteps::kStart, energy_->opened_ns(), now_ns());
     if (job_.options.save_initial && state_.step == 0) save();
     const double begun = now().value;
     if (state_.step >= stop_step_) {
@@ -179,6 +180,7 @@ class Loop {
           std::count_if(batch.labels.begin(), batch.labels.end(), [](std::int32_t l) { return l >= 0; }));
     };
     const exec::StepResult result = executor_.run(input);
+    energy_->ran(executor_.ops(), result.timeline);
     if (result.non_finite && !result.overflow) refuse_non_finite(result);
     ++state_.step;
     if (job_.setting.scales_loss()) rescale(result);
@@ -257,10 +259,11 @@ class Loop {
   };
   // Makes all decisions that depend on a clock or a signal on all ranks together.
   Decision decide(double begun) {
-    std::int32_t flags[3] = {stop_requested() ? 1 : 0,
+    std::int32_t flags[4] = {stop_requested() ? 1 : 0,
                              stop_seconds_ > 0 && now().value - begun >= stop_seconds_ ? 1 : 0,
-                             save_every_.due(state_.step) ? 1 : 0};
-    world_.all_reduce(flags, 3, DType::kI32, comm::Reduce::kMax);
+                             save_every_.due(state_.step) ? 1 : 0, energy_->phases_due() ? 1 : 0};
+    world_.all_reduce(flags, 4, DType::kI32, comm::Reduce::kMax);
+    if (flags[3]) energy_->collect_phases();
     stopped_ = flags[0] != 0;
     if (stopped_) return {true, "stopped by a signal", true};
     if (flags[1]) return {true, "reached train.stop_after", true};
@@ -270,17 +273,19 @@ class Loop {
 
   void run_validation() {
     flight_.phase(store::FlightPhase::kValidate, state_.step);
+    const std::int64_t start_ns = now_ns();
     std::vector<const data::ValidationSet*> sets;
     for (const auto& set : validation_) sets.push_back(set.get());
     const auto result = validate(*evaluator_, sets, {data_rank(), job_.setting.data_ranks(), counts_losses()}, world_,
                                  job_.config.train.validate_batches.value_or(0) * job_.setting.global_batch);
+    energy_->ran(OutsideSteps::kValidation, start_ns, now_ns());
     if (recorder_) recorder_->validation(state_.step, result);
   }
 
   void save() {
     if (saved_step_ == state_.step) return;
     flight_.phase(store::FlightPhase::kCheckpoint, state_.step);
-    const double start = now().value;
+    const std::int64_t start_ns = now_ns();
     const energy::EnergySoFar used = energy_->so_far();
     Json state;
     if (recorder_) {
@@ -299,8 +304,10 @@ class Loop {
     }
     const fs::path path = saved_.save(state_.step, std::move(state));
     saved_step_ = state_.step;
+    const std::int64_t end_ns = now_ns();
     save_every_.last = now().value;
-    if (recorder_) recorder_->checkpoint(state_.step, path.string(), now().value - start);
+    energy_->ran(OutsideSteps::kCheckpoint, start_ns, end_ns);
+    if (recorder_) recorder_->checkpoint(state_.step, path.string(), static_cast<double>(end_ns - start_ns) * 1e-9);
   }
 
   // Runs on all ranks, because only their times together show how long each waited for others.
@@ -316,12 +323,12 @@ class Loop {
     const std::int64_t rss = peak_resident().value;
     if (predicted_) compare_with_prediction(rss);
     const energy::EnergySoFar used = energy_->so_far();
-    if (recorder_)
-      recorder_->end(
-          state_.step, state_.tokens_total, used, communication_,
-          fmt::format("{}; peak resident memory {}, {:.1f}% {} the {} predicted", reason, human(Bytes(rss)),
-                      100.0 * std::abs(static_cast<double>(rss) / static_cast<double>(memory_.total().value) - 1.0),
-                      rss < memory_.total().value ? "below" : "above", human(memory_.total())));
+    if (!recorder_) return;
+    recorder_->end(
+        state_.step, state_.tokens_total, used, communication_,
+        fmt::format("{}; peak resident memory {}, {:.1f}% {} the {} predicted", reason, human(Bytes(rss)),
+                    100.0 * std::abs(static_cast<double>(rss) / static_cast<double>(memory_.total().value) - 1.0),
+                    rss < memory_.total().value ? "below" : "above", human(memory_.total())));
   }
 
   at::Device device() const {

@@ -183,9 +183,13 @@ for name, scopes in (("both.jsonl", POWER), ("cpu.jsonl", ["cpu-package0"])):
 power, tokens = sum(POWER.values()), 8 * 48
 
 
-def totals(name):
+def energy_events(name, event):
     lines = [json.loads(x) for x in (work / "runs" / name / "energy.jsonl").read_text().splitlines()]
-    return [x for x in lines if x["event"] == "totals"]
+    return [x for x in lines if x["event"] == event]
+
+
+def totals(name):
+    return energy_events(name, "totals")
 
 
 metered = ["--set", "run.name=metered", "--set", 'energy.meters=["replay:both.jsonl"]', "--set", "model.hidden=192", "--set", "model.head_dim=48"]
@@ -204,6 +208,12 @@ second_s = sum(m[s]["step_s"] for s in range(10, 25))
 ok("totals: joules of both", last["total_j"] > saved["total_j"] + power * second_s and abs(last["total_j"] / (power * last["seconds"]) - 1) < 0.01, (saved, last))
 stored = json.loads((work / "runs/metered/checkpoints/step-000000024/state.json").read_text())["state"]["totals"]
 ok("totals in the checkpoint", stored["attempts"] == 2 and stored["steps"] == 24 and saved["total_j"] < stored["total_j"] <= last["total_j"], stored)
+phases = energy_events("metered", "phases")
+whole = [s["ticks"] == sum(e["ticks"] for e in s["entries"].values()) > 0 for line in phases for s in line["scopes"].values()]
+ok("entries of phases add up to each counter", len(phases) >= 4 and len(whole) == 2 * len(phases) and all(whole), phases)
+attempt, own = phases[-1]["scopes"], last["total_j"] - saved["total_j"]
+ok("phases have the joules of their attempt", abs(sum(s["joules"] for s in attempt.values()) / own - 1) < 0.05, (attempt, own))
+ok("constant power is not divided, with the reason", all(list(s["entries"]) == ["unattributed"] and "lag" in str(s["by_host"]) for s in attempt.values()) and "energy by phase: unattributed 100.0% of" in second, attempt)
 ok("the stop says them", f"whole run: 24 steps, {last['tokens']} tokens, " in second and f" {last['total_j']:.6g} J, " in second, second[-400:])
 # Steps long enough for their edges not to count.
 part = ["--set", "run.name=part", "--set", 'energy.meters=["replay:cpu.jsonl"]', *metered[4:], "--set", 'train.stop_after="3 steps"']

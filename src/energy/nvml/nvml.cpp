@@ -15,6 +15,9 @@ namespace {
 // The part of NVML's C interface that molen uses. It is the same in nvml.h of every driver since 2017.
 using Device = void*;
 constexpr int kSuccess = 0;
+constexpr double kMillijoule = 1e-3;  // joules of nvmlDeviceGetTotalEnergyConsumption
+// On boards for data centres (NV_REG_STR_RM_RUSD_POLLING_INTERVAL_TESLA in NVIDIA's open kernel modules).
+constexpr Seconds kNvmlChangesEvery{0.1};
 
 class Library {
  public:
@@ -89,7 +92,7 @@ class CounterMeter : public Meter {
     unsigned long long millijoules = 0;
     if (const int error = library_->energy(device_, &millijoules); error != kSuccess)
       return Failure{fmt::format("nvmlDeviceGetTotalEnergyConsumption: {}", library_->why(error))};
-    return counter_.add(millijoules, clock_(), 1e-3);
+    return counter_.add(millijoules, clock_(), kMillijoule);
   }
 
  private:
@@ -231,10 +234,10 @@ Meters open_nvml(const Machine& machine, const NvmlOptions& options) {
     const int no_power = library->power(gpu.device, &milliwatts);
     std::unique_ptr<Meter> meter;
     if (no_counter == kSuccess) {
-      meter =
-          std::make_unique<CounterMeter>(MeterInfo{"nvml", is_superchip(gpu) ? fmt::format("superchip{}", i) : scope,
-                                                   Source::kCounter, what + ", energy counter", Seconds(0), true},
-                                         library, gpu.device, machine.clock);
+      meter = std::make_unique<CounterMeter>(
+          MeterInfo{"nvml", is_superchip(gpu) ? fmt::format("superchip{}", i) : scope, Source::kCounter,
+                    what + ", energy counter", Seconds(0), true, kMillijoule, kNvmlChangesEvery},
+          library, gpu.device, machine.clock);
     } else if (no_power == kSuccess && is_superchip(gpu)) {
       found.unavailable.push_back(
           {"nvml", scope, fmt::format("{}: no energy counter, and its power may include that of the processor", what)});

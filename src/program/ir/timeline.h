@@ -26,6 +26,9 @@ struct OpTime {
 struct Timeline {
   std::vector<OpTime> ops;  // per op of the expansion
   double total_s = 0.0;     // the whole step on this rank
+  // The start of the step on the steady clock (base/clock.h: now_ns), which all ranks of a host share; 0 in a predicted
+  // timeline.
+  std::int64_t start_ns = 0;
 };
 
 // Splits the seconds of a step (docs/formats/metrics.md). A phase gets the time of its ops on the compute stream; the

@@ -101,10 +101,13 @@ Json describe_host(const std::string& name, const energy::Accountant& accountant
 }  // namespace
 
 JobEnergy::JobEnergy(comm::Communicator& world, const config::Config& config)
-    : JobEnergy(world, this_host(), open_as(config), gpus_here) {}
+    : JobEnergy(world, this_host(), open_as(config), gpus_here, config.energy.sample_every) {}
 
-JobEnergy::JobEnergy(comm::Communicator& world, const EnergyHost& host, const OpenMeters& open, const HasGpus& has_gpus)
-    : world_(world), description_({{"available", Json::object()}, {"unavailable", Json::object()}}) {
+JobEnergy::JobEnergy(comm::Communicator& world, const EnergyHost& host, const OpenMeters& open, const HasGpus& has_gpus,
+                     Seconds sample_every)
+    : world_(world),
+      host_name_(replace_invalid_utf8(host.name)),
+      description_({{"available", Json::object()}, {"unavailable", Json::object()}}) {
   const Json self{{"id", replace_invalid_utf8(host.id)},
                   {"visible", host.visible ? Json(replace_invalid_utf8(*host.visible)) : Json(nullptr)}};
   VisibleDevices devices;
@@ -118,16 +121,26 @@ JobEnergy::JobEnergy(comm::Communicator& world, const EnergyHost& host, const Op
   }
   std::string own;
   if (world.rank() == lowest) {
-    const std::string name = replace_invalid_utf8(host.name);
     try {
-      accountant_ = std::make_unique<energy::Accountant>(open(devices.text()));
-      own = describe_host(name, *accountant_, has_gpus(devices.text())).dump();
+      accountant_ = std::make_unique<energy::Accountant>(open(devices.text()), sample_every);
+      own = describe_host(host_name_, *accountant_, has_gpus(devices.text())).dump();
     } catch (const UsageError& error) {
-      own = Json{{"name", name}, {"error", replace_invalid_utf8(error.what())}}.dump();
+      own = Json{{"name", host_name_}, {"error", replace_invalid_utf8(error.what())}}.dump();
     }
   }
   opened_ = now().value;
   exchange(world, own);
+  if (sample_every.value > 0) divide_by_phases(lowest, sample_every);
+}
+
+void JobEnergy::divide_by_phases(int lowest, Seconds sample_every) {
+  std::int32_t counters = 0;
+  if (accountant_)
+    for (const auto& m : accountant_->meters().meters) counters += m->info().joules_per_tick > 0 ? 1 : 0;
+  world_.all_reduce(&counters, 1, DType::kI32, comm::Reduce::kMax);
+  if (counters == 0) return;
+  of_host_ = world_.split(lowest, world_.rank());
+  phases_ = std::make_unique<PhaseEnergy>(*of_host_, accountant_.get(), opened_, sample_every);
 }
 
 void JobEnergy::exchange(comm::Communicator& world, const std::string& own) {
@@ -222,6 +235,7 @@ energy::EnergySoFar JobEnergy::so_far() {
   const double seconds = now().value - opened_;
   world_.all_reduce(sums.data(), static_cast<std::int64_t>(sums.size()), DType::kF64, comm::Reduce::kSum);
   energy::EnergySoFar job;
+  job.phases = phases();
   job.seconds = seconds;
   if (sums[1] > 0) job.total_j = sums[0];
   std::size_t at = 2;
@@ -231,6 +245,38 @@ energy::EnergySoFar JobEnergy::so_far() {
     at += 2;
   }
   return job;
+}
+
+void JobEnergy::ran(const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
+  if (phases_) phases_->add_step(ops, timeline);
+}
+
+void JobEnergy::ran(OutsideSteps what, std::int64_t start_ns, std::int64_t end_ns) {
+  if (phases_) phases_->add_outside(what, start_ns, end_ns);
+}
+
+void JobEnergy::collect_phases() {
+  if (phases_) phases_->collect();
+}
+
+Json JobEnergy::phases() {
+  if (!phases_) return Json::object();
+  phases_->collect();
+  const std::string own = accountant_ ? phases_->accounts().dump() : "";
+  const std::vector<std::string> names = gather_texts(world_, host_name_), accounts = gather_texts(world_, own);
+  if (world_.rank() != 0) return Json::object();
+  std::map<std::string, Json> by_host;
+  for (std::size_t rank = 0; rank < accounts.size(); ++rank) {
+    if (accounts[rank].empty()) continue;
+    std::string name = names[rank];
+    while (by_host.contains(name)) name += "'";
+    by_host[name] = Json::parse(accounts[rank]);
+  }
+  return sum_of_accounts(by_host);
+}
+
+std::int64_t JobEnergy::opened_ns() const {
+  return std::llround(opened_ * 1e9);
 }
 
 }  // namespace molen::train

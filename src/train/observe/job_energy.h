@@ -15,6 +15,7 @@
 #include "energy/accountant.h"
 #include "energy/coverage.h"
 #include "energy/totals.h"
+#include "train/observe/phase_energy.h"
 
 namespace molen::train {
 
@@ -32,9 +33,11 @@ using HasGpus = std::function<bool(const std::optional<std::string>& visible)>;
 
 class JobEnergy {
  public:
-  // Collective over `world`, which must outlive this object. `open` is called on the lowest rank of each host. Throws
-  // UsageError on every rank when `open` throws it on one rank.
-  JobEnergy(comm::Communicator& world, const EnergyHost& host, const OpenMeters& open, const HasGpus& has_gpus);
+  // Collective over `world`, which must outlive this object. `open` is called on the lowest rank of each host. Counters
+  // are sampled at this interval to divide their joules among phases; 0: joules are not divided. Throws UsageError on
+  // every rank when `open` throws it on one rank.
+  JobEnergy(comm::Communicator& world, const EnergyHost& host, const OpenMeters& open, const HasGpus& has_gpus,
+            Seconds sample_every = Seconds(0));
   // Uses this machine, with the configuration's meters and the process's environment.
   JobEnergy(comm::Communicator& world, const config::Config& config);
 
@@ -47,8 +50,17 @@ class JobEnergy {
   energy::StepEnergy step(std::span<const double> summed) const;
   std::size_t values() const { return 2 * scopes_.size() + 2; }
 
-  // Returns the energy of all hosts since the meters were opened. Collective.
+  // Returns the energy of all hosts since the meters were opened; on rank 0 with its phases, as sum_of_accounts does.
+  // Collective.
   energy::EnergySoFar so_far();
+
+  // Tell what this rank did and when, for the joules of phases: a step, and what it does outside of steps.
+  void ran(const std::vector<program::Expanded>& ops, const program::Timeline& timeline);
+  void ran(OutsideSteps what, std::int64_t start_ns, std::int64_t end_ns);
+  // Returns whether the times of phases should be collected, which is then to be done on all ranks.
+  bool phases_due() const { return phases_ && phases_->due(); }
+  void collect_phases();           // collective
+  std::int64_t opened_ns() const;  // the time of the steady clock at which the meters were opened
 
   const energy::Coverage& coverage() const { return coverage_; }
   // Returns the meters for the run's events, as Accountant::describe does. When there are several hosts, each key
@@ -61,10 +73,15 @@ class JobEnergy {
     std::string lacking;                            // why a host has no meter for it; empty: all hosts have one
   };
   void exchange(comm::Communicator& world, const std::string& own);
+  void divide_by_phases(int lowest, Seconds sample_every);
+  Json phases();  // collective
   void add_host(const Json& host);
 
   comm::Communicator& world_;
+  std::string host_name_;
+  std::unique_ptr<comm::Communicator> of_host_;     // the ranks of this host
   std::unique_ptr<energy::Accountant> accountant_;  // on one rank of each host
+  std::unique_ptr<PhaseEnergy> phases_;             // when any host has a counter
   double opened_ = 0;                               // on the clock of base/clock.h
   std::int64_t hosts_ = 0;
   std::map<std::string, Scope> scopes_;  // the scopes of any host; the values in the sums have this order

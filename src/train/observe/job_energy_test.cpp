@@ -59,7 +59,8 @@ class Hosts : public ::testing::Test {
   }
 
   // Runs `use(job, world)` on one rank for each element of `hosts`; the element is the rank's host.
-  void on(const std::vector<EnergyHost>& hosts, const std::function<void(JobEnergy&, comm::Communicator&)>& use) {
+  void on(const std::vector<EnergyHost>& hosts, const std::function<void(JobEnergy&, comm::Communicator&)>& use,
+          Seconds sample_every = Seconds(0)) {
     comm::ThreadWorld world(static_cast<int>(hosts.size()));
     std::vector<std::exception_ptr> errors(hosts.size());
     {
@@ -69,7 +70,7 @@ class Hosts : public ::testing::Test {
           try {
             JobEnergy job(
                 *c, hosts[r], [&](const auto& visible) { return open(hosts[r].name, visible); },
-                [](const auto&) { return false; });
+                [](const auto&) { return false; }, sample_every);
             use(job, *c);
           } catch (...) {
             errors[r] = std::current_exception();
@@ -122,6 +123,44 @@ TEST_F(Hosts, JoulesOfAStepAreTheSumOverHosts) {
     EXPECT_TRUE(used.lost.empty());
   });
   EXPECT_EQ(opened_, 2) << "one rank a host";
+}
+
+// The account of all hosts adds up to what their counters counted. So few changes of a counter divide nothing among
+// phases, which the account says.
+TEST_F(Hosts, PhasesAddUpToTheCountersOfAllHosts) {
+  record("a", constant({{"cpu-package0", 50}, {"dram0", 8}}));
+  record("b", constant({{"cpu-package0", 30}}));
+  const Seconds never(1e9);
+  const auto use = [&](JobEnergy& job, comm::Communicator& world) {
+    EXPECT_FALSE(job.phases_due());
+    for (const double seconds : {2.0, 0.5}) step(job, world, seconds);
+    const Json phases = job.so_far().phases;
+    if (world.rank() != 0) {
+      EXPECT_EQ(phases, Json::object());
+      return;
+    }
+    const Json& cpu = phases.at("cpu-package0");
+    EXPECT_EQ(cpu["ticks"], 200'000'000);
+    EXPECT_EQ(cpu["joules"], 200.0);
+    EXPECT_EQ(cpu["hosts"], 2);
+    EXPECT_EQ(cpu["entries"]["unattributed"]["ticks"], 200'000'000);
+    EXPECT_NE(cpu["by_host"]["a"]["not_attributed"].get<std::string>().find("the lag is estimated from"),
+              std::string::npos);
+    EXPECT_EQ(phases.at("dram0")["joules"], 20.0);
+    EXPECT_TRUE(phases.at("dram0")["by_host"].contains("a"));
+    EXPECT_FALSE(phases.at("dram0")["by_host"].contains("b"));
+  };
+  on({at("a"), at("b"), at("b"), at("a")}, use, never);
+}
+
+TEST_F(Hosts, WithoutCountersThereAreNoPhases) {
+  on(
+      {at("a"), at("b")},
+      [&](JobEnergy& job, comm::Communicator&) {
+        EXPECT_EQ(job.so_far().phases, Json::object());
+        EXPECT_FALSE(job.phases_due());
+      },
+      Seconds(1e9));
 }
 
 TEST_F(Hosts, OneHostWithoutMetersMakesNullWithItsReason) {

@@ -209,19 +209,19 @@ class Recorder::Impl {
           job_.peak.source));
     }
     const energy::RunTotals all = totals_of(step, tokens, used);
-    energy_line("totals", step, energy::to_json(all));
+    energy_lines(step, all, used.phases);
     run_.event("stop", {{"step", step},
                         {"reason", reason},
                         {"communication", communication.axes()},
                         {"traffic", launch::to_json(communication.traffic())}});
-    console_.end(step, reason, communication.text(), all.text());
+    console_.end(step, reason, communication.text(), all.text(), phase_line(used.phases, energy_.coverage().summed));
   }
 
   Json totals(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used) {
-    const Json all = energy::to_json(totals_of(step, tokens, used));
-    energy_line("totals", step, all);
+    const energy::RunTotals all = totals_of(step, tokens, used);
+    energy_lines(step, all, used.phases);
     Json j{{"attempts", run_.attempt()}};
-    j.update(all);
+    j.update(energy::to_json(all));
     return j;
   }
 
@@ -244,6 +244,11 @@ class Recorder::Impl {
 
   energy::RunTotals totals_of(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used) const {
     return energy::add(before_, step - start_step_, tokens - start_tokens_, used, energy_.coverage());
+  }
+
+  void energy_lines(std::int64_t step, const energy::RunTotals& all, const Json& phases) {
+    if (!phases.empty()) energy_line("phases", step, {{"scopes", phases}});
+    energy_line("totals", step, energy::to_json(all));
   }
 
   // Appends a line to energy.jsonl (docs/formats/energy.md).

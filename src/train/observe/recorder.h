@@ -64,7 +64,7 @@ class Recorder {
            const launch::Communication& communication, const std::string& reason);
 
   // Returns the object "totals" of a checkpoint after `step` steps and `tokens` tokens: the sum over all attempts that
-  // led there, of which this one has used `used` so far. Also writes a line of energy.jsonl.
+  // led there, of which this one has used `used` so far. Also writes the lines of energy.jsonl.
   Json totals(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used);
   // Sets the totals to those of the checkpoint that this attempt continues; to be called before `begin`. Throws
   // UsageError naming `origin` and the key.

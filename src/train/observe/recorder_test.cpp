@@ -484,6 +484,8 @@ TEST_F(Records, TotalsCountFromTheStartOfTheAttempt) {
   used.seconds = 30;
   used.joules = {{"cpu-package0", 256.0}};
   used.total_j = 256.0;
+  used.phases = Json::parse(R"({"cpu-package0":{"joules":256,"entries":{"forward":{"joules":192},)"
+                            R"("unattributed":{"joules":64}}}})");
   Json totals;
   recorded([&](Recorder& r) { totals = r.totals(10, 640, used); });
   EXPECT_EQ(totals["attempts"], 1);
@@ -492,6 +494,7 @@ TEST_F(Records, TotalsCountFromTheStartOfTheAttempt) {
   EXPECT_EQ(all.tokens, 640);
   EXPECT_EQ(all.seconds, 30);
   EXPECT_EQ(all.total_j, 256.0);
+  EXPECT_EQ(totals["phases_j"], (Json{{"cpu-package0", {{"forward", 192.0}, {"unattributed", 64.0}}}}));
 
   // The next attempt begins at step 10 with what the first one has used.
   const c10::InferenceMode inference;
@@ -521,6 +524,13 @@ TEST_F(Records, TotalsCountFromTheStartOfTheAttempt) {
   EXPECT_EQ(sum.tokens, 768);
   EXPECT_EQ(sum.seconds, 60);
   EXPECT_EQ(sum.total_j, 512.0);
+  EXPECT_EQ(last["phases_j"]["cpu-package0"]["forward"], 384.0) << "of both attempts";
+  const auto written = lines("energy.jsonl");
+  const Json& phases = written[written.size() - 2];
+  EXPECT_EQ(phases["event"], "phases");
+  EXPECT_EQ(phases["step"], 12);
+  EXPECT_EQ(phases["scopes"], used.phases) << "of this attempt";
+  EXPECT_NE(said.find("energy by phase: forward 75.0%, unattributed 25.0% of 256 J"), std::string::npos) << said;
   EXPECT_NE(said.find("stopped after step 12: a test"), std::string::npos) << said;
   EXPECT_NE(said.find("whole run: " + sum.text().substr(0, 20)), std::string::npos) << said;
   EXPECT_EQ(said.find("communication of rank 0"), std::string::npos) << said;

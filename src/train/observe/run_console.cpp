@@ -150,10 +150,11 @@ void RunConsole::prediction(const Prediction& p, std::optional<double> measured_
 }
 
 void RunConsole::end(std::int64_t step, const std::string& reason, const std::string& communication,
-                     const std::string& totals) {
+                     const std::string& totals, const std::string& phases) {
   live_.finish();
   if (!communication.empty()) say("communication of rank 0 in a step: " + communication);
   say(fmt::format("stopped after step {}: {}", step, reason));
+  if (!phases.empty()) say("energy by phase: " + phases);
   say("whole run: " + totals);
 }
 

@@ -26,8 +26,9 @@ class RunConsole {
   void note(const std::string& line);
   // `measured_j`: joules of a step, if they are measured; `partial`: what they leave out, as in `energy`.
   void prediction(const Prediction& prediction, std::optional<double> measured_j, const std::string& partial);
-  // `communication` may be empty.
-  void end(std::int64_t step, const std::string& reason, const std::string& communication, const std::string& totals);
+  // `communication` and `phases` (the shares of phases in this attempt's joules) may be empty.
+  void end(std::int64_t step, const std::string& reason, const std::string& communication, const std::string& totals,
+           const std::string& phases);
 
  private:
   const Job& job_;

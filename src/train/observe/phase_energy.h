@@ -1,0 +1,69 @@
+// The joules of each phase on one host: its counters, and the phases of all ranks of the host.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/json.h"
+#include "comm/communicator.h"
+#include "energy/accountant.h"
+#include "ledger/scope_ledger.h"
+#include "train/observe/phase_times.h"
+
+namespace molen::train {
+
+class PhaseEnergy {
+ public:
+  // `host`: the ranks of one host. `accountant`: on the rank that reads the host's meters, which samples counters since
+  // `opened_s` on the steady clock; null on the other ranks. Both must outlive this object. `clock` is the steady clock
+  // of times and samples.
+  PhaseEnergy(comm::Communicator& host, energy::Accountant* accountant, double opened_s, Seconds sample_every,
+              std::function<std::int64_t()> clock = now_ns);
+
+  // Add times of this rank.
+  void add_step(const std::vector<program::Expanded>& ops, const program::Timeline& timeline);
+  void add_outside(OutsideSteps what, std::int64_t start_ns, std::int64_t end_ns);
+  // Returns whether this rank has kept times for long enough that they should be collected.
+  bool due() const;
+
+  // Brings the times of all ranks of the host to the rank that reads meters. All that a rank did until now was added.
+  // Collective over `host`.
+  void collect();
+  // Returns the account of each counter of this host by scope, and its gaps since the last call. On the rank that reads
+  // the meters.
+  Json accounts();
+
+ private:
+  struct Scope {
+    std::size_t meter = 0;
+    double joules_per_tick = 0;
+    ledger::ScopeLedger ledger;
+    std::int64_t gaps = -1;  // of the meter's last good reading; -1 before the first
+  };
+  void add_samples();
+  double seconds(std::int64_t ns) const { return static_cast<double>(ns) * 1e-9 - opened_s_; }
+
+  comm::Communicator& host_;
+  energy::Accountant* accountant_;
+  double opened_s_;
+  std::function<std::int64_t()> clock_;
+  std::int64_t until_ns_;  // all before was collected
+  std::vector<PhaseTime> times_;
+  std::map<std::string, Scope> scopes_;
+};
+
+// Returns the sum of the accounts of several hosts, which `accounts` returned: by scope, the joules of each entry with
+// their standard errors, the hosts without an estimate with the reason, and the gaps. Entries that phases share on some
+// hosts are entries of their own.
+Json sum_of_accounts(const std::map<std::string, Json>& by_host);
+
+// Returns a line for people on the sum over the `summed` scopes: "backward 41%, forward 20%, ..., unattributed 2% of
+// 1.2 MJ"; "" when no counter has counted anything.
+std::string phase_line(const Json& accounts, const std::set<std::string>& summed);
+
+}  // namespace molen::train

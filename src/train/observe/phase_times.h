@@ -1,0 +1,32 @@
+// When a rank was in which phase of training: the times by which the ledger divides joules.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "program/ir/timeline.h"
+
+namespace molen::train {
+
+// What a rank does outside of steps.
+enum class OutsideSteps { kStart, kValidation, kCheckpoint };
+
+// The names of all phases that energy is divided among. An op that computes belongs to its phase of the program, and
+// so does its work on the host; communication belongs to the stream of its axis, and a copy to its stream. They may
+// overlap. The last names are those of OutsideSteps, in its order.
+const std::vector<std::string>& energy_phases();
+int energy_phase_of(OutsideSteps what);
+
+struct PhaseTime {
+  std::int64_t phase = 0;                 // an index of energy_phases
+  std::int64_t start_ns = 0, end_ns = 0;  // on the steady clock (base/clock.h), which the ranks of a host share
+};
+
+// Adds the times of a step. Ops of one phase that follow each other on a stream within kSamePhaseNs are one time,
+// because a rank also works between two ops.
+inline constexpr std::int64_t kSamePhaseNs = 100'000;
+void add_phase_times(const std::vector<program::Expanded>& ops, const program::Timeline& timeline,
+                     std::vector<PhaseTime>& times);
+
+}  // namespace molen::train
