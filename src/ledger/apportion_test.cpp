@@ -19,6 +19,8 @@ std::int64_t sum_of(const std::vector<std::int64_t>& whole) {
 TEST(Apportion, TheLargestRemaindersGetWhatIsLeft) {
   EXPECT_EQ(apportion(10, {3.3, 3.3, 3.4}), (std::vector<std::int64_t>{3, 3, 4}));
   EXPECT_EQ(apportion(10, {0.6, 2.7, 6.7}), (std::vector<std::int64_t>{0, 3, 7}));
+  EXPECT_EQ(apportion(8, {2.5, 3.0, 2.5}), (std::vector<std::int64_t>{3, 3, 2}))
+      << "the first of two that lose as much";
   EXPECT_EQ(apportion(0, {0.0, 0.0}), (std::vector<std::int64_t>{0, 0}));
 }
 

@@ -75,6 +75,15 @@ TEST(ScopeLedger, EntriesAddUpToTheCounterAcrossWrapsAndGaps) {
   EXPECT_GE(entry_of(account, kUnattributed).ticks, in_gaps);
 }
 
+// A lag asks for four changes of the counter for each column, whoever asks for it.
+TEST(ScopeLedger, TooFewChangesGiveNoLag) {
+  const SimulatedJob job = fsdp_job(1, 40, 3);
+  const SimulatedMeter meter;
+  ScopeLedger ledger(counter_of(meter), job.phases, 1, {.first_changes = 27, .most_changes = 30});
+  play(job, samples_of(job, meter, 3), ledger);
+  EXPECT_EQ(ledger.account().refusal, "27 changes of the counter; the lag needs 28 at least");
+}
+
 TEST(ScopeLedger, ARestartIsAGapOfUnknownEnergyAndBooksNothing) {
   const SimulatedJob job = fsdp_job(1, 120, 2);
   SimulatedMeter meter;

@@ -217,6 +217,21 @@ TEST(Search, StopsAtItsLimitsAndSaysSo) {
   EXPECT_THROW(objective_from_name("tme"), UsageError);
 }
 
+// A limit of the power is one of each node: of two nodes that draw as much as it, none is left out.
+TEST(Search, LimitOfThePowerIsOfANode) {
+  const Small small;
+  LayoutLimits limits = all_of();
+  limits.simulated = limits.shown = 5;
+  const SearchResult free = small.run(Objective::kTime, limits);
+  std::vector<double> watts;  // of each of the two nodes
+  for (const Simulation& s : free.best) watts.push_back(s.energy.computers().value / s.step_s / 2);
+  ASSERT_EQ(watts.size(), 5u);
+  limits.watts = *std::max_element(watts.begin(), watts.end()) * (1 + 1e-9);
+  EXPECT_EQ(small.run(Objective::kTime, limits).best.size(), 5u);
+  limits.watts = *std::min_element(watts.begin(), watts.end()) * (1 - 1e-9);
+  EXPECT_TRUE(small.run(Objective::kTime, limits).best.empty());
+}
+
 // A limit of the run leaves out the layouts beyond it and no other ones: the rest is ranked as without it.
 TEST(Search, LimitsOfTheRunLeaveOutWhatExceedsThem) {
   const Small small;

@@ -355,6 +355,19 @@ TEST(SweepPlots, ScalingHasLinesBesideTheIdealOne) {
   plot_named(plots, "efficiency.svg");
 }
 
+// Notes leave the plot its room: eight lines, and the number of the others.
+TEST(SweepPlots, ScalingNamesTheFirstFailuresAndCountsTheOthers) {
+  std::string micro = "batch.micro=1";
+  for (int i = 2; i <= 11; ++i) micro += "," + std::to_string(i);
+  MadeUp made({micro}, {1, 2}, Scaling::kWeak);
+  made.outcome = [](const config::Config& config, const TrialRow&, Outcome& o) {
+    if (config.batch.micro != 1) o = {}, o.kind = Outcome::Kind::kOutOfMemory;
+  };
+  const std::string svg = plot_named(plots_of(made.plan, made.run()), "speed_up.svg");
+  EXPECT_EQ(count_of(svg, "; nodes: 1, 2<"), 8U) << svg;
+  EXPECT_EQ(count_of(svg, ">and 2 more such lines<"), 1U);
+}
+
 TEST(Plot, TicksAreRound) {
   std::vector<double> values;
   for (const auto& tick : round_ticks(47.0, 5)) values.push_back(tick.value);

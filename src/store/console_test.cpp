@@ -62,6 +62,10 @@ TEST(Console, ProgressInPlaceFitsATerminalWithAllItSays) {
   ConsoleStep s = sample_step();
   s.steps = 0;
   EXPECT_TRUE(progress_line(s).starts_with("step 120 | loss"));
+  s.loss_scale = 32.0;
+  EXPECT_EQ(progress_line(s).find("32"), std::string::npos) << "a scale alone is for the full line";
+  s.skipped = true, s.skipped_steps = 3;
+  EXPECT_NE(progress_line(s).find("skipped: gradient overflows at scale 32, 3 so far"), std::string::npos);
 }
 
 TEST(Console, ALogsLineFitsItsColumnsWithAllThatIsMeasured) {

@@ -324,6 +324,10 @@ TEST_F(Flight, RanksWithoutFilesAreNotBelieved) {
   EXPECT_NE(bounded("the same, 4,096 bytes long", report), "");
   { const FlightWriter w(file(), identity(0, 1000)); }
   EXPECT_EQ(bounded("a flight record of 1,000 ranks, beside no other", report), "") << "lost hosts";
+  { const FlightWriter w(file(), identity(0, 64 + 1024)); }
+  EXPECT_NO_THROW(read_flights(directory_)) << "64 ranks for a file, and 1,024 that are missing";
+  { const FlightWriter w(file(), identity(0, 64 + 1024 + 1)); }
+  EXPECT_THROW(read_flights(directory_), UsageError);
   fs::resize_file(file(), std::uintmax_t{1} << 34);
   EXPECT_NE(bounded("a flight record of 16 GiB", report), "");
 }
