@@ -96,6 +96,7 @@ void Accountant::begin_step() {
 StepEnergy Accountant::end_step() {
   Snapshot end = snapshot();
   StepEnergy step = between(begin_, end);
+  step.so_far_j = counted_so_far();
   begin_ = std::move(end);
   return step;
 }
@@ -104,9 +105,21 @@ StepEnergy Accountant::since_start() {
   return between(start_, snapshot());
 }
 
+std::optional<double> Accountant::counted_so_far() const {
+  std::optional<double> total;
+  for (std::size_t i = 0; i < meters_.meters.size(); ++i) {
+    const MeterInfo& info = meters_.meters[i]->info();
+    if (info.source == Source::kNone || !info.counted || !spans_[i].first) continue;
+    if (const double joules = (spans_[i].last->total - spans_[i].first->total).value; joules > 0)
+      total = total.value_or(0.0) + joules;
+  }
+  return total;
+}
+
 EnergySoFar Accountant::so_far() {
   (void)snapshot();
   EnergySoFar all;
+  all.total_j = counted_so_far();
   for (std::size_t i = 0; i < meters_.meters.size(); ++i) {
     const MeterInfo& info = meters_.meters[i]->info();
     const Span& s = spans_[i];
@@ -115,7 +128,6 @@ EnergySoFar Accountant::so_far() {
     if (!(joules > 0) || s.late || s.failing || s.first->gaps != s.last->gaps) all.lost[info.scope] = 1;
     if (!(joules > 0)) continue;
     all.joules[info.scope] = joules;
-    if (info.counted) all.total_j = all.total_j.value_or(0.0) + joules;
   }
   return all;
 }

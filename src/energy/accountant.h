@@ -31,6 +31,8 @@ struct StepEnergy {
   // has no reading in this step.
   std::optional<double> total_j;
   std::string total_reason;
+  // The joules of the counted scopes since the meters were opened, at the step's end, as EnergySoFar::total_j has them.
+  std::optional<double> so_far_j;
 
   // Return the two maps of metrics.jsonl: the joules by scope, and the source by scope.
   std::map<std::string, std::optional<double>> joules() const;
@@ -76,6 +78,7 @@ class Accountant {
   using Snapshot = std::vector<Result<Reading>>;
   Snapshot snapshot();
   StepEnergy between(const Snapshot& a, const Snapshot& b) const;
+  std::optional<double> counted_so_far() const;
   void keep_reading(double every_s);
   Result<Reading> read(std::size_t meter);
   bool is_sampled(std::size_t meter) const;

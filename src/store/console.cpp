@@ -69,7 +69,10 @@ std::vector<Field> fields_of(const ConsoleStep& s) {
   if (const double share = 100 * s.data_wait_s / s.step_s; std::isfinite(share) && share >= 0.1)
     fields.push_back({fmt::format("data {:.1f}%", share), 9});
   add_energy(s, fields);
-  if (known(s.watts)) fields.push_back({fmt::format("{}{:.0f} W", s.energy_partial ? "~" : "", *s.watts), 13});
+  const char* partial = s.energy_partial ? "~" : "";
+  if (known(s.watts)) fields.push_back({fmt::format("{}{:.0f} W", partial, *s.watts), 13});
+  if (known(s.kwh_total)) fields.push_back({fmt::format("{}{:.3g} kWh", partial, *s.kwh_total), 9});
+  if (known(s.kg_co2e_total)) fields.push_back({fmt::format("{}{:.3g} kg CO2e", partial, *s.kg_co2e_total), 11});
   add_eta(s, fields);
   return fields;
 }

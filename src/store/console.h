@@ -31,7 +31,8 @@ struct ConsoleStep {
   std::optional<std::int64_t> memory_peak, memory_planned;  // as in metrics.h
   double data_wait_s = 0;
   std::optional<double> j_per_token, watts;
-  bool energy_partial = false;  // the energy values leave something out; they are marked with ~
+  std::optional<double> kwh_total, kg_co2e_total;  // of the run so far
+  bool energy_partial = false;                     // the energy values leave something out; they are marked with ~
   std::optional<double> eta_s;
 };
 

@@ -51,6 +51,14 @@ TEST(Console, SaysAllOfAStep) {
             "mem 1.00 GiB of 1.50 GiB planned | data 1.0% | 0.0123 J/tok | 152 W | eta 15:40");
 }
 
+TEST(Console, SaysTheEnergyOfTheRunSoFar) {
+  ConsoleStep s = sample_step();
+  s.kwh_total = 12.345, s.kg_co2e_total = 3.456;
+  EXPECT_TRUE(step_line(s).ends_with("| 152 W | 12.3 kWh | 3.46 kg CO2e | eta 15:40")) << step_line(s);
+  s.energy_partial = true, s.kg_co2e_total.reset();
+  EXPECT_TRUE(step_line(s).ends_with("| ~152 W | ~12.3 kWh | eta 15:40")) << step_line(s);
+}
+
 TEST(Console, ProgressInPlaceFitsATerminalWithAllItSays) {
   const std::string line = progress_line(sample_step(), {false, kTerminalColumns});
   EXPECT_EQ(line, "[----------------] 120/2000 | loss 4.1235 | 12.35 k tok/s | MFU 41.3% | 0.0123 J/tok | eta 15:40");

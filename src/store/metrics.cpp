@@ -66,6 +66,8 @@ std::string to_line(const StepMetrics& m) {
          {"energy_j", energy},
          {"energy_source", source},
          {"j_per_token", number(m.j_per_token)},
+         {"kwh_total", number(m.kwh_total)},
+         {"kg_co2e_total", number(m.kg_co2e_total)},
          {"samples", {m.samples[0], m.samples[1]}}};
   if (m.balance_loss) j["balance_loss"] = number(m.balance_loss);
   if (m.z_loss) j["z_loss"] = number(m.z_loss);
@@ -109,6 +111,8 @@ StepMetrics from_json(const Json& j, std::string_view origin) {
   m.memory_planned_bytes = fields.integer("memory_planned_bytes");
   m.data_wait_s = get<double>(j, "data_wait_s", origin);
   m.j_per_token = optional_number(j, "j_per_token", origin);
+  if (j.contains("kwh_total")) m.kwh_total = optional_number(j, "kwh_total", origin);
+  if (j.contains("kg_co2e_total")) m.kg_co2e_total = optional_number(j, "kg_co2e_total", origin);
   if (j.contains("flops_formula")) m.flops_formula = get<std::string>(j, "flops_formula", origin);
   if (j.contains("energy_coverage")) m.energy_coverage = get<std::string>(j, "energy_coverage", origin);
   if (j.contains("run_id")) m.run_id = get<std::string>(j, "run_id", origin);

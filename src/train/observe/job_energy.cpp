@@ -196,6 +196,7 @@ void JobEnergy::end_step(std::vector<double>& sums) {
     put(read == own_.scopes.end() ? std::nullopt : read->second.joules);
   }
   put(own_.total_j);
+  put(own_.so_far_j);
 }
 
 energy::StepEnergy JobEnergy::step(std::span<const double> summed) const {
@@ -221,6 +222,7 @@ energy::StepEnergy JobEnergy::step(std::span<const double> summed) const {
     if (e.joules) e.source = s.source;
   }
   job.total_j = take(unmetered_, own_.total_reason, job.total_reason);
+  if (summed[at + 1] > 0) job.so_far_j = summed[at];
   return job;
 }
 

@@ -13,9 +13,11 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/median.h"
+#include "cluster/cluster.h"
 #include "measure/rates.h"
 #include "program/ir/trace.h"
 #include "program/text/text.h"
+#include "sim/calibration.h"
 #include "store/prometheus.h"
 #include "store/run_directory.h"
 #include "store/tensorboard.h"
@@ -26,6 +28,8 @@
 namespace molen::train {
 
 namespace {
+
+constexpr double kJoulesPerKwh = 3.6e6;
 
 std::string host_name() {
   char name[256] = "";
@@ -48,6 +52,8 @@ class Recorder::Impl {
     model_flops_ = arch::model_flops(job.arch, job.setting.global_batch * job.setting.sequence, job.setting.sequence,
                                      job.options.mfu)
                        .value;
+    if (const auto& cluster = job.options.cluster; cluster && !sim::is_calibration(*cluster))
+      site_ = cluster::find(*cluster).site;
   }
 
   std::int64_t attempt() const { return run_.attempt(); }
@@ -126,6 +132,11 @@ class Recorder::Impl {
     }
     m.energy_source = r.energy.sources();
     if (r.energy.total_j) m.j_per_token = *r.energy.total_j / tokens_per_step_;
+    if (r.energy.so_far_j || before_.total_j) {
+      const double joules = r.energy.so_far_j.value_or(0.0) + before_.total_j.value_or(0.0);
+      m.kwh_total = joules / kJoulesPerKwh;
+      if (site_) m.kg_co2e_total = joules * site_->pue.value * site_->intensity.value;
+    }
     m.energy_coverage = partial_;
     run_.append(m);
     unread(r.step, r.energy);
@@ -310,6 +321,8 @@ class Recorder::Impl {
     put("time_metrics/data_loading(s)", m.data_wait_s);
     put("memory/max_active(GiB)", static_cast<double>(m.memory_peak_bytes) / (1 << 30));
     if (m.j_per_token) put("energy/j_per_token", *m.j_per_token);
+    if (m.kwh_total) put("energy/kwh_total", *m.kwh_total);
+    if (m.kg_co2e_total) put("energy/kg_co2e_total", *m.kg_co2e_total);
     tensorboard_.flush();
   }
 
@@ -341,12 +354,18 @@ class Recorder::Impl {
     if (m.skipped_steps)
       samples.push_back({"molen_skipped_steps_total", "Steps skipped because the gradient was not finite.",
                          PrometheusType::kCounter, labels, static_cast<double>(*m.skipped_steps)});
-    if (m.j_per_token) {
-      auto covered = labels;
-      if (!m.energy_coverage.empty()) covered["coverage"] = m.energy_coverage;
+    auto covered = labels;
+    if (!m.energy_coverage.empty()) covered["coverage"] = m.energy_coverage;
+    if (m.j_per_token)
       samples.push_back(
           {"molen_joules_per_token", "Energy per token of the step.", PrometheusType::kGauge, covered, *m.j_per_token});
-    }
+    if (m.kwh_total)
+      samples.push_back({"molen_energy_joules_total", "Energy of the run so far, over all attempts.",
+                         PrometheusType::kCounter, covered, *m.kwh_total * kJoulesPerKwh});
+    if (m.kg_co2e_total)
+      samples.push_back({"molen_co2e_kilograms_total",
+                         "CO2e of the run so far: its energy, with the site's PUE, at the site's carbon intensity.",
+                         PrometheusType::kCounter, covered, *m.kg_co2e_total});
     rates(m, labels, samples);
     store::write_prometheus(run_.path() / "metrics.prom", samples);
   }
@@ -373,7 +392,8 @@ class Recorder::Impl {
 
   const Job& job_;
   const JobEnergy& energy_;
-  std::string partial_;  // what the joules leave out
+  std::string partial_;                // what the joules leave out
+  std::optional<cluster::Site> site_;  // of the cluster's description, if one was named
   energy::RunTotals before_;
   std::vector<double> step_j_;  // of the last steps
   std::int64_t start_step_ = 0, start_tokens_ = 0;

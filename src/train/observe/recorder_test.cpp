@@ -15,6 +15,7 @@
 #include <sstream>
 
 #include "base/file.h"
+#include "cluster/cluster.h"
 #include "comm/self/self.h"
 #include "energy/open.h"
 #include "program/build/build.h"
@@ -213,7 +214,8 @@ TEST_F(Records, WhatIsNotKnownIsNotRecorded) {
     recorder.step(r);
   });
   const auto m = store::read_metrics(run / "metrics.jsonl").steps.at(0);
-  EXPECT_FALSE(m.mfu || m.hfu || m.loss_scale || m.skipped_steps || m.balance_loss || m.z_loss || m.j_per_token);
+  EXPECT_FALSE(m.mfu || m.hfu || m.loss_scale || m.skipped_steps || m.balance_loss || m.z_loss || m.j_per_token ||
+               m.kwh_total || m.kg_co2e_total);
   EXPECT_TRUE(m.model_tflops_per_device);
   const auto values = prometheus();
   for (const char* name :
@@ -281,6 +283,38 @@ TEST_F(Records, AStepForTensorBoard) {
                                                                 {"energy/j_per_token", 0.25}})
     EXPECT_TRUE(has_scalar(tag, value, 10)) << tag;
   EXPECT_FALSE(has_scalar("grad_norm", 0.75, 11));
+}
+
+// The energy of the run is that of the attempts before and of this one so far. Its CO2e takes the figures of the site
+// that the description names, and a calibration names none.
+TEST_F(Records, TheEnergyOfTheRunSoFar) {
+  const cluster::Site site = cluster::find("jean-zay-a100").site;
+  energy::EnergySoFar before;
+  before.total_j = 5.4e6;
+  const Json totals = energy::to_json(energy::add({}, 6, 384, before, energy->coverage()));
+  const auto written = [&] {
+    recorded([&](Recorder& recorder) {
+      recorder.restore_totals(totals, 6, "here");
+      StepRecord r = record_of(7);
+      r.energy.so_far_j = 1.8e6;
+      recorder.step(r);
+    });
+    return store::read_metrics(run / "metrics.jsonl").steps.at(0);
+  };
+  EXPECT_DOUBLE_EQ(written().kwh_total.value(), 2.0);
+  EXPECT_FALSE(written().kg_co2e_total);
+  job.options.cluster = "jean-zay-a100";
+  const double kg = 7.2e6 * site.pue.value * site.intensity.value;
+  EXPECT_GT(kg, 0.0);
+  EXPECT_DOUBLE_EQ(written().kg_co2e_total.value(), kg);
+  EXPECT_TRUE(has_scalar("energy/kwh_total", 2.0, 7));
+  EXPECT_TRUE(has_scalar("energy/kg_co2e_total", kg, 7));
+  std::map<std::string, std::string> labels;
+  const auto values = prometheus(&labels);
+  EXPECT_DOUBLE_EQ(values.at("molen_energy_joules_total"), 7.2e6);
+  EXPECT_NEAR(values.at("molen_co2e_kilograms_total"), kg, 1e-6 * kg);
+  for (const char* name : {"molen_energy_joules_total", "molen_co2e_kilograms_total"})
+    EXPECT_NE(labels[name].find("coverage="), std::string::npos) << name;
 }
 
 TEST_F(Records, TheBeginningIsAnEvent) {

@@ -124,6 +124,7 @@ void RunConsole::step(const store::StepMetrics& m, bool skipped) {
   c.j_per_token = m.j_per_token;
   c.energy_partial = !m.energy_coverage.empty();
   if (m.j_per_token) c.watts = *m.j_per_token * m.tokens_per_s;
+  c.kwh_total = m.kwh_total, c.kg_co2e_total = m.kg_co2e_total;
   c.eta_s = mean * static_cast<double>(stop_step_ - m.step);
   if (keeps_line(m.step)) live_.note(store::step_line(c, style_));
   live_.show(store::progress_line(c, style_));
