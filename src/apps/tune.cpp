@@ -166,7 +166,7 @@ std::string best_text(const tune::SearchPlan& plan, const tune::Trial& best,
                       const std::optional<cluster::Cluster>& on) {
   const auto choice = plan.space.choice(best.point, plan.base, plan.job);
   MOLEN_CHECK(choice.ok(), "the best trial cannot be configured: {}", choice.reason());
-  const std::string text = plan::toml_of_set_keys(choice.value().config);
+  std::string text = plan::toml_of_set_keys(choice.value().config);
   const config::Config again = config::parse(text, "best.toml");
   const auto changes = config::diff(choice.value().config, again);
   MOLEN_CHECK(changes.empty(), "{} of the best trial reads back as another value", changes.front().key);

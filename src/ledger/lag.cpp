@@ -12,7 +12,9 @@ using Eigen::VectorXd;
 
 namespace {
 
-constexpr double kScanStep = 0.02;  // seconds; phases that alternate faster than this cannot be found by a scan
+constexpr int kScanSteps = 20;
+constexpr double kScanStep =
+    kMostLag / kScanSteps;  // seconds; phases that alternate faster than this cannot be found by a scan
 // The least residual must be less likely than this to come from noise at a lag that does not matter: the 0.999 quantile
 // of the chi-squared distribution of one degree of freedom.
 constexpr double kLeastEvidence = 10.83;
@@ -135,7 +137,8 @@ Result<Lag> estimate_lag(const std::vector<Change>& changes, const Activity& act
   const auto squares = [&](double lag_s, double ratio) { return fit_of(first, first.rows(lag_s), ratio).squares; };
 
   double best_s = 0.0, best = std::numeric_limits<double>::infinity(), worst = 0.0;
-  for (double lag_s = 0.0; lag_s < kMostLag + 0.5 * kScanStep; lag_s += kScanStep) {
+  for (int i = 0; i <= kScanSteps; ++i) {
+    const double lag_s = kMostLag * i / kScanSteps;
     const double at = squares(lag_s, 0.0);
     if (at < best) best = at, best_s = lag_s;
     worst = std::max(worst, at);

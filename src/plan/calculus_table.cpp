@@ -16,7 +16,7 @@ constexpr double kDay = 86400.0, kHour = 3600.0, kKilowattHour = 3.6e6;
 std::string digits(double value) {
   if (value == 0.0 || !std::isfinite(value)) return fmt::format("{:g}", value);
   // The exponent is taken after rounding, so that 99.97 becomes "100".
-  const std::string rounded = fmt::format("{:.2e}", value);
+  std::string rounded = fmt::format("{:.2e}", value);
   const int exponent = std::stoi(rounded.substr(rounded.find('e') + 1));
   if (exponent < -4 || exponent > 14) return rounded;
   if (exponent < 3) return fmt::format("{:.{}f}", value, 2 - exponent);
@@ -26,7 +26,7 @@ std::string digits(double value) {
 
 // Returns "27.1 (22.6 to 32.5)", or one number if the interval has no width.
 std::string with_interval(const Estimate& estimate, double per_unit) {
-  const std::string value = digits(estimate.value / per_unit);
+  std::string value = digits(estimate.value / per_unit);
   if (estimate.spread <= 0.0) return value;
   return fmt::format("{} ({} to {})", value, digits(estimate.low() / per_unit), digits(estimate.high() / per_unit));
 }

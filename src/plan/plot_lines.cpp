@@ -36,9 +36,11 @@ std::string number_label(double value) {
 // Doublings from the lowest value to the highest.
 std::vector<PlotTick> doublings(double low, double high) {
   std::vector<PlotTick> ticks;
-  const double step = std::log2(high / low) > 10 ? 4.0 : 2.0;
-  for (double value = std::exp2(std::ceil(std::log2(low) - 1e-9)); value <= high * (1 + 1e-9); value *= step)
-    ticks.push_back({value, number_label(value)});
+  const int step = std::log2(high / low) > 10 ? 2 : 1;  // in powers of 2
+  const auto first = static_cast<int>(std::ceil(std::log2(low) - 1e-9)),
+             last = static_cast<int>(std::floor(std::log2(high * (1 + 1e-9))));
+  for (int power = first; power <= last; power += step)
+    ticks.push_back({std::exp2(power), number_label(std::exp2(power))});
   return ticks;
 }
 

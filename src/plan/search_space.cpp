@@ -148,7 +148,8 @@ Bounds::Bounds(const arch::Architecture& arch, const program::Setting& base, int
 
 double Bounds::exchange_s(const Candidate& c) const {
   if (c.tensor == 1) return 0.0;
-  const double rows = static_cast<double>(c.micro_batch * base_.sequence / c.context),
+  const std::int64_t tokens = c.micro_batch * base_.sequence / c.context;  // of a rank
+  const double rows = static_cast<double>(tokens),
                bytes = rows * static_cast<double>(arch_.hidden * size_of(base_.compute));
   const sim::DescribedCosts::Group group{c.tensor, std::min(c.tensor, costs_.cluster().node.devices), 1};
   const double once = c.sequence_parallel ? costs_.collective_seconds("all_gather", bytes, group) +
@@ -164,7 +165,8 @@ double Bounds::layer_s(const Candidate& c, bool forward) const {
 
 Bound Bounds::of(const Candidate& c) const {
   const int data = ranks_ / (c.tensor * c.stages * c.context);
-  const double micro_batches = static_cast<double>(base_.global_batch / data / c.micro_batch);
+  const std::int64_t of_a_rank = base_.global_batch / data / c.micro_batch;
+  const double micro_batches = static_cast<double>(of_a_rank);
   const double layers = static_cast<double>(arch_.layers), stages = c.stages;
   const double head = 3.0 * head_flops_ * static_cast<double>(c.micro_batch) /
                       (c.tensor * c.context * costs_.fastest_rate(size_of(base_.compute)));

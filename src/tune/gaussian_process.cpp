@@ -197,7 +197,7 @@ Kernel fit_kernel(const Observations& observations, const FitOptions& options) {
   LikelihoodSearch search{observations,
                           {std::log(options.least_signal * unit), std::log(options.least_noise * unit)},
                           {std::log(options.most_signal * unit), std::log(options.most_noise * unit)}};
-  search.low.resize(static_cast<std::size_t>(2 + dimensions), std::log(options.least_length));
+  search.low.resize(search.low.size() + static_cast<std::size_t>(dimensions), std::log(options.least_length));
   search.high.resize(search.low.size(), std::log(options.most_length));
   const std::uint64_t key = stream_key(options.seed, "starts of a kernel");
   for (int s = 0; s < options.starts; ++s) {

@@ -40,7 +40,8 @@ std::vector<double> indices_of_whole(const Space& space,
     Eigen::VectorXd means = Eigen::VectorXd::Zero(levels);
     for (std::size_t i = 0; i < points.size(); ++i)
       means[static_cast<Index>(points[i][d])] += values[static_cast<Index>(i)];
-    means /= static_cast<double>(space.points() / levels);
+    const auto of_each = space.points() / levels;
+    means /= static_cast<double>(of_each);
     indices.push_back(all > 0.0 ? variance_of(means) / all : 0.0);
   }
   return indices;
