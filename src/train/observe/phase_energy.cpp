@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 
 namespace molen::train {
@@ -11,66 +12,13 @@ namespace {
 
 constexpr double kCollectEvery = 10.0;        // seconds
 constexpr std::size_t kMostTimes = 1U << 16;  // of a rank, before they are collected
-constexpr std::size_t kMostGaps = 100;        // that an account lists
-
-ledger::Counter counter_of(const energy::MeterInfo& info, Seconds sample_every) {
-  ledger::Counter counter;
-  counter.joules_per_tick = info.joules_per_tick;
-  counter.update_s = info.changes_every.value;
-  counter.longest_silence_s = std::max(1.0, 10.0 * sample_every.value);
-  return counter;
-}
-
-Json to_json(const ledger::Entry& entry) {
-  Json j{{"joules", entry.energy.value},
-         {"ticks", entry.ticks},
-         {"standard_error_j", entry.standard_error ? Json(entry.standard_error->value) : Json()},
-         {"rank_seconds", entry.rank_seconds}};
-  if (!entry.note.empty()) j["note"] = entry.note;
-  return j;
-}
-
-Json to_json(const std::vector<ledger::Gap>& gaps, double joules_per_tick) {
-  Json list = Json::array();
-  for (std::size_t i = 0; i < std::min(gaps.size(), kMostGaps); ++i)
-    list.push_back({{"start_s", gaps[i].start_s},
-                    {"end_s", gaps[i].end_s},
-                    {"joules", gaps[i].ticks ? Json(static_cast<double>(*gaps[i].ticks) * joules_per_tick) : Json()},
-                    {"reason", gaps[i].reason}});
-  return list;
-}
-
-Json to_json(const ledger::Account& account, double joules_per_tick) {
-  Json entries = Json::object();
-  for (const ledger::Entry& entry : account.entries) entries[entry.name] = to_json(entry);
-  return {{"joules", static_cast<double>(account.ticks) * joules_per_tick},
-          {"ticks", account.ticks},
-          {"joules_per_tick", joules_per_tick},
-          {"entries", entries},
-          {"lag_s", account.lag ? Json(account.lag->value) : Json()},
-          {"scaled_by", account.scaled_by},
-          {"changes", account.changes},
-          {"not_attributed", account.refusal}};
-}
 
 }  // namespace
 
 PhaseEnergy::PhaseEnergy(comm::Communicator& host, energy::Accountant* accountant, double opened_s,
                          Seconds sample_every, std::function<std::int64_t()> clock)
-    : host_(host),
-      accountant_(accountant),
-      opened_s_(opened_s),
-      clock_(std::move(clock)),
-      until_ns_(std::llround(opened_s * 1e9)) {
-  if (!accountant_) return;
-  const auto& meters = accountant_->meters().meters;
-  for (std::size_t i = 0; i < meters.size(); ++i) {
-    const energy::MeterInfo& info = meters[i]->info();
-    if (info.joules_per_tick > 0)
-      scopes_.emplace(info.scope,
-                      Scope{i, info.joules_per_tick,
-                            ledger::ScopeLedger(counter_of(info, sample_every), energy_phases(), host_.size())});
-  }
+    : host_(host), accountant_(accountant), clock_(std::move(clock)), until_ns_(std::llround(opened_s * 1e9)) {
+  if (accountant_) ledger_ = std::make_unique<HostLedger>(accountant_->meters(), host_.size(), opened_s, sample_every);
 }
 
 void PhaseEnergy::add_step(const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
@@ -82,7 +30,7 @@ void PhaseEnergy::add_outside(OutsideSteps what, std::int64_t start_ns, std::int
 }
 
 bool PhaseEnergy::due() const {
-  return times_.size() >= kMostTimes || seconds(clock_()) - seconds(until_ns_) >= kCollectEvery;
+  return times_.size() >= kMostTimes || seconds_since(until_ns_) >= kCollectEvery;
 }
 
 void PhaseEnergy::collect() {
@@ -98,46 +46,21 @@ void PhaseEnergy::collect() {
   std::vector<std::int64_t> all(static_cast<std::size_t>(std::reduce(sizes.begin(), sizes.end())));
   host_.all_gather(own.data(), all.data(), sizes, DType::kI64);
   if (!accountant_) return;
-  std::size_t at = 0;
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
-    const std::size_t end = at + static_cast<std::size_t>(sizes[rank]);
-    const double until_s = seconds(all[at++]);
-    for (auto& [name, scope] : scopes_) {
-      for (std::size_t i = at; i < end; i += 3)
-        if (all[i + 2] > all[i + 1])
-          scope.ledger.add_phase(static_cast<int>(rank), static_cast<int>(all[i]), seconds(all[i + 1]),
-                                 seconds(all[i + 2]));
-      scope.ledger.complete_phases(static_cast<int>(rank), until_s);
-    }
-    at = end;
+  Collected collected;
+  auto at = all.begin();
+  for (const std::int64_t values : sizes) {
+    Collected::Rank& rank = collected.ranks.emplace_back();
+    const auto end = at + values;
+    rank.until_ns = *at++;
+    for (; at != end; at += 3)
+      if (at[2] > at[1]) rank.times.push_back({at[0], at[1], at[2]});
   }
-  add_samples();
-}
-
-void PhaseEnergy::add_samples() {
-  const auto samples = accountant_->take_samples();
-  for (auto& [name, scope] : scopes_)
-    for (const energy::Sample& sample : samples[scope.meter]) {
-      ledger::Sample to{sample.time_s - opened_s_, std::nullopt, false};
-      if (sample.reading) {
-        to.ticks = static_cast<std::uint64_t>(sample.reading->ticks);
-        to.restarted = scope.gaps >= 0 && scope.gaps != sample.reading->gaps;
-        scope.gaps = sample.reading->gaps;
-      }
-      scope.ledger.add_sample(to);
-    }
+  collected.samples = accountant_->take_samples();
+  ledger_->add(std::move(collected));
 }
 
 Json PhaseEnergy::accounts() {
-  Json all = Json::object();
-  for (auto& [name, scope] : scopes_) {
-    Json account = to_json(scope.ledger.account(), scope.joules_per_tick);
-    const std::vector<ledger::Gap> gaps = scope.ledger.take_gaps();
-    account["gaps"] = to_json(gaps, scope.joules_per_tick);
-    account["gaps_count"] = gaps.size();
-    all[name] = std::move(account);
-  }
-  return all;
+  return ledger_ ? ledger_->accounts() : Json::object();
 }
 
 namespace {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -12,7 +13,7 @@
 #include "base/json.h"
 #include "comm/communicator.h"
 #include "energy/accountant.h"
-#include "ledger/scope_ledger.h"
+#include "train/observe/host_ledger.h"
 #include "train/observe/phase_times.h"
 
 namespace molen::train {
@@ -34,27 +35,19 @@ class PhaseEnergy {
   // Brings the times of all ranks of the host to the rank that reads meters. All that a rank did until now was added.
   // Collective over `host`.
   void collect();
-  // Returns the account of each counter of this host by scope, and its gaps since the last call. On the rank that reads
-  // the meters.
+  // Returns the account of each counter of this host by scope, and its gaps since the last call; an empty object on the
+  // ranks that do not read the meters.
   Json accounts();
 
  private:
-  struct Scope {
-    std::size_t meter = 0;
-    double joules_per_tick = 0;
-    ledger::ScopeLedger ledger;
-    std::int64_t gaps = -1;  // of the meter's last good reading; -1 before the first
-  };
-  void add_samples();
-  double seconds(std::int64_t ns) const { return static_cast<double>(ns) * 1e-9 - opened_s_; }
+  double seconds_since(std::int64_t ns) const { return static_cast<double>(clock_() - ns) * 1e-9; }
 
   comm::Communicator& host_;
   energy::Accountant* accountant_;
-  double opened_s_;
   std::function<std::int64_t()> clock_;
   std::int64_t until_ns_;  // all before was collected
   std::vector<PhaseTime> times_;
-  std::map<std::string, Scope> scopes_;
+  std::unique_ptr<HostLedger> ledger_;  // where `accountant_` is
 };
 
 // Returns the sum of the accounts of several hosts, which `accounts` returned: by scope, the joules of each entry with

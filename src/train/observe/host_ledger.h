@@ -1,0 +1,67 @@
+// The joules of each phase on one host, from its counters and the times of its ranks. To estimate a lag can take
+// seconds, so a thread of its own does the work while training goes on.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/json.h"
+#include "base/units.h"
+#include "energy/accountant.h"
+#include "ledger/scope_ledger.h"
+#include "train/observe/phase_times.h"
+
+namespace molen::train {
+
+// What was learnt of a host since the last time.
+struct Collected {
+  struct Rank {
+    std::int64_t until_ns = 0;     // everything that began before was told
+    std::vector<PhaseTime> times;  // since the last time
+  };
+  std::vector<Rank> ranks;
+  std::vector<std::vector<energy::Sample>> samples;  // by meter
+};
+
+class HostLedger {
+ public:
+  // `opened_s`: when the meters were opened, on the steady clock.
+  HostLedger(const energy::Meters& meters, int ranks, double opened_s, Seconds sample_every);
+  ~HostLedger();  // what was not booked yet is dropped
+  HostLedger(const HostLedger&) = delete;
+  HostLedger& operator=(const HostLedger&) = delete;
+
+  // Books it soon, and returns at once.
+  void add(Collected collected);
+  // Waits until all is booked. Returns the account of each counter by scope, and its gaps since the last call. An error
+  // in booking ends it, and the accounts say so; it does not end the training.
+  Json accounts();
+
+ private:
+  struct Scope {
+    std::size_t meter = 0;
+    double joules_per_tick = 0;
+    ledger::ScopeLedger ledger;
+    std::int64_t gaps = -1;  // of the meter's last good reading; -1 before the first
+  };
+  void work();
+  void book(const Collected& collected);
+  double seconds(std::int64_t ns) const { return static_cast<double>(ns) * 1e-9 - opened_s_; }
+
+  double opened_s_;
+  std::map<std::string, Scope> scopes_;  // of the thread while it books
+  std::string failure_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Collected> waiting_;
+  bool booking_ = false, stopping_ = false;
+  std::thread thread_;  // last member: it uses the others
+};
+
+}  // namespace molen::train
