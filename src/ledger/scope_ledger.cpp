@@ -61,6 +61,12 @@ void ScopeLedger::take() {
     return change.to.latest_s + kLagMargin <= activity_.complete_until_s();
   };
   if (!lag_) begin();
+  if (!lag_ && !given_up_ && held() > options_.most_held) {
+    refusal_ += fmt::format("{}the lag was not known when {} times of phases had to be held",
+                            refusal_.empty() ? "" : "; ", options_.most_held);
+    given_up_ = true;
+    waiting_.clear();
+  }
   while (lag_ && !waiting_.empty() && ready(waiting_.front())) {
     use(waiting_.front());
     waiting_.pop_front();

@@ -45,6 +45,9 @@ struct LedgerOptions {
   // The number of changes from which the lag is estimated first. If it is refused, the number is doubled, up to the
   // most; after that nothing is attributed.
   int first_changes = 400, most_changes = 6400;
+  // If more must be held (ScopeLedger::held) before the lag is known, nothing is attributed: many short phases would
+  // otherwise take hundreds of MiB.
+  std::size_t most_held = std::size_t{1} << 19;
 };
 
 // Not thread-safe.

@@ -75,6 +75,18 @@ TEST(ScopeLedger, EntriesAddUpToTheCounterAcrossWrapsAndGaps) {
   EXPECT_GE(entry_of(account, kUnattributed).ticks, in_gaps);
 }
 
+TEST(ScopeLedger, HoldsABoundedNumberOfTimesUntilTheLagIsKnown) {
+  const SimulatedJob job = fsdp_job(1, 60, 3);
+  const SimulatedMeter meter;
+  ScopeLedger ledger(counter_of(meter), job.phases, 1, {.most_held = 500});
+  play(job, samples_of(job, meter, 3), ledger);
+  const Account account = ledger.account();
+  EXPECT_EQ(account.refusal, "the lag was not known when 500 times of phases had to be held");
+  EXPECT_EQ(entry_of(account, kUnattributed).ticks, account.ticks);
+  EXPECT_GT(account.ticks, 0);
+  EXPECT_LT(ledger.held(), 500U);
+}
+
 // A lag asks for four changes of the counter for each column, whoever asks for it.
 TEST(ScopeLedger, TooFewChangesGiveNoLag) {
   const SimulatedJob job = fsdp_job(1, 40, 3);
