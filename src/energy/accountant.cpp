@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <random>
 #include <utility>
 
 #include "base/clock.h"
@@ -30,7 +31,7 @@ Accountant::Accountant(Meters meters, Seconds sample_every, std::function<double
     if (is_sampled(i)) every = sample_every.value;
   for (const auto& m : meters_.meters)
     if (const double e = m->info().read_every.value; e > 0) every = every > 0 ? std::min(every, e) : e;
-  start_ = begin_ = snapshot();
+  start_ = begin_ = snapshot(For::kSamples);
   if (every > 0) reader_ = std::thread([this, every] { keep_reading(every); });
 }
 
@@ -45,21 +46,24 @@ Accountant::~Accountant() {
 
 void Accountant::keep_reading(double every_s) {
   std::unique_lock lock(mutex_);
-  while (!wake_.wait_for(lock, std::chrono::duration<double>(every_s), [this] { return stopping_; }))
+  // Intervals vary, because samples in step with a counter that changes as often would not show when it changes.
+  std::minstd_rand engine;
+  std::uniform_real_distribution<double> around(0.9, 1.1);
+  while (!wake_.wait_for(lock, std::chrono::duration<double>(every_s * around(engine)), [this] { return stopping_; }))
     for (std::size_t i = 0; i < meters_.meters.size(); ++i)
       if (meters_.meters[i]->info().read_every.value > 0 || is_sampled(i))
-        (void)read(i).ok();  // the next difference shows a gap found here
+        (void)sample(i).ok();  // the next difference shows a gap found here
 }
 
 bool Accountant::is_sampled(std::size_t meter) const {
   return samples_counters_ && meters_.meters[meter]->info().joules_per_tick > 0;
 }
 
-Result<Reading> Accountant::read(std::size_t meter) {
+Result<Reading> Accountant::sample(std::size_t meter) {
   Result<Reading> reading = meters_.meters[meter]->read();
   if (!is_sampled(meter)) return reading;
   Sampled& all = sampled_[meter];
-  if (const double time_s = clock_(); time_s > all.last_s) {
+  if (const double time_s = clock_() - (reading ? reading.value().age_s : 0.0); time_s > all.last_s) {
     all.samples.push_back({time_s, reading ? std::optional(reading.value()) : std::nullopt});
     all.last_s = time_s;
   }
@@ -73,10 +77,11 @@ std::vector<std::vector<Sample>> Accountant::take_samples() {
   return samples;
 }
 
-Accountant::Snapshot Accountant::snapshot() {
+Accountant::Snapshot Accountant::snapshot(For what) {
   const std::lock_guard lock(mutex_);
   Snapshot all;
-  for (std::size_t i = 0; i < meters_.meters.size(); ++i) all.push_back(read(i));
+  for (std::size_t i = 0; i < meters_.meters.size(); ++i)
+    all.push_back(what == For::kSamples ? sample(i) : meters_.meters[i]->read());
   spans_.resize(all.size());
   for (std::size_t i = 0; i < all.size(); ++i) {
     Span& s = spans_[i];
@@ -90,11 +95,11 @@ Accountant::Snapshot Accountant::snapshot() {
 }
 
 void Accountant::begin_step() {
-  begin_ = snapshot();
+  begin_ = snapshot(For::kStep);
 }
 
 StepEnergy Accountant::end_step() {
-  Snapshot end = snapshot();
+  Snapshot end = snapshot(For::kStep);
   StepEnergy step = between(begin_, end);
   step.so_far_j = counted_so_far();
   begin_ = std::move(end);
@@ -102,7 +107,7 @@ StepEnergy Accountant::end_step() {
 }
 
 StepEnergy Accountant::since_start() {
-  return between(start_, snapshot());
+  return between(start_, snapshot(For::kStep));
 }
 
 std::optional<double> Accountant::counted_so_far() const {
@@ -117,7 +122,7 @@ std::optional<double> Accountant::counted_so_far() const {
 }
 
 EnergySoFar Accountant::so_far() {
-  (void)snapshot();
+  (void)snapshot(For::kSamples);
   EnergySoFar all;
   all.total_j = counted_so_far();
   for (std::size_t i = 0; i < meters_.meters.size(); ++i) {

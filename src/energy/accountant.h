@@ -66,8 +66,9 @@ class Accountant {
   // reading to its last one, and scopes that lack a part are named. The caller fills in `seconds`.
   EnergySoFar so_far();
 
-  // Returns the samples of each meter since the last call, in the order of their times, which increase. Every reading
-  // of a counter is a sample, whatever it was taken for. None are kept unless counters are sampled.
+  // Returns the samples of each meter since the last call, in the order of their times, which increase. The thread
+  // takes them; the construction and `so_far` take one more, so that samples and joules end at the same reading. None
+  // are kept unless counters are sampled.
   std::vector<std::vector<Sample>> take_samples();
 
   // Returns {"available": {scope: "meter: detail"}, "unavailable": {"meter scope": reason}}, for the run's events.
@@ -76,11 +77,12 @@ class Accountant {
 
  private:
   using Snapshot = std::vector<Result<Reading>>;
-  Snapshot snapshot();
+  enum class For { kStep, kSamples };
+  Snapshot snapshot(For what);
   StepEnergy between(const Snapshot& a, const Snapshot& b) const;
   std::optional<double> counted_so_far() const;
   void keep_reading(double every_s);
-  Result<Reading> read(std::size_t meter);
+  Result<Reading> sample(std::size_t meter);  // reads and keeps the reading
   bool is_sampled(std::size_t meter) const;
 
   struct Span {

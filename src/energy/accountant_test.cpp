@@ -46,6 +46,60 @@ class CountingMeter : public Meter {
   std::atomic<int>& reads_;
 };
 
+class TickingMeter : public Meter {
+ public:
+  explicit TickingMeter(double age_s = 0.0)
+      : Meter({"ticking", "cpu-package0", Source::kCounter, "", Seconds(0), true, 1.0, Seconds(0.001)}),
+        age_s_(age_s) {}
+  Result<Reading> read() override {
+    ++ticks_;
+    return Reading{Joules(static_cast<double>(ticks_)), 0, ticks_, age_s_};
+  }
+
+ private:
+  double age_s_;
+  std::int64_t ticks_ = 0;
+};
+
+// The thread samples counters while steps read them and samples are taken. No sample is lost, and times increase.
+TEST(Accountant, SamplesCountersWhileStepsReadThem) {
+  Meters m;
+  m.meters.push_back(std::make_unique<TickingMeter>());
+  m.meters.push_back(std::make_unique<NullMeter>("gpu0", "none"));
+  Accountant accountant(std::move(m), Seconds(0.001));
+  std::vector<Sample> all;
+  for (int i = 0; i < 5000 && all.size() < 50; ++i) {
+    accountant.begin_step();
+    (void)accountant.end_step();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const auto samples = accountant.take_samples();
+    ASSERT_EQ(samples.size(), 2U);
+    all.insert(all.end(), samples[0].begin(), samples[0].end());
+    EXPECT_TRUE(samples[1].empty()) << "no counter";
+  }
+  ASSERT_GE(all.size(), 50U);
+  for (std::size_t i = 1; i < all.size(); ++i) {
+    EXPECT_GT(all[i].time_s, all[i - 1].time_s);
+    EXPECT_GT(all[i].reading.value().ticks, all[i - 1].reading.value().ticks);
+  }
+}
+
+// A sample has the time at which its counter was read, which may be before the call. `so_far` takes one.
+TEST(Accountant, SamplesHaveTheTimeOfTheirReading) {
+  double now_s = 10.0;
+  Meters m;
+  m.meters.push_back(std::make_unique<TickingMeter>(0.25));
+  Accountant accountant(std::move(m), Seconds(1e9), [&] { return now_s; });
+  now_s = 20.0;
+  accountant.begin_step();
+  (void)accountant.so_far();
+  (void)accountant.so_far();  // at the same time: no sample
+  const auto samples = accountant.take_samples();
+  ASSERT_EQ(samples[0].size(), 2U);
+  EXPECT_EQ(samples[0][0].time_s, 9.75);
+  EXPECT_EQ(samples[0][1].time_s, 19.75);
+}
+
 // The accountant reads a wrapping counter by itself at the requested rate; it reads other counters only on request.
 TEST(Accountant, ReadsInTimeWhatWraps) {
   std::atomic<int> often = 0, never = 0;

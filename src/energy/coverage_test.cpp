@@ -206,6 +206,19 @@ TEST(Totals, PhasesOfAttemptsAddUp) {
   EXPECT_TRUE(totals_from_json(old, 3, "x").phases_j.empty()) << "a checkpoint from before phases had joules";
 }
 
+// Emissions of a run are known if each attempt that measured energy knew its site's.
+TEST(Totals, EmissionsOfAttemptsAddUp) {
+  const auto all = host({"cpu-package0"});
+  EnergySoFar known = used(2, {{"cpu-package0", 40}}), unknown = known;
+  known.kg_co2e = 0.5;
+  const RunTotals one = totals_from_json(to_json(add({}, 3, 300, known, all)), 3, "x");
+  EXPECT_EQ(one.kg_co2e, 0.5);
+  EXPECT_EQ(add(one, 5, 500, known, all).kg_co2e, 1.0);
+  EXPECT_EQ(add(one, 5, 500, unknown, all).kg_co2e, std::nullopt);
+  EXPECT_EQ(add(add({}, 3, 300, unknown, all), 5, 500, known, all).kg_co2e, std::nullopt);
+  EXPECT_EQ(add(one, 0, 0, {}, all).kg_co2e, 0.5) << "an attempt that measured nothing";
+}
+
 TEST(Totals, WhatOneAttemptLackedStaysMissing) {
   const RunTotals none = add({}, 3, 300, {}, coverage_of(Meters{}, false));
   EXPECT_EQ(none.total_j, std::nullopt);

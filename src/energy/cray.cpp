@@ -75,10 +75,14 @@ class Scan {
   }
 
   Result<Reading> read(const std::string& scope) {
-    const double since = clock_() - looked_s_;
+    const double now_s = clock_(), since = now_s - looked_s_;
     if (!state_ || since < 0 || since >= kSameScanS) state_ = look();
     if (!state_->ok()) return Failure{state_->reason()};
-    return readings_.at(scope);
+    const Result<Reading>& found = readings_.at(scope);
+    if (!found) return found;
+    Reading reading = found.value();
+    reading.age_s = std::max(0.0, now_s - looked_s_);
+    return reading;
   }
 
  private:

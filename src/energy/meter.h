@@ -21,6 +21,7 @@ struct Reading {
   std::int64_t gaps = 0;   // number of energy losses (more than one wrap possible, samples missed): the difference of
                            // two readings is valid only when this number is equal in both
   std::int64_t ticks = 0;  // of a counter: `total` in its own unit, MeterInfo::joules_per_tick
+  double age_s = 0;        // how long before the call of `read` the counter was read
 };
 
 struct MeterInfo {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -66,6 +67,12 @@ int order_of(const std::string& scope, bool packages) {
 }
 
 }  // namespace
+
+std::optional<int> gpu_of(const std::string& scope) {
+  for (const char* prefix : {"gpu", "superchip"})
+    if (const auto number = number_of(scope, prefix)) return std::atoi(number->c_str());
+  return std::nullopt;
+}
 
 std::set<std::string> parts_of(const std::string& scope) {
   if (is_numbered(scope, "superchip")) return {"cpu", "dram", "gpu"};

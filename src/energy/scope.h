@@ -17,6 +17,7 @@
 //       gpu0
 #pragma once
 
+#include <optional>
 #include <set>
 #include <string>
 
@@ -35,6 +36,10 @@ bool contains(const std::string& outer, const std::string& inner);
 // "module0", "grace0" and "psys" {cpu, dram}, "cpu" and "cpu-package0" {cpu}, "dram0" {dram}, "accel0" and "gpu1"
 // {gpu}; empty for a name of another kind.
 std::set<std::string> parts_of(const std::string& scope);
+
+// Returns the number of the GPU, among those that the job may use, of a scope that measures one ("gpu1", "superchip1");
+// nothing for any other scope. The numbers of accelerators ("accel0") are those of the node's maker.
+std::optional<int> gpu_of(const std::string& scope);
 
 // Decides which of the meters a sum adds (MeterInfo::counted). A measured node counts rather than the sum of its parts,
 // because it also has fans, adapters and losses. So do other scopes that contain some which are read. psys is an

@@ -179,5 +179,11 @@ TEST(Scope, AScopeWithoutReadingsContainsNothing) {
   EXPECT_FALSE(m.meters[1]->info().counted);
 }
 
+TEST(Scope, NumbersOfGpus) {
+  EXPECT_EQ(gpu_of("gpu3"), 3);
+  EXPECT_EQ(gpu_of("superchip12"), 12);
+  for (const char* scope : {"gpu", "accel0", "cpu-package1", "node", "module0"}) EXPECT_EQ(gpu_of(scope), std::nullopt);
+}
+
 }  // namespace
 }  // namespace molen::energy

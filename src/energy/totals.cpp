@@ -37,6 +37,10 @@ RunTotals add(RunTotals t, std::int64_t steps, std::int64_t tokens, const Energy
   for (const auto& [scope, account] : energy.phases.items())
     for (const auto& [name, entry] : account.at("entries").items())
       t.phases_j[scope][name] += entry.at("joules").get<double>();
+  if (energy.total_j) {
+    const bool known = energy.kg_co2e && (!t.total_j || t.kg_co2e);
+    t.kg_co2e = known ? std::optional(t.kg_co2e.value_or(0.0) + *energy.kg_co2e) : std::nullopt;
+  }
   if (energy.total_j) t.total_j = t.total_j.value_or(0.0) + *energy.total_j;
   t.hosts = std::max(t.hosts, coverage.hosts);
   const auto miss = [&](const std::string& what, std::int64_t n) { t.missing[what] = std::max(t.missing[what], n); };
@@ -58,6 +62,7 @@ Json to_json(const RunTotals& t) {
           {"energy_j", joules},
           {"phases_j", t.phases_j},
           {"total_j", t.total_j ? Json(*t.total_j) : Json()},
+          {"kg_co2e", t.kg_co2e ? Json(*t.kg_co2e) : Json()},
           {"j_per_token", per_token ? Json(*per_token) : Json()},
           {"hosts", t.hosts},
           {"summed", t.summed},
@@ -84,6 +89,7 @@ RunTotals totals_from_json(const Json& json, std::int64_t step_done, const std::
       t.phases_j[scope] = amounts_member(json["phases_j"], scope.c_str(), where + ": phases_j");
   }
   if (!json_member(json, "total_j", where).is_null()) t.total_j = amount_member(json, "total_j", where);
+  if (json.contains("kg_co2e") && !json["kg_co2e"].is_null()) t.kg_co2e = amount_member(json, "kg_co2e", where);
   t.hosts = count_member(json, "hosts", where);
   t.missing = counts_member(json, "missing", where);
   const Json& summed = json_member(json, "summed", where);

@@ -23,6 +23,7 @@ struct EnergySoFar {
   // What became of the joules of each counter, phase by phase: {scope: {"entries": {name: {"joules", ...}}, ...}}
   // (docs/formats/energy.md). Empty when no counter was sampled.
   Json phases = Json::object();
+  std::optional<double> kg_co2e;  // of total_j, where the site's figures are known
 };
 
 struct RunTotals {
@@ -32,7 +33,9 @@ struct RunTotals {
   std::map<std::string, double> joules;
   std::map<std::string, std::map<std::string, double>> phases_j;  // by scope and entry
   std::optional<double> total_j;                                  // null if nothing was measured
-  std::int64_t hosts = 0;                                         // the largest number of hosts in an attempt
+  // Emissions of total_j; null if any attempt that measured energy did not know its site's figures.
+  std::optional<double> kg_co2e;
+  std::int64_t hosts = 0;  // the largest number of hosts in an attempt
   std::set<std::string> summed;
   std::map<std::string, std::int64_t> missing;  // as in Coverage; the largest number of any attempt
 

@@ -291,8 +291,7 @@ TEST_F(Report, ShowsWhereTheJoulesOfEachScopeWent) {
   write("energy.jsonl", R"({"event":"phases","scopes":{"old":{"joules":1,"entries":{}}}})"
                         "\n"
                         R"({"event":"phases","scopes":{"gpu<0":{"joules":1000,"entries":)" +
-                            entries + R"(,"by_host":{"h<":{"not_attributed":"too few"},"i":{"not_attributed":""}}}}})" +
-                            "\n");
+                            entries + R"(,"not_attributed":{"h<":"too few"}}}})" + "\n");
   const std::string html = page();
   EXPECT_NE(html.find("Where the joules of gpu&lt;0 went"), std::string::npos);
   EXPECT_EQ(html.find("Where the joules of old"), std::string::npos);
@@ -305,8 +304,11 @@ TEST_F(Report, ShowsWhereTheJoulesOfEachScopeWent) {
   EXPECT_LT(back, forward) << "the largest first";
   EXPECT_LT(forward, rest);
   EXPECT_NE(html.find("h&lt;: not divided among phases: too few."), std::string::npos);
-  EXPECT_EQ(html.find("i: not divided"), std::string::npos);
+  EXPECT_EQ(html.find("Phases over all attempts"), std::string::npos);
   EXPECT_EQ(summary(dir_)["energy_phases"]["scopes"]["gpu<0"]["joules"], 1000);
+  const std::string totals = R"({"event":"totals","attempt":2,"phases_j":{"gpu<0":{"for<ward":1500,"x":"y"}}})";
+  write("energy.jsonl", totals + "\n");
+  EXPECT_NE(page().find("<th scope=row>gpu&lt;0<td class=text>for&lt;ward<td>1.5 kJ"), std::string::npos);
   for (const char* damage : {"7", "{}", R"({"g":7})", R"({"g":{"joules":1,"entries":{"a":7}}})"}) {
     write("energy.jsonl", std::string(R"({"event":"phases","scopes":)") + damage + "}\n");
     EXPECT_NO_THROW(page()) << damage;

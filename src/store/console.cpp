@@ -30,9 +30,21 @@ void add_mfu(const ConsoleStep& s, std::vector<Field>& fields) {
   const std::string name = s.flops_formula.empty() ? "MFU" : "MFU(" + s.flops_formula + ")";
   if (known(s.mfu)) fields.push_back({fmt::format("{} {:.1f}%", name, *s.mfu * 100), 4});
 }
+// Three digits in the largest unit of which there is one at least: "12.3 kWh", "4.56 MWh".
+std::string scaled(double value, const std::vector<std::pair<double, const char*>>& units) {
+  for (const auto& [unit, name] : units)
+    if (value >= 0.9995 * unit || unit == units.back().first) return fmt::format("{:.3g} {}", value / unit, name);
+  return "";
+}
+// What was used per token, and the run's energy and emissions so far.
 void add_energy(const ConsoleStep& s, std::vector<Field>& fields) {
-  if (known(s.j_per_token))
-    fields.push_back({fmt::format("{}{:.3g} J/tok", s.energy_partial ? "~" : "", *s.j_per_token), 5});
+  const char* partial = s.energy_partial ? "~" : "";
+  if (known(s.j_per_token)) fields.push_back({fmt::format("{}{:.3g} J/tok", partial, *s.j_per_token), 5});
+  if (!known(s.kwh_total)) return;
+  std::string so_far = partial + scaled(*s.kwh_total, {{1e6, "GWh"}, {1e3, "MWh"}, {1.0, "kWh"}, {1e-3, "Wh"}});
+  if (known(s.kg_co2e_total))
+    so_far += " " + scaled(*s.kg_co2e_total, {{1e3, "t"}, {1.0, "kg"}, {1e-3, "g"}}) + " CO2e";
+  fields.push_back({std::move(so_far), 6});
 }
 void add_eta(const ConsoleStep& s, std::vector<Field>& fields) {
   if (known(s.eta_s)) fields.push_back({"eta " + duration(*s.eta_s), 3});
@@ -69,10 +81,7 @@ std::vector<Field> fields_of(const ConsoleStep& s) {
   if (const double share = 100 * s.data_wait_s / s.step_s; std::isfinite(share) && share >= 0.1)
     fields.push_back({fmt::format("data {:.1f}%", share), 9});
   add_energy(s, fields);
-  const char* partial = s.energy_partial ? "~" : "";
-  if (known(s.watts)) fields.push_back({fmt::format("{}{:.0f} W", partial, *s.watts), 13});
-  if (known(s.kwh_total)) fields.push_back({fmt::format("{}{:.3g} kWh", partial, *s.kwh_total), 9});
-  if (known(s.kg_co2e_total)) fields.push_back({fmt::format("{}{:.3g} kg CO2e", partial, *s.kg_co2e_total), 11});
+  if (known(s.watts)) fields.push_back({fmt::format("{}{:.0f} W", s.energy_partial ? "~" : "", *s.watts), 13});
   add_eta(s, fields);
   return fields;
 }

@@ -54,9 +54,25 @@ TEST(Console, SaysAllOfAStep) {
 TEST(Console, SaysTheEnergyOfTheRunSoFar) {
   ConsoleStep s = sample_step();
   s.kwh_total = 12.345, s.kg_co2e_total = 3.456;
-  EXPECT_TRUE(step_line(s).ends_with("| 152 W | 12.3 kWh | 3.46 kg CO2e | eta 15:40")) << step_line(s);
+  EXPECT_NE(step_line(s).find("| 0.0123 J/tok | 12.3 kWh 3.46 kg CO2e | 152 W"), std::string::npos) << step_line(s);
+  for (const std::string& line : {step_line(s, {false, kLogColumns}), progress_line(s, {false, kLogColumns})}) {
+    EXPECT_NE(line.find("12.3 kWh 3.46 kg CO2e"), std::string::npos) << line;
+    EXPECT_LE(visible_columns(line), kLogColumns);
+  }
   s.energy_partial = true, s.kg_co2e_total.reset();
-  EXPECT_TRUE(step_line(s).ends_with("| ~152 W | ~12.3 kWh | eta 15:40")) << step_line(s);
+  EXPECT_NE(step_line(s).find("| ~12.3 kWh | ~152 W"), std::string::npos) << step_line(s);
+  for (const auto& [kwh, text] : {std::pair{2.78e-7, "0.000278 Wh"},
+                                  {0.5, "500 Wh"},
+                                  {0.9996, "1 kWh"},
+                                  {4560.0, "4.56 MWh"},
+                                  {7.8e6, "7.8 GWh"}}) {
+    s.kwh_total = kwh;
+    EXPECT_NE(step_line(s).find(std::string("~") + text), std::string::npos) << step_line(s);
+  }
+}
+
+TEST(Console, WrapsTheTextAndNothingBehindIt) {
+  EXPECT_EQ(wrapped(std::string_view("ab\n").substr(0, 2), 10), "ab");
 }
 
 TEST(Console, ProgressInPlaceFitsATerminalWithAllItSays) {

@@ -56,7 +56,8 @@ class Loop {
     });
     if (job.options.cluster) predicted_ = std::make_unique<Predicted>(job, executor_, data_, world);
     open_validation();
-    energy_ = std::make_unique<JobEnergy>(world, job.config);
+    energy_ = std::make_unique<JobEnergy>(world, job.config,
+                                          job.machine.cuda ? std::optional<int>(job.machine.device) : std::nullopt);
   }
 
   // Takes the directories, loads the state and begins to record. Returns false, on all ranks, when the job must be

@@ -2,6 +2,7 @@
 // seconds, so a thread of its own does the work while training goes on.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -31,33 +32,41 @@ struct Collected {
 
 class HostLedger {
  public:
-  // `opened_s`: when the meters were opened, on the steady clock.
-  HostLedger(const energy::Meters& meters, int ranks, double opened_s, Seconds sample_every);
+  // `opened_s`: when the meters were opened, on the steady clock. `device_of`: for each rank of the host the number of
+  // its GPU among those that are read, or -1. A scope of a GPU counts the ranks that use it, and any other scope all.
+  HostLedger(const energy::Meters& meters, const std::vector<int>& device_of, double opened_s, Seconds sample_every);
   ~HostLedger();  // what was not booked yet is dropped
   HostLedger(const HostLedger&) = delete;
   HostLedger& operator=(const HostLedger&) = delete;
 
   // Books it soon, and returns at once.
   void add(Collected collected);
-  // Waits until all is booked. Returns the account of each counter by scope, and its gaps since the last call. An error
-  // in booking ends it, and the accounts say so; it does not end the training.
+  // Returns the account of each counter by scope, and its gaps since the last call. Waits for what is not booked yet,
+  // but not longer than kMostWait: a checkpoint after a stop signal may have to be quick. An error in booking ends it,
+  // and the accounts say so; it does not end the training.
   Json accounts();
+  static constexpr std::chrono::milliseconds kMostWait{300};
 
  private:
   struct Scope {
     std::size_t meter = 0;
-    double joules_per_tick = 0;
+    int shift = 0;               // the ledger counts in 2^shift ticks of the counter
+    double joules_per_tick = 0;  // of the ledger
+    std::vector<int> ranks;      // of the host, whose phases count
     ledger::ScopeLedger ledger;
     std::int64_t gaps = -1;  // of the meter's last good reading; -1 before the first
   };
   void work();
   void book(const Collected& collected);
+  void publish();
   double seconds(std::int64_t ns) const { return static_cast<double>(ns) * 1e-9 - opened_s_; }
 
   double opened_s_;
-  std::map<std::string, Scope> scopes_;  // of the thread while it books
-  std::string failure_;
+  std::map<std::string, Scope> scopes_;  // of the thread
   std::mutex mutex_;
+  std::string failure_;
+  Json published_ = Json::object();                       // the accounts of all that was booked
+  std::map<std::string, std::vector<ledger::Gap>> gaps_;  // by scope, since they were last returned
   std::condition_variable changed_;
   std::deque<Collected> waiting_;
   bool booking_ = false, stopping_ = false;

@@ -16,14 +16,15 @@
 namespace molen::train {
 namespace {
 
-// Returns every rank's text on every rank.
-std::vector<std::string> gather_texts(comm::Communicator& world, const std::string& own) {
+std::vector<std::int64_t> sizes_of_texts(comm::Communicator& world, const std::string& own) {
   const auto ranks = static_cast<std::size_t>(world.size());
   const std::int64_t size = static_cast<std::int64_t>(own.size());
   std::vector<std::int64_t> sizes(ranks);
   world.all_gather(&size, sizes.data(), std::vector<std::int64_t>(ranks, 1), DType::kI64);
-  std::string all(static_cast<std::size_t>(std::reduce(sizes.begin(), sizes.end())), '\0');
-  world.all_gather(own.data(), all.data(), sizes, DType::kU8);
+  return sizes;
+}
+
+std::vector<std::string> split_texts(const std::string& all, const std::vector<std::int64_t>& sizes) {
   std::vector<std::string> texts;
   std::size_t at = 0;
   for (const std::int64_t n : sizes) {
@@ -31,6 +32,25 @@ std::vector<std::string> gather_texts(comm::Communicator& world, const std::stri
     at += static_cast<std::size_t>(n);
   }
   return texts;
+}
+
+// Returns every rank's text on every rank.
+std::vector<std::string> gather_texts(comm::Communicator& world, const std::string& own) {
+  const std::vector<std::int64_t> sizes = sizes_of_texts(world, own);
+  std::string all(static_cast<std::size_t>(std::reduce(sizes.begin(), sizes.end())), '\0');
+  world.all_gather(own.data(), all.data(), sizes, DType::kU8);
+  return split_texts(all, sizes);
+}
+
+// Returns every rank's text on rank 0, and nothing on the others.
+std::vector<std::string> texts_at_root(comm::Communicator& world, const std::string& own) {
+  const std::vector<std::int64_t> sizes = sizes_of_texts(world, own);
+  std::vector<std::int64_t> sent(sizes.size(), 0), received(sizes.size(), 0);
+  sent[0] = static_cast<std::int64_t>(own.size());
+  if (world.rank() == 0) received = sizes;
+  std::string all(static_cast<std::size_t>(std::reduce(received.begin(), received.end())), '\0');
+  world.all_to_all(own.data(), sent, all.data(), received, DType::kU8);
+  return world.rank() == 0 ? split_texts(all, sizes) : std::vector<std::string>();
 }
 
 // Merges the devices of all ranks of a host: a launcher may give each rank its own.
@@ -54,19 +74,33 @@ class VisibleDevices {
     if (all_) return std::nullopt;
     return fmt::format("{}", fmt::join(words_, ","));
   }
+  // Returns the number that the meters give to a rank's device; -1 if that cannot be told. `devices` and `device` are
+  // the rank's.
+  int number_of(const Json& devices, const Json& device) const {
+    if (device.is_null()) return -1;
+    const int place = device.get<int>();
+    if (devices.is_null()) return all_ ? place : -1;
+    VisibleDevices own;
+    own.add(devices);
+    if (place < 0 || static_cast<std::size_t>(place) >= own.words_.size()) return -1;
+    const std::string& word = own.words_[static_cast<std::size_t>(place)];
+    if (!all_) return static_cast<int>(std::find(words_.begin(), words_.end(), word) - words_.begin());
+    const bool number = !word.empty() && word.size() < 5 && word.find_first_not_of("0123456789") == std::string::npos;
+    return number ? std::atoi(word.c_str()) : -1;
+  }
 
  private:
   bool all_ = false;
   std::vector<std::string> words_;
 };
 
-EnergyHost this_host() {
+EnergyHost this_host(std::optional<int> device) {
   char name[256] = "";
   ::gethostname(name, sizeof name - 1);
   // The boot id identifies a host here. Counters belong to a running kernel, which containers with different host names
   // may share.
   const auto boot = energy::read_small("/proc/sys/kernel/random/boot_id");
-  EnergyHost host{boot && !boot.value().empty() ? boot.value() : name, name, std::nullopt};
+  EnergyHost host{boot && !boot.value().empty() ? boot.value() : name, name, std::nullopt, device};
   if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) host.visible = visible;
   return host;
 }
@@ -100,8 +134,8 @@ Json describe_host(const std::string& name, const energy::Accountant& accountant
 
 }  // namespace
 
-JobEnergy::JobEnergy(comm::Communicator& world, const config::Config& config)
-    : JobEnergy(world, this_host(), open_as(config), gpus_here, config.energy.sample_every) {}
+JobEnergy::JobEnergy(comm::Communicator& world, const config::Config& config, std::optional<int> device)
+    : JobEnergy(world, this_host(device), open_as(config), gpus_here, config.energy.sample_every) {}
 
 JobEnergy::JobEnergy(comm::Communicator& world, const EnergyHost& host, const OpenMeters& open, const HasGpus& has_gpus,
                      Seconds sample_every)
@@ -109,15 +143,18 @@ JobEnergy::JobEnergy(comm::Communicator& world, const EnergyHost& host, const Op
       host_name_(replace_invalid_utf8(host.name)),
       description_({{"available", Json::object()}, {"unavailable", Json::object()}}) {
   const Json self{{"id", replace_invalid_utf8(host.id)},
-                  {"visible", host.visible ? Json(replace_invalid_utf8(*host.visible)) : Json(nullptr)}};
+                  {"visible", host.visible ? Json(replace_invalid_utf8(*host.visible)) : Json(nullptr)},
+                  {"device", host.device ? Json(*host.device) : Json(nullptr)}};
   VisibleDevices devices;
   int lowest = world.size();
+  std::vector<Json> of_host;  // the ranks of this host
   const auto ranks = gather_texts(world, self.dump());
   for (int r = 0; r < world.size(); ++r) {
     const Json other = Json::parse(ranks[static_cast<std::size_t>(r)]);
     if (other["id"] != self["id"]) continue;
     lowest = std::min(lowest, r);
     devices.add(other["visible"]);
+    of_host.push_back(other);
   }
   std::string own;
   if (world.rank() == lowest) {
@@ -130,17 +167,19 @@ JobEnergy::JobEnergy(comm::Communicator& world, const EnergyHost& host, const Op
   }
   opened_ = now().value;
   exchange(world, own);
-  if (sample_every.value > 0) divide_by_phases(lowest, sample_every);
+  std::vector<int> device_of;
+  for (const Json& rank : of_host) device_of.push_back(devices.number_of(rank["visible"], rank["device"]));
+  if (sample_every.value > 0) divide_by_phases(lowest, device_of, sample_every);
 }
 
-void JobEnergy::divide_by_phases(int lowest, Seconds sample_every) {
+void JobEnergy::divide_by_phases(int lowest, const std::vector<int>& device_of, Seconds sample_every) {
   std::int32_t counters = 0;
   if (accountant_)
     for (const auto& m : accountant_->meters().meters) counters += m->info().joules_per_tick > 0 ? 1 : 0;
   world_.all_reduce(&counters, 1, DType::kI32, comm::Reduce::kMax);
   if (counters == 0) return;
   of_host_ = world_.split(lowest, world_.rank());
-  phases_ = std::make_unique<PhaseEnergy>(*of_host_, accountant_.get(), opened_, sample_every);
+  phases_ = std::make_unique<PhaseEnergy>(*of_host_, device_of, accountant_.get(), opened_, sample_every);
 }
 
 void JobEnergy::exchange(comm::Communicator& world, const std::string& own) {
@@ -264,15 +303,14 @@ void JobEnergy::collect_phases() {
 Json JobEnergy::phases() {
   if (!phases_) return Json::object();
   phases_->collect();
-  const std::string own = accountant_ ? phases_->accounts().dump() : "";
-  const std::vector<std::string> names = gather_texts(world_, host_name_), accounts = gather_texts(world_, own);
-  if (world_.rank() != 0) return Json::object();
+  const std::string own = accountant_ ? Json{{"host", host_name_}, {"scopes", phases_->accounts()}}.dump() : "";
   std::map<std::string, Json> by_host;
-  for (std::size_t rank = 0; rank < accounts.size(); ++rank) {
-    if (accounts[rank].empty()) continue;
-    std::string name = names[rank];
+  for (const std::string& text : texts_at_root(world_, own)) {
+    if (text.empty()) continue;
+    Json account = Json::parse(text);
+    std::string name = account["host"].get<std::string>();
     while (by_host.contains(name)) name += "'";
-    by_host[name] = Json::parse(accounts[rank]);
+    by_host[name] = std::move(account["scopes"]);
   }
   return sum_of_accounts(by_host);
 }

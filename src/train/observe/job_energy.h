@@ -24,6 +24,7 @@ struct EnergyHost {
   std::string id;                      // the same on all ranks that share one set of counters
   std::string name;                    // for people
   std::optional<std::string> visible;  // CUDA_VISIBLE_DEVICES
+  std::optional<int> device = {};      // the GPU of this rank: its place among the visible ones
 };
 
 // Opens one host's meters; `visible` holds the devices of all its ranks. Throws UsageError when a meter that the
@@ -38,8 +39,8 @@ class JobEnergy {
   // every rank when `open` throws it on one rank.
   JobEnergy(comm::Communicator& world, const EnergyHost& host, const OpenMeters& open, const HasGpus& has_gpus,
             Seconds sample_every = Seconds(0));
-  // Uses this machine, with the configuration's meters and the process's environment.
-  JobEnergy(comm::Communicator& world, const config::Config& config);
+  // Uses this machine, with the configuration's meters and the process's environment. `device`: as in EnergyHost.
+  JobEnergy(comm::Communicator& world, const config::Config& config, std::optional<int> device);
 
   void begin_step();
   // Ends the step on this host and appends its joules to `sums`, which the caller then sums over ranks. Every rank
@@ -73,7 +74,7 @@ class JobEnergy {
     std::string lacking;                            // why a host has no meter for it; empty: all hosts have one
   };
   void exchange(comm::Communicator& world, const std::string& own);
-  void divide_by_phases(int lowest, Seconds sample_every);
+  void divide_by_phases(int lowest, const std::vector<int>& device_of, Seconds sample_every);
   Json phases();  // collective
   void add_host(const Json& host);
 

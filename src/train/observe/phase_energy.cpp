@@ -15,10 +15,10 @@ constexpr std::size_t kMostTimes = 1U << 16;  // of a rank, before they are coll
 
 }  // namespace
 
-PhaseEnergy::PhaseEnergy(comm::Communicator& host, energy::Accountant* accountant, double opened_s,
-                         Seconds sample_every, std::function<std::int64_t()> clock)
+PhaseEnergy::PhaseEnergy(comm::Communicator& host, const std::vector<int>& device_of, energy::Accountant* accountant,
+                         double opened_s, Seconds sample_every, std::function<std::int64_t()> clock)
     : host_(host), accountant_(accountant), clock_(std::move(clock)), until_ns_(std::llround(opened_s * 1e9)) {
-  if (accountant_) ledger_ = std::make_unique<HostLedger>(accountant_->meters(), host_.size(), opened_s, sample_every);
+  if (accountant_) ledger_ = std::make_unique<HostLedger>(accountant_->meters(), device_of, opened_s, sample_every);
 }
 
 void PhaseEnergy::add_step(const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
@@ -65,6 +65,8 @@ Json PhaseEnergy::accounts() {
 
 namespace {
 
+constexpr std::size_t kMostNamed = 100;  // gaps and hosts that a sum lists for a scope
+
 void add_entry(Json& sum, const Json& entry) {
   if (sum.is_null()) {
     sum = entry;
@@ -76,6 +78,36 @@ void add_entry(Json& sum, const Json& entry) {
   const Json& other = entry["standard_error_j"];
   if (!error.is_null() && !other.is_null())  // the errors of two hosts are independent
     error = std::hypot(error.get<double>(), other.get<double>());
+  const std::string note = sum.value("note", ""), more = entry.value("note", "");
+  if (more != note) sum["note"] = note.empty() || more.empty() ? note + more + " (some hosts)" : note + "; or " + more;
+}
+
+void add_account(Json& sum, const std::string& host, const Json& account) {
+  if (sum.is_null())
+    sum = {{"joules", 0.0},   {"ticks", 0},           {"joules_per_tick", account["joules_per_tick"]},
+           {"hosts", 0},      {"changes", 0},         {"entries", Json::object()},
+           {"lag_s", Json()}, {"scaled_by", 1.0},     {"not_attributed", Json::object()},
+           {"gaps_count", 0}, {"gaps", Json::array()}};
+  sum["joules"] = sum["joules"].get<double>() + account["joules"].get<double>();
+  for (const char* key : {"ticks", "changes", "gaps_count"})
+    sum[key] = sum[key].get<std::int64_t>() + account[key].get<std::int64_t>();
+  sum["hosts"] = sum["hosts"].get<std::int64_t>() + 1;
+  if (sum["joules_per_tick"] != account["joules_per_tick"]) sum["joules_per_tick"] = nullptr;
+  sum["scaled_by"] = std::min(sum["scaled_by"].get<double>(), account["scaled_by"].get<double>());
+  if (const Json& lag = account["lag_s"]; !lag.is_null()) {
+    const double s = lag.get<double>();
+    Json& range = sum["lag_s"];
+    if (range.is_null()) range = {s, s};
+    range = {std::min(range[0].get<double>(), s), std::max(range[1].get<double>(), s)};
+  }
+  for (const auto& [entry, values] : account["entries"].items()) add_entry(sum["entries"][entry], values);
+  if (account["not_attributed"] != "" && sum["not_attributed"].size() < kMostNamed)
+    sum["not_attributed"][host] = account["not_attributed"];
+  for (Json gap : account["gaps"]) {
+    if (sum["gaps"].size() >= kMostNamed) break;
+    gap["host"] = host;
+    sum["gaps"].push_back(std::move(gap));
+  }
 }
 
 }  // namespace
@@ -83,32 +115,7 @@ void add_entry(Json& sum, const Json& entry) {
 Json sum_of_accounts(const std::map<std::string, Json>& by_host) {
   Json sum = Json::object();
   for (const auto& [host, scopes] : by_host)
-    for (const auto& [name, account] : scopes.items()) {
-      Json& scope = sum[name];
-      if (scope.is_null())
-        scope = {{"joules", 0.0},
-                 {"ticks", 0},
-                 {"joules_per_tick", account["joules_per_tick"]},
-                 {"hosts", 0},
-                 {"entries", Json::object()},
-                 {"changes", 0},
-                 {"by_host", Json::object()},
-                 {"gaps", Json::array()}};
-      scope["joules"] = scope["joules"].get<double>() + account["joules"].get<double>();
-      for (const char* key : {"ticks", "changes"})
-        scope[key] = scope[key].get<std::int64_t>() + account[key].get<std::int64_t>();
-      scope["hosts"] = scope["hosts"].get<std::int64_t>() + 1;
-      if (scope["joules_per_tick"] != account["joules_per_tick"]) scope["joules_per_tick"] = nullptr;
-      for (const auto& [entry, values] : account["entries"].items()) add_entry(scope["entries"][entry], values);
-      scope["by_host"][host] = {{"lag_s", account["lag_s"]},
-                                {"scaled_by", account["scaled_by"]},
-                                {"not_attributed", account["not_attributed"]},
-                                {"gaps", account["gaps_count"]}};
-      for (Json gap : account["gaps"]) {
-        gap["host"] = host;
-        scope["gaps"].push_back(std::move(gap));
-      }
-    }
+    for (const auto& [name, account] : scopes.items()) add_account(sum[name], host, account);
   return sum;
 }
 
@@ -121,12 +128,12 @@ std::string phase_line(const Json& accounts, const std::set<std::string>& summed
     for (const auto& [entry, values] : account["entries"].items()) joules[entry] += values["joules"].get<double>();
   }
   if (!(total > 0)) return "";
-  std::vector<std::pair<double, std::string>> order;
+  std::vector<std::pair<std::string, double>> order;
   for (const auto& [entry, j] : joules)
-    if (entry != ledger::kUnattributed) order.emplace_back(-j, entry);
-  std::sort(order.begin(), order.end());
+    if (entry != ledger::kUnattributed) order.emplace_back(entry, j);
+  std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
   std::string text;
-  for (const auto& [j, entry] : order) text += fmt::format("{} {:.1f}%, ", entry, -100.0 * j / total);
+  for (const auto& [entry, j] : order) text += fmt::format("{} {:.1f}%, ", entry, 100.0 * j / total);
   return fmt::format("{}{} {:.1f}% of {:.4g} J", text, ledger::kUnattributed,
                      100.0 * joules[ledger::kUnattributed] / total, total);
 }

@@ -20,11 +20,11 @@ namespace molen::train {
 
 class PhaseEnergy {
  public:
-  // `host`: the ranks of one host. `accountant`: on the rank that reads the host's meters, which samples counters since
-  // `opened_s` on the steady clock; null on the other ranks. Both must outlive this object. `clock` is the steady clock
-  // of times and samples.
-  PhaseEnergy(comm::Communicator& host, energy::Accountant* accountant, double opened_s, Seconds sample_every,
-              std::function<std::int64_t()> clock = now_ns);
+  // `host`: the ranks of one host. `device_of`: as HostLedger has it. `accountant`: on the rank that reads the host's
+  // meters, which samples counters since `opened_s` on the steady clock; null on the other ranks. Both must outlive
+  // this object. `clock` is the steady clock of times and samples.
+  PhaseEnergy(comm::Communicator& host, const std::vector<int>& device_of, energy::Accountant* accountant,
+              double opened_s, Seconds sample_every, std::function<std::int64_t()> clock = now_ns);
 
   // Add times of this rank.
   void add_step(const std::vector<program::Expanded>& ops, const program::Timeline& timeline);
@@ -32,7 +32,7 @@ class PhaseEnergy {
   // Returns whether this rank has kept times for long enough that they should be collected.
   bool due() const;
 
-  // Brings the times of all ranks of the host to the rank that reads meters. All that a rank did until now was added.
+  // Brings the times of all ranks of the host to the rank that reads meters. What a rank adds later counts from now on.
   // Collective over `host`.
   void collect();
   // Returns the account of each counter of this host by scope, and its gaps since the last call; an empty object on the

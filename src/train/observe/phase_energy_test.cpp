@@ -168,7 +168,8 @@ class Player {
       accountant = std::make_unique<energy::Accountant>(std::move(meters), kNoThread,
                                                         [this] { return static_cast<double>(clock_) * 1e-9; });
     }
-    PhaseEnergy phases(world_, accountant.get(), 0.0, kNoThread, [this] { return clock_.load(); });
+    PhaseEnergy phases(world_, std::vector<int>(static_cast<std::size_t>(world_.size()), -1), accountant.get(), 0.0,
+                       kNoThread, [this] { return clock_.load(); });
     for (int step = 0; step < steps; ++step) {
       if (between && meter) between(step, *meter);
       one_step(step, phases, accountant.get());
@@ -205,7 +206,7 @@ class Player {
     if (accountant)
       while (clock_ < end) {
         clock_ = std::min<std::int64_t>(end, clock_ + std::llround(draw(0.019, 0.023) * 1e9));
-        accountant->begin_step();
+        (void)accountant->so_far();  // which takes a sample
       }
     world_.barrier();
   }
@@ -271,7 +272,7 @@ TEST(PhaseEnergy, ReportsWhatTheCounterLost) {
 TEST(PhaseEnergy, IsDueAfterTenSeconds) {
   std::atomic<std::int64_t> clock = 0;
   const auto self = comm::make_self();
-  PhaseEnergy phases(*self, nullptr, 0.0, kNoThread, [&] { return clock.load(); });
+  PhaseEnergy phases(*self, {-1}, nullptr, 0.0, kNoThread, [&] { return clock.load(); });
   clock = 9'900'000'000;
   EXPECT_FALSE(phases.due());
   clock = 10'100'000'000;
@@ -305,11 +306,12 @@ Json account_of(double per_tick, const std::map<std::string, std::pair<std::int6
 }
 
 TEST(SumOfAccounts, AddsHostsEntryByEntry) {
-  const Json sum = sum_of_accounts(
-      {{"a", {{"gpu0", account_of(0.5, {{"forward", {10, 3.0}}, {"unattributed", {2, 0.0}}})}}},
-       {"b",
-        {{"gpu0", account_of(0.5, {{"forward", {20, 4.0}}, {"base+start", {6, 1.0}}, {"unattributed", {0, 0.0}}})},
-         {"dram0", account_of(0.1, {{"unattributed", {5, 0.0}}})}}}});
+  Json second = account_of(0.5, {{"forward", {20, 4.0}}, {"base+start", {6, 1.0}}, {"unattributed", {0, 0.0}}});
+  second["lag_s"] = 0.07, second["scaled_by"] = 0.9, second["not_attributed"] = "too few";
+  second["entries"]["forward"]["note"] = "alike";
+  const Json sum =
+      sum_of_accounts({{"a", {{"gpu0", account_of(0.5, {{"forward", {10, 3.0}}, {"unattributed", {2, 0.0}}})}}},
+                       {"b", {{"gpu0", second}, {"dram0", account_of(0.1, {{"unattributed", {5, 0.0}}})}}}});
   const Json& gpu = sum["gpu0"];
   EXPECT_EQ(gpu["hosts"], 2);
   EXPECT_EQ(gpu["ticks"], 38);
@@ -319,11 +321,15 @@ TEST(SumOfAccounts, AddsHostsEntryByEntry) {
   EXPECT_EQ(gpu["entries"]["forward"]["joules"], 15.0);
   EXPECT_EQ(gpu["entries"]["forward"]["standard_error_j"], 5.0);
   EXPECT_EQ(gpu["entries"]["forward"]["rank_seconds"], 4.0);
+  EXPECT_EQ(gpu["entries"]["forward"]["note"], "alike (some hosts)");
   EXPECT_EQ(gpu["entries"]["base+start"]["ticks"], 6);
   EXPECT_TRUE(gpu["entries"]["unattributed"]["standard_error_j"].is_null());
   EXPECT_EQ(gpu["gaps"].size(), 2U);
   EXPECT_EQ(gpu["gaps"][1]["host"], "b");
-  EXPECT_EQ(gpu["by_host"]["a"]["gaps"], 1);
+  EXPECT_EQ(gpu["gaps_count"], 2);
+  EXPECT_EQ(gpu["lag_s"], Json::array({0.05, 0.07}));
+  EXPECT_EQ(gpu["scaled_by"], 0.9);
+  EXPECT_EQ(gpu["not_attributed"], (Json{{"b", "too few"}}));
   EXPECT_EQ(sum["dram0"]["hosts"], 1);
   EXPECT_EQ(phase_line(sum, {"gpu0"}), "forward 78.9%, base+start 15.8%, unattributed 5.3% of 19 J");
   EXPECT_EQ(phase_line(sum, {"gpu0", "dram0"}), "forward 76.9%, base+start 15.4%, unattributed 7.7% of 19.5 J");

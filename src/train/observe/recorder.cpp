@@ -133,9 +133,9 @@ class Recorder::Impl {
     m.energy_source = r.energy.sources();
     if (r.energy.total_j) m.j_per_token = *r.energy.total_j / tokens_per_step_;
     if (r.energy.so_far_j || before_.total_j) {
-      const double joules = r.energy.so_far_j.value_or(0.0) + before_.total_j.value_or(0.0);
-      m.kwh_total = joules / kJoulesPerKwh;
-      if (site_) m.kg_co2e_total = joules * site_->pue.value * site_->intensity.value;
+      const double own = r.energy.so_far_j.value_or(0.0);
+      m.kwh_total = (own + before_.total_j.value_or(0.0)) / kJoulesPerKwh;
+      if (site_ && (!before_.total_j || before_.kg_co2e)) m.kg_co2e_total = before_.kg_co2e.value_or(0.0) + kg_of(own);
     }
     m.energy_coverage = partial_;
     run_.append(m);
@@ -253,7 +253,11 @@ class Recorder::Impl {
     }
   }
 
-  energy::RunTotals totals_of(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used) const {
+  // The emissions of these joules at the site.
+  double kg_of(double joules) const { return joules * site_->pue.value * site_->intensity.value; }
+
+  energy::RunTotals totals_of(std::int64_t step, std::int64_t tokens, energy::EnergySoFar used) const {
+    if (site_ && used.total_j) used.kg_co2e = kg_of(*used.total_j);
     return energy::add(before_, step - start_step_, tokens - start_tokens_, used, energy_.coverage());
   }
 

@@ -10,6 +10,7 @@
 #include "launch/traffic.h"
 #include "program/ir/timeline.h"
 #include "train/observe/job_energy.h"
+#include "train/observe/predicted.h"
 #include "train/trainer.h"
 #include "train/validation.h"
 

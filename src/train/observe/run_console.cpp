@@ -155,7 +155,7 @@ void RunConsole::end(std::int64_t step, const std::string& reason, const std::st
   live_.finish();
   if (!communication.empty()) say("communication of rank 0 in a step: " + communication);
   say(fmt::format("stopped after step {}: {}", step, reason));
-  if (!phases.empty()) say("energy by phase: " + phases);
+  if (!phases.empty()) say("energy by phase in this attempt: " + phases);
   say("whole run: " + totals);
 }
 
