@@ -31,8 +31,8 @@ struct MeterInfo {
   std::string detail;     // the exact source: a file, an event, a device
   Seconds read_every{0};  // longest time between two reads without a gap; 0: any
   bool counted = true;    // part of the sum over scopes (choose_counted in scope.h)
-  // Of a counter: the joules that its value counts, and the longest time between two changes of the value. 0 J: the
-  // meter is no counter.
+  // A counter counts energy in ticks of this size, and its value changes at least this often. A meter that is no
+  // counter has ticks of 0 J.
   double joules_per_tick = 0;
   Seconds changes_every{0};
 };

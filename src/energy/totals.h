@@ -20,7 +20,7 @@ struct EnergySoFar {
   std::optional<double> total_j;         // over the summed scopes that have joules
   // By scope: the number of hosts on which joules are missing (gaps, failed readings).
   std::map<std::string, std::int64_t> lost;
-  // What became of the joules of each counter, phase by phase: {scope: {"entries": {name: {"joules", ...}}, ...}}
+  // The ledger divides the joules of each counter among phases: {scope: {"entries": {name: {"joules", ...}}, ...}}
   // (docs/formats/energy.md). Empty when no counter was sampled.
   Json phases = Json::object();
   std::optional<double> kg_co2e;  // of total_j, where the site's figures are known

@@ -36,7 +36,7 @@ std::string scaled(double value, const std::vector<std::pair<double, const char*
     if (value >= 0.9995 * unit || unit == units.back().first) return fmt::format("{:.3g} {}", value / unit, name);
   return "";
 }
-// What was used per token, and the run's energy and emissions so far.
+// Adds the energy per token of the step, and the energy and emissions of the run so far.
 void add_energy(const ConsoleStep& s, std::vector<Field>& fields) {
   const char* partial = s.energy_partial ? "~" : "";
   if (known(s.j_per_token)) fields.push_back({fmt::format("{}{:.3g} J/tok", partial, *s.j_per_token), 5});

@@ -38,8 +38,9 @@ struct StepMetrics {
   std::map<std::string, std::optional<double>> energy_j;  // joules by scope (energy/meter.h)
   std::map<std::string, std::string> energy_source;       // "counter", "power", "model", "none"
   std::optional<double> j_per_token;
-  // Of the run so far, over all attempts, with the time between steps; null (no key in older files) where nothing was
-  // measured, and kg_co2e_total where nothing says how much the site's electricity emits.
+  // The energy and the emissions of the run so far, over all attempts and with the time between steps. Both are null if
+  // nothing was measured; the emissions are null too if the site's carbon intensity is unknown. Older files lack the
+  // keys.
   std::optional<double> kwh_total, kg_co2e_total;
   std::string energy_coverage;  // parts that j_per_token leaves out: "gpu only"; empty (no key in the file): none
   std::array<std::int64_t, 2> samples{};  // first and last position in the global order

@@ -20,7 +20,7 @@
 
 namespace molen::train {
 
-// What was learnt of a host since the last time.
+// The times of a host's ranks and the samples of its counters since the last collection.
 struct Collected {
   struct Rank {
     std::int64_t until_ns = 0;     // everything that began before was told

@@ -86,7 +86,7 @@ TEST(HostLedger, SmallTicksAreCountedInLargerOnes) {
   EXPECT_EQ(account["not_attributed"].get<std::string>().find("broke off"), std::string::npos);
 }
 
-// What cannot be booked ends the account, which says so and keeps what it had.
+// An error in booking ends the account. The account says so and keeps the ticks that it had booked.
 TEST(HostLedger, AnErrorEndsTheAccountAndNothingElse) {
   const energy::Meters meters = counters({"cpu-package0"});
   HostLedger ledger(meters, {-1}, 0.0, Seconds(0.02));
