@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 
-from harness import ENV, MOLEN, work
+from harness import ENV, MOLEN, root, work
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "oracle"))
 rows = []
@@ -228,12 +228,15 @@ def run_table(what, listed):
     def measure(entry):
         names, function = entry
         case, start = Case(function.__name__), time.monotonic()
+        work.enter(f"{rows.index(entry)}-{function.__name__}")
         try:
             function(case)
             unset = [n for n in names if n not in case.used]
             return f"never set: {', '.join(unset)}" if unset else None, time.monotonic() - start
         except Exception:
             return traceback.format_exc(limit=-3), time.monotonic() - start
+        finally:
+            work.leave()
 
     chosen = [e for e in rows if only.search(" ".join(e[0]) + " " + e[1].__name__)]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -245,6 +248,6 @@ def run_table(what, listed):
                 failures.append(f"{function.__name__} ({', '.join(names)}): {failure}")
     if failures:
         print("\n" + "\n".join(failures))
-        sys.exit(f"{what}: {len(failures)} failures; the files are in {work}")
-    shutil.rmtree(work)
+        sys.exit(f"{what}: {len(failures)} failures; the files are in {root / 'rows'}")
+    shutil.rmtree(root)
     print(f"{what}: {len(chosen)} rows measure the effect of {len({n for names, _ in chosen for n in names})} of {len(known)}")

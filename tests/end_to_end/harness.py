@@ -13,13 +13,48 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 
 MOLEN = str(pathlib.Path(sys.argv[1]).resolve())
 SKIPPED = 77  # the exit status that CMake's SKIP_RETURN_CODE names
-work = pathlib.Path(tempfile.mkdtemp(prefix="molen_e2e_"))
+root = pathlib.Path(tempfile.mkdtemp(prefix="molen_e2e_"))
+
+
+class Folder(os.PathLike):
+    """The directory that a test works in: `root`, or the thread's own one between `enter` and `leave`."""
+
+    def __init__(self):
+        self.threads = threading.local()
+
+    @property
+    def path(self):
+        return getattr(self.threads, "path", root)
+
+    def enter(self, name):
+        """A new directory with a copy of all that `root` has, but for the caches: tests that run side by side share no other file."""
+        path = root / "rows" / name
+        shutil.copytree(root, path, ignore=lambda folder, _: {"rows", "cache"} if pathlib.Path(folder) == root else ())
+        self.threads.path = path
+
+    def leave(self):
+        del self.threads.path
+
+    def __truediv__(self, name):
+        return self.path / name
+
+    def __fspath__(self):
+        return str(self.path)
+
+    __str__ = __fspath__
+
+    def __getattr__(self, name):
+        return getattr(self.path, name)
+
+
+work = Folder()
 DEVICES = {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")}
 # Programs see no device: what a check expects must not depend on the machine. gpu.py shows them (show_devices).
-ENV = dict(os.environ, **dict.fromkeys(DEVICES, ""), OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1", XDG_CACHE_HOME=str(work / "cache"))
+ENV = dict(os.environ, **dict.fromkeys(DEVICES, ""), OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1", XDG_CACHE_HOME=str(root / "cache"))
 checks = 0
 skips = []
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the programs started here would ignore it
@@ -92,7 +127,7 @@ def ok(name, condition, detail=""):
 
 def refused(name, *args, says, code=2, launcher=()):
     def written():  # but what is remembered of a machine, such as shards that were verified
-        return {p: p.stat().st_mtime_ns for p in work.rglob("*") if work / "cache" not in p.parents and p.is_file()}
+        return {p: p.stat().st_mtime_ns for p in root.rglob("*") if root / "cache" not in p.parents and p.is_file()}
 
     before = written()
     r = run(*args, code=code, launcher=launcher)
@@ -128,7 +163,7 @@ def metrics(name):
 
 
 def finish(name):
-    shutil.rmtree(work)
+    shutil.rmtree(root)
     print(f"{name}: {checks} checks passed" + (f", {len(skips)} skipped" if skips else ""))
     sys.exit(SKIPPED if skips else 0)
 
