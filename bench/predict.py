@@ -2,13 +2,14 @@
 """Predicted beside measured step time and memory, for shapes and rank counts that the calibration did not see.
 
 usage: predict.py MOLEN [--layouts] [--calibration FILE] [--only TEXT] [--output FILE.json] [--record]
-Calibrates this machine as one rank of two threads and of one, two thread-ranks and (where there is mpirun) two MPI ranks of one thread,
-then predicts and runs each shape below: on those, and on 3 and 4 ranks, which the calibration did not see. Each shape is run --rounds times,
+Calibrates this machine by one `molen calibrate` and (where there is mpirun) as two MPI ranks of one thread, then predicts and runs each shape
+below: on one and two ranks, and on 3 and 4 ranks, which the calibration did not see. Each shape is run --rounds times,
 in turn with the others, and the median step is what it took. Memory: the planned peak against the arena the executor used, which must be equal.
 --layouts takes stages, tensor ranks, context ranks, offload and the like instead of the data-parallel shapes.
 Exit status 1 where the median error or the memory misses its bound in docs/results/metrics.json; --record adds the figures to docs/results/records.jsonl.
 """
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -17,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tools"))
 import results as records  # noqa: E402
@@ -33,8 +35,6 @@ def batch(everyone, micro):
     return [f"batch.global={everyone}", f"batch.micro={micro}"]
 
 
-# ranks, threads, communicator; `calibrate` measures the first ones
-MEASURED = [(1, 2, "self"), (1, 1, "self"), (2, 1, "threads"), (2, 1, "mpi")]
 # name, ranks, threads, communicator, what differs from the calibration's shapes
 SHAPES = [
     ("llama-tiny, 4 x 256", 1, 2, "self", TINY + batch(4, 4)),
@@ -58,6 +58,7 @@ SHAPES = [
     ("llama-tiny", 4, 1, "mpi", TINY + batch(16, 4)),
     ("d 448, ZeRO-1", 4, 1, "mpi", D448 + batch(8, 2) + ["parallel.zero=1"]),
 ]
+BF16 = ["precision.compute=bf16"]
 PP, TP, CP = ["parallel.pipeline=2"], ["parallel.tensor=2"], ["parallel.context=2"]
 RING = [*CP, 'parallel.context_form="ring"']
 # The same, for stages, tensor ranks, context ranks, offload, 16-bit messages, pieces and other optimizers.
@@ -80,6 +81,8 @@ LAYOUTS = [
     ("llama-tiny, TP 2 x 2", 4, 1, "threads", TINY + batch(16, 4) + TP),
     ("llama-tiny, TP 2 x CP 2", 4, 1, "threads", TINY + batch(8, 4) + TP + RING),
     ("llama-tiny, 2 stages x TP 2", 4, 1, "threads", TINY + batch(16, 4) + PP + TP),
+    ("llama-tiny, 2 stages, bf16", 2, 1, "threads", TINY + batch(16, 4) + PP + BF16),
+    ("d 320, TP 2, bf16", 2, 1, "threads", D320 + batch(4, 2) + TP + BF16 + ["model.heads=10", "model.kv_heads=10"]),
 ]
 MPI = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1")
 
@@ -99,18 +102,21 @@ def launched(ranks, communicator):
 
 
 def calibrate(molen, file, shapes):
-    for ranks, threads, communicator in MEASURED:
-        if not any((threads, communicator) == (s[2], s[3]) for s in shapes):
-            continue
-        before, after = launched(ranks, communicator)
-        said = run(*before, molen, "calibrate", "--compute", "fp32", "--output", file, "--threads", threads, *after)
-        print(next(line for line in said.splitlines() if line.startswith("calibrated")), flush=True)
+    """All of this machine in one call, as a user does it, and two MPI ranks where a shape needs them."""
+    calls = [[molen, "calibrate", "--output", file]]
+    if any(s[3] == "mpi" for s in shapes):
+        calls.append([*launched(2, "mpi")[0], molen, "calibrate", "--output", file, "--threads", 1, "--compute", "fp32"])
+    for call in calls:
+        begun = time.monotonic()
+        said = run(*call)
+        print(*(line for line in said.splitlines() if line.startswith("calibrated")), sep="\n")
+        print(f"{' '.join(map(str, call))}: {time.monotonic() - begun:.0f} s", flush=True)
 
 
 def measure(molen, shapes, file, steps, rounds):
     rows = []
     for name, ranks, threads, communicator, sets in shapes:
-        flags = [x for s in [*sets, f"math.threads={threads}", "device.kind=cpu", "precision.compute=fp32"] for x in ("--set", s)]
+        flags = [x for s in ["precision.compute=fp32", *sets, f"math.threads={threads}", "device.kind=cpu"] for x in ("--set", s)]
         said = json.loads(run(molen, "simulate", *flags, "--ranks", ranks, "--communicator", communicator, "--cluster", file, "--format", "json"))
         before, after = launched(ranks, communicator)
         rows.append({"shape": name, "ranks": ranks, "threads": threads, "communicator": communicator, "predicted_s": said["step_s"], "extrapolated": said["extrapolated"],
@@ -130,6 +136,17 @@ def measure(molen, shapes, file, steps, rounds):
 
 def median_error(rows):
     return statistics.median(abs(r["error"]) for r in rows)
+
+
+def worst_error(rows):
+    """The error that nine of ten rows stay below."""
+    return sorted(abs(r["error"]) for r in rows)[-max(1, len(rows) // 10) - 1]
+
+
+def tau(rows):
+    """Kendall's tau of predicted and measured step times: of all pairs, those in the same order less those in the other one."""
+    signs = [(a["predicted_s"] - b["predicted_s"]) * (a["measured_s"] - b["measured_s"]) for a, b in itertools.combinations(rows, 2)]
+    return sum((x > 0) - (x < 0) for x in signs) / len(signs) if signs else 1.0
 
 
 def main():
@@ -160,14 +177,14 @@ def main():
         print(f"*: ranks that the calibration did not see: median error {100 * median_error(unseen):.1f}% over {len(unseen)}")
     # An op may leave some of its scratch, and the system gives memory by pages.
     differing = [r for r in rows if not 0.95 * r["planned_bytes"] < r["touched_bytes"] <= r["planned_bytes"]]
-    print(f"median error {100 * median_error(rows):.1f}% over {len(rows)} shapes; memory {'DIFFERS' if differing else 'touched as planned'}")
+    print(f"median error {100 * median_error(rows):.1f}%, nine of ten within {100 * worst_error(rows):.1f}%, tau {tau(rows):.2f} over {len(rows)} shapes; "
+          f"memory {'DIFFERS' if differing else 'touched as planned'}")
     if a.output:
         pathlib.Path(a.output).write_text(json.dumps({"median_error": median_error(rows), "memory_exact": not differing, "rows": rows}, indent=1) + "\n")
     kind = "layouts" if a.layouts else "step"
     measured = [(f"predict/{kind}", 100 * median_error(rows), None), ("predict/layouts_memory" if a.layouts else "predict/memory", len(differing), None)]
-    if a.layouts:
-        measured.append(("predict/layouts_worst", 100 * sorted(abs(r["error"]) for r in rows)[-max(1, len(rows) // 10) - 1], None))
-    elif unseen:
+    measured += [(f"predict/{kind}_worst", 100 * worst_error(rows), None), (f"predict/{kind}_tau", tau(rows), None)]
+    if not a.layouts and unseen:
         measured.append(("predict/unseen", 100 * median_error(unseen), None))
     sys.exit(0 if records.report(measured, f"bench/predict.py build/molen{' --layouts' * a.layouts} --rounds {a.rounds}", a.record) else 1)
 

@@ -75,6 +75,7 @@ void add_report_verb(CLI::App& app, Chosen& chosen);
 void add_runs_verb(CLI::App& app, Chosen& chosen);
 void add_verify_verb(CLI::App& app, Chosen& chosen);
 void add_train_verbs(CLI::App& app, Chosen& chosen);  // train, calibrate, bench, doctor, simulate
+void add_calibrate_verb(CLI::App& app, Chosen& chosen);
 void add_simulate_verb(CLI::App& app, Chosen& chosen);
 void add_plan_verb(CLI::App& app, Chosen& chosen);
 void add_sweep_verb(CLI::App& app, Chosen& chosen);

@@ -1,4 +1,4 @@
-// molen train, calibrate, bench, doctor
+// molen train, bench, doctor
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -62,95 +62,6 @@ int run_train(const ConfigOptions& options, const train::TrainOptions& train_opt
       if (world.rank() == 0 && train_options.cluster) require_predicts(*train_options.cluster, launch.machine.cuda);
     });
     train::train(c, launch.machine, launch.communicator, train_options, world);
-  });
-  return kOk;
-}
-
-void print_calibrated(const sim::Calibration::Entry& entry) {
-  fmt::print("calibrated {}: {} kinds of op on {} cores ({} physical: {}), calibration factor {:.3f}\n",
-             entry.conditions.text(), entry.costs.fits().size(), entry.cores.logical, entry.cores.physical,
-             entry.cores.affinity, entry.costs.calibration_factor());
-  for (const auto& [kind, fit] : entry.costs.fits())
-    fmt::print("  {:<28} {:>4} samples, typical {:>10}, spread {:>5.1f}%\n", kind, fit.samples,
-               human(Seconds(fit.typical_s)), 100.0 * fit.residual);
-}
-
-// Reads the present content of `output`. Predictions transfer costs between its entries, so all must be of one machine.
-sim::Calibration calibration_to_extend(const std::string& output, const std::string& cpu) {
-  sim::Calibration all;
-  if (fs::exists(output)) all = sim::read_calibration(output);
-  if (!all.entries.empty() && all.cpu != cpu)
-    throw UsageError("{}: holds measurements of another machine ({}, {}); this is {}: choose another --output", output,
-                     all.host, all.cpu, cpu);
-  const std::string gemm(math::name_of(math::gemm_library()));
-  if (!all.entries.empty() && all.gemm != gemm)
-    throw UsageError("{}: was measured while {} multiplied matrices; now {} does: choose another --output", output,
-                     all.gemm, gemm);
-  all.cpu = cpu;
-  all.gemm = gemm;
-  return all;
-}
-
-// Takes from a configuration the conditions of its run, threads and type, and its width, beyond which nothing needs
-// measuring.
-void take_conditions(const ConfigOptions& options, measure::CalibrateOptions& o, std::string& compute, bool& flash) {
-  if (!options.file && !options.model && options.sets.empty()) return;
-  const config::Config c = load_config(options);
-  if (c.device.kind == "cuda")
-    throw UsageError("{}: `molen calibrate` measures processors; cuda devices cannot be measured yet",
-                     c.where("device.kind"));
-  if (o.threads == 0) o.threads = static_cast<int>(c.math.threads);
-  if (compute == "auto") compute = c.precision.compute;
-  flash = c.math.flash_attention;
-  if (o.widest == 0 && (c.model.preset || c.model.family))
-    o.widest = measure::calibrated_width(plan::resolve_architecture(c).hidden);
-}
-
-int run_calibrate(const ConfigOptions& options, const std::string& output, measure::CalibrateOptions o,
-                  std::string compute, const std::string& format) {
-  bool flash = true;
-  take_conditions(options, o, compute, flash);
-  config::Config on_host;
-  on_host.device.kind = "cpu";  // "auto" means the host here
-  const auto launch = launch::resolve_launch(on_host, options.ranks);
-  if (o.threads == 0) o.threads = plan::auto_threads(launch.machine.local_ranks);
-  // Read the input before any measurement, so that errors are found at once.
-  std::vector<DType> wanted;
-  if (compute != "auto") wanted = {dtype_from_name(compute)};
-  sim::Calibration all = calibration_to_extend(output, measure::cpu_model());
-  Json added = Json::array();
-  const auto progress = make_progress("calibrate");
-  launch::run_ranks(launch, [&](comm::Communicator& world) {
-    for (const DType precision : wanted.empty() ? measure::likely_precisions(o.threads, world) : wanted) {
-      measure::CalibrateOptions of = o;
-      of.compute = precision;
-      of.kernels = precision == DType::kF32   ? arch::Kernels::kFused
-                   : precision == DType::kF64 ? arch::Kernels::kReference
-                                              : arch::Kernels::kAten;
-      if (!flash) of.other_kernels = program::without_flash(of.kernels, {.compute = precision}).value();
-      std::set<std::string> measured;
-      std::string last;
-      auto entry = measure::calibrate(of, launch.communicator, world, [&](double share, const std::string& what) {
-        progress->at(name_of(precision), share, what);
-        measured.insert(what);
-        last = what;
-      });
-      if (world.rank() != 0) continue;
-      progress->finish();
-      progress->note(fmt::format("{}: {} measurements, from {}, to {}", name_of(precision), measured.size(),
-                                 *measured.begin(), last));
-      char host[256] = "";
-      ::gethostname(host, sizeof host - 1);
-      all.host = host;
-      all.created = utc_timestamp(wall_time());
-      if (format == "json")
-        added.push_back(sim::to_json(entry));
-      else
-        print_calibrated(entry);
-      all.replace(std::move(entry));
-      sim::write_calibration(output, all);
-    }
-    if (world.rank() == 0 && format == "json") fmt::print("{}\n", added.dump(2));
   });
   return kOk;
 }
@@ -282,35 +193,6 @@ void add_train(CLI::App& app, Chosen& chosen) {
   });
 }
 
-void add_calibrate(CLI::App& app, Chosen& chosen) {
-  CLI::App* verb = app.add_subcommand("calibrate",
-                                      "measures this machine with the given ranks and threads and writes a cluster "
-                                      "description, from which other numbers of ranks are predicted. A CONFIG sets the "
-                                      "conditions (threads, type) and limits the width to that of its model");
-  auto output = std::make_shared<std::string>("calibration.json"), compute = std::make_shared<std::string>("auto");
-  auto options = add_config_options(*verb);
-  auto o = std::make_shared<measure::CalibrateOptions>();
-  o->threads = 0;
-  verb->add_option("--output", *output, "file; other conditions in it are kept")->capture_default_str();
-  verb->add_option("--threads", o->threads, "threads of each rank (0: the cores divided by the ranks)")
-      ->check(CLI::NonNegativeNumber);
-  verb->add_option("--compute", *compute,
-                   "fp32, bf16, fp16 or fp64; auto: the faster of those that a training's \"auto\" compares, or both "
-                   "where they are nearly equal")
-      ->capture_default_str();
-  verb->add_option("--rounds", o->rounds, "times that every shape is measured; each takes a minute or two on two cores")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  verb->add_option("--widest", o->widest,
-                   "largest width of the residual stream to measure, 128 or more (0: all widths); a small width takes "
-                   "seconds, and the costs of wider models are extrapolated")
-      ->check(CLI::NonNegativeNumber);
-  auto format = add_format_option(*verb);
-  verb->callback([&chosen, options, output, compute, o, format] {
-    chosen.action = [=] { return run_calibrate(*options, *output, *o, *compute, *format); };
-  });
-}
-
 void add_doctor(CLI::App& app, Chosen& chosen) {
   CLI::App* verb = app.add_subcommand("doctor", "what this machine can and cannot do, and why");
   auto format = add_format_option(*verb);
@@ -328,7 +210,7 @@ void add_doctor(CLI::App& app, Chosen& chosen) {
 void add_train_verbs(CLI::App& app, Chosen& chosen) {
 #ifdef MOLEN_HAS_TORCH
   add_train(app, chosen);
-  add_calibrate(app, chosen);
+  add_calibrate_verb(app, chosen);
   add_bench(app, chosen);
   add_doctor(app, chosen);
 #else

@@ -153,6 +153,7 @@ struct Trial {
   std::int64_t documents = 1;
   std::string name;
   std::vector<program::Timeline> timelines;
+  double wall_s = 0.0;  // of the latest measurement, with building the executor and warming up
 };
 
 bool is_message(const program::Op& op) {
@@ -226,25 +227,68 @@ std::vector<sim::Sample> samples_of(const std::vector<Trial>& trials, comm::Comm
   return samples;
 }
 
+// FLOPs of a step above which one timed step is enough: noise averages out within it.
+constexpr double kLargeFlops = 1e11;
+
+double flops_of(const Trial& trial) {
+  double flops = 0.0;
+  for (const auto& op : trial.stage.ops(0)) flops += op.step->hardware_flops.value;
+  return flops;
+}
+
+// Measures in rounds, so that a slow moment of a shared machine does not hit a single shape. Rank 0's clock decides
+// what is measured again. Collective.
+void measure_in_rounds(std::vector<Trial>& trials, const CalibrateOptions& o, comm::Communicator& world,
+                       const CalibrateProgress& progress) {
+  const double begun = now().value;
+  double all = 0.0;
+  for (const Trial& trial : trials) all += trial.once ? 1 : o.rounds;
+  std::size_t done = 0;
+  std::string last;
+  const auto say = [&](const std::string& what) {
+    if (progress && world.rank() == 0) progress(static_cast<double>(done) / all, what);
+    last = what;
+  };
+  const auto fits = [&](const Trial& trial) {
+    std::int32_t time_left = world.rank() == 0 && now().value - begun + trial.wall_s <= o.seconds ? 1 : 0;
+    if (world.size() > 1) world.all_reduce(&time_left, 1, DType::kI32, comm::Reduce::kMax);
+    return time_left != 0;
+  };
+  bool skipped = false;
+  for (int round = 0; round < o.rounds; ++round)
+    for (Trial& trial : trials) {
+      if (round > 0 && trial.once) continue;
+      skipped = round > 0 && !fits(trial);
+      const std::string what = fmt::format("round {} of {}, {}", round + 1, o.rounds, trial.name);
+      if (!skipped) {
+        say(what);
+        const double start = now().value;
+        const int repeats = flops_of(trial) > kLargeFlops ? 1 : o.repeats;
+        for (auto& t : run_synthetic(trial.program(), world, repeats, -1, trial.documents).timelines)
+          trial.timelines.push_back(std::move(t));
+        trial.wall_s = now().value - start;
+      }
+      ++done;
+      if (!skipped) say(what);
+    }
+  if (skipped) say(last);  // all is done
+}
+
 }  // namespace
+
+std::vector<Team> teams_of(int cores) {
+  std::vector<Team> teams;
+  for (const int ranks : {1, 2, 4, 8})
+    if (ranks <= cores) teams.push_back({ranks, cores / ranks});
+  if (cores > 1) teams.push_back({1, 1});
+  return teams;
+}
 
 sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& communicator, comm::Communicator& world,
                                   const CalibrateProgress& progress) {
   std::vector<Trial> trials;
   for (CalibrationProgram& p : calibration_programs(o, world.size(), world.rank())) trials.emplace_back(std::move(p));
-  // Measures in rounds, so that a slow moment of a shared machine does not hit a single shape.
-  std::size_t done = 0;
-  double all = 0.0;
-  for (const Trial& trial : trials) all += trial.once ? 1 : o.rounds;
-  for (int round = 0; round < o.rounds; ++round)
-    for (Trial& trial : trials) {
-      if (round > 0 && trial.once) continue;
-      const std::string what = fmt::format("round {} of {}, {}", round + 1, o.rounds, trial.name);
-      if (progress && world.rank() == 0) progress(static_cast<double>(done) / all, what);
-      for (auto& t : run_synthetic(trial.program(), world, o.repeats, -1, trial.documents).timelines)
-        trial.timelines.push_back(std::move(t));
-      if (progress && world.rank() == 0) progress(static_cast<double>(++done) / all, what);
-    }
+  measure_in_rounds(trials, o, world, progress);
   sim::CostModel costs = sim::CostModel::fit(samples_of(trials, world));
   const sim::Cores cores = cores_of(world);
   costs.set_calibration_factor(

@@ -25,6 +25,14 @@ using CalibrateProgress = std::function<void(double share, const std::string& wh
 sim::Calibration::Entry calibrate(const CalibrateOptions& options, const std::string& communicator,
                                   comm::Communicator& world, const CalibrateProgress& progress);
 
+// Ranks that share the cores of a machine, each with so many threads.
+struct Team {
+  int ranks = 1, threads = 1;
+};
+// Returns what is measured of a machine with so many cores: one rank with all of them, up to 8 ranks that divide them,
+// and one rank with one thread, which shows how busy cores slow each other down.
+std::vector<Team> teams_of(int cores);
+
 // Returns the types that `precision.compute = "auto"` may choose on this machine with `threads` threads a rank: the
 // faster of fp32 and bf16 by rank 0's measurement, and also the slower one when it reaches 80 % of the faster, because
 // the next measurement may reverse the choice. Collective.

@@ -199,6 +199,44 @@ TEST(Calibrate, FitsEveryKindAndReportsItsProgressOnRankZeroOnly) {
   EXPECT_NE(kept->costs.calibration_factor(), 1.0);
 }
 
+// Where no time is left, each shape is measured once, and the bar still reaches its end.
+TEST(Calibrate, MeasuresOnceMoreWhileTimeIsLeft) {
+  CalibrateOptions options;
+  options.widest = calibrated_width(1);
+  options.rounds = 3, options.repeats = 1;
+  const auto world = comm::ThreadWorld(1).communicator(0);
+  const auto programs = calibration_programs(options, 1);
+  const auto again = std::ranges::count(programs, false, &CalibrationProgram::once);
+  ASSERT_GT(again, 0);
+  for (const auto& [seconds, wanted] :
+       {std::pair{0.0, programs.size()}, {1e6, programs.size() + static_cast<std::size_t>(2 * again)}}) {
+    options.seconds = seconds;
+    std::vector<double> shares;
+    std::set<std::string> measured;
+    const auto entry = calibrate(options, "self", *world, [&](double share, const std::string& what) {
+      shares.push_back(share);
+      measured.insert(what);
+    });
+    EXPECT_EQ(measured.size(), wanted) << seconds << " s";
+    EXPECT_EQ(shares.back(), 1.0);
+    EXPECT_TRUE(std::is_sorted(shares.begin(), shares.end()));
+    for (const std::string& kind : measured_kinds(options, 1)) EXPECT_TRUE(entry.costs.knows(kind)) << kind;
+  }
+}
+
+TEST(Teams, ShareTheCoresAmongRanks) {
+  const auto text = [](int cores) {
+    std::string said;
+    for (const Team& team : teams_of(cores)) said += fmt::format("{}x{} ", team.ranks, team.threads);
+    return said;
+  };
+  EXPECT_EQ(text(1), "1x1 ");
+  EXPECT_EQ(text(2), "1x2 2x1 1x1 ");
+  EXPECT_EQ(text(3), "1x3 2x1 1x1 ");
+  EXPECT_EQ(text(4), "1x4 2x2 4x1 1x1 ");
+  EXPECT_EQ(text(64), "1x64 2x32 4x16 8x8 1x1 ");
+}
+
 TEST(Cores, AreNamedAsRangesOrAlone) {
   cpu_set_t before, one;
   ASSERT_EQ(::sched_getaffinity(0, sizeof before, &before), 0);

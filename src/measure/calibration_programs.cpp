@@ -35,6 +35,8 @@ constexpr Shape kShapes[] = {
     {768, 3072, 12, 12, 64, 8192, 1, 1024, 1},
 };
 
+constexpr std::int64_t kLargestVocabulary = 32000;
+
 arch::Architecture architecture(const Shape& s) {
   arch::Architecture a = arch::preset("llama-tiny");
   a.name = "calibration";
@@ -163,7 +165,9 @@ std::vector<TrialKind> trial_kinds(const CalibrateOptions& o, int ranks) {
   for (const program::Optimizer& optimizer : program::optimizers()) {
     if (optimizer.name == program::Setting().optimizer) continue;
     const auto chosen = [&](arch::Architecture&, program::Setting& s) { s.optimizer = optimizer.name; };
-    kinds.push_back({fmt::format(" with {}", optimizer.name), is_small, chosen});
+    // Products of matrices cost less for each FLOP the larger they are.
+    kinds.push_back({fmt::format(" with {}", optimizer.name),
+                     optimizer.whole_matrices ? is_dense_of_two_layers : is_small, chosen});
     if (ranks == 1 || !optimizer.has_whole()) continue;
     kinds.push_back({fmt::format(" on tensor ranks with {}", optimizer.name), is_smallest,
                      [=](arch::Architecture& a, program::Setting& s) { share_layers(a, s, ranks), chosen(a, s); }});
@@ -174,7 +178,9 @@ std::vector<TrialKind> trial_kinds(const CalibrateOptions& o, int ranks) {
                      masked, true, documents});
   if (ranks == 1) return kinds;
   // Collectives of ZeRO, and sums that add.
-  kinds.push_back({" in ZeRO-2", [](const Shape& shape) { return shape.layers <= 2; },
+  // The bytes of a collective are its only feature, so the narrow shapes and the largest table suffice.
+  kinds.push_back({" in ZeRO-2",
+                   [](const Shape& shape) { return shape.hidden <= 256 || shape.vocabulary == kLargestVocabulary; },
                    [](arch::Architecture&, program::Setting& s) { s.zero = 2; }, false});
   if (o.compute != DType::kF64)
     for (const DType type : {DType::kBF16, DType::kF16})

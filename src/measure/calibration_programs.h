@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -16,8 +17,10 @@ struct CalibrateOptions {
   arch::Kernels kernels = arch::Kernels::kFused;
   std::map<arch::Part, arch::Kernels> other_kernels;  // as in program::Setting; measured beside `kernels`
   int threads = 1;
-  int repeats = 2;  // timed steps of each shape, after a warm-up, in each round
-  int rounds = 3;
+  int repeats = 2;  // timed steps of each shape, after a warm-up, in each round; large shapes have one
+  int rounds = 3;   // at most
+  // Time for the measurement. The first round measures all shapes; later ones measure those for which time is left.
+  double seconds = std::numeric_limits<double>::infinity();
   std::int64_t widest = 0;  // largest residual width of the measured models; 0: all models
 };
 

@@ -1,5 +1,6 @@
 """Rows of program, simulate, plan, calibrate, verify and model."""
 import json
+import os
 import math
 import pathlib
 import re
@@ -500,7 +501,7 @@ def model(case):
         equal("causal", (said["causal"]["train_flops_per_token"], said["causal"]["sequence"]), (said["palm"]["train_flops_per_token_causal"], sequence))
 
 
-@row("calibrate --output", "calibrate --ranks", "calibrate --threads", "calibrate --compute", "calibrate --rounds", "calibrate --widest", "calibrate --format", "calibrate --set", "calibrate --model")
+@row("calibrate --output", "calibrate --ranks", "calibrate --threads", "calibrate --compute", "calibrate --rounds", "calibrate --minutes", "calibrate --widest", "calibrate --format", "calibrate --set", "calibrate --model")
 def calibrate(case):
     fast = ["--widest", 128, "--output", "measured.json"]
     first = case.molen("calibrate", *fast, "--compute", "fp32", "--threads", 1, "--rounds", 2, "--format", "json")
@@ -527,6 +528,16 @@ def calibrate(case):
     case.refused("simulate", "tiny.toml", written, "--cluster", "measured.json", says="calibrate")
     case.molen("calibrate", "tiny.toml", written, "--widest", 128, "--threads", 1, "--rounds", 1, "--output", "written.json")
     assert json.loads(case.molen("simulate", "tiny.toml", written, "--cluster", "written.json", "--format", "json").stdout)["step_s"] > 0
+    # Without conditions: one rank with all cores, more ranks that share them, and one rank with one thread, in both types.
+    cores = len(os.sched_getaffinity(0))
+    teams = [(n, cores // n) for n in (1, 2, 4, 8) if n <= cores] + [(1, 1)] * (cores > 1)
+    all_of_it = case.molen("calibrate", "--widest", 128, "--minutes", 0.001, "--output", "all.json", "--format", "json")
+    conditions = [(e["ranks"], e["threads"], e["compute"], e["communicator"]) for e in json.loads(all_of_it.stdout)]
+    equal("all conditions", conditions, [(n, t, c, "threads" if n > 1 else "self") for n, t in teams for c in ("fp32", "bf16")])
+    equal("they are in the file", len(json.loads((work / "all.json").read_text())["entries"]), len(conditions))
+    # No time is left for a second round; one measurement at each shape is made in any case.
+    assert all_of_it.stderr.count("round 1 of 3") == 2 * len(conditions) and "round 2" not in all_of_it.stderr, all_of_it.stderr
+    case.refused("calibrate", "--minutes", 0, says="--minutes")
     case.refused("calibrate", "--widest", 100, says=["--widest", "128"])
     case.refused("calibrate", "--set", "device.kind=cuda", says=["device.kind", "measures processors"])
     case.progress("calibrate fp32", "calibrate", "--widest", 128, "--output", "shown.json", "--compute", "fp32", "--threads", 1, "--rounds", 1)

@@ -171,7 +171,7 @@ def commands():
     fp32 = sets(f'device.kind="{DEVICE}"', "precision.compute=fp32")
     bench = json.loads(run("bench", "run.toml", *fp32, "--steps", 2).stdout)
     ok("bench runs on the device", bench["device"] == DEVICE and (DEVICE == "cpu") == (bench["arena_touched_bytes"] is not None), bench)
-    entries = json.loads(run("calibrate", "--widest", 128, "--rounds", 1, "--output", "here.json", "--format", "json").stdout)
+    entries = json.loads(run("calibrate", "--threads", 1, "--widest", 128, "--rounds", 1, "--output", "here.json", "--format", "json").stdout)
     ok("calibrate measures the host beside a device", all(e["costs"]["calibration_factor"] > 0 for e in entries) and entries, entries)
     refused = run("calibrate", *sets("device.kind=cuda"), code=2).stderr
     ok("and is refused for one", "device.kind" in refused and "measures processors" in refused, refused)
