@@ -118,7 +118,7 @@ struct RunTotals {
 };
 RunTotals run_of(const plan::Simulation& found, double steps) {
   return {steps * found.step_s / kSecondsPerDay, steps * found.site.energy.value / kJoulesPerKwh,
-          steps * found.site.emissions.value, steps * found.site.money.value};
+          steps * found.site.emissions.value, steps * found.site.money().value};
 }
 
 Json json_of_run(const Job& job, const plan::Simulation& found) {
@@ -182,7 +182,7 @@ Json json_of_layout(const Job& job, const plan::SearchResult& result, const plan
           {"tokens_per_s_per_device", tokens / found.step_s / job.ranks},
           {"j_per_token", found.energy.computers().value / tokens},
           {"kg_co2e_per_step", found.site.emissions.value},
-          {"eur_per_step", found.site.money.value},
+          {"eur_per_step", found.site.money().value},
           {"memory_bytes", found.memory.value},
           {"pareto", on_front(result, found)},
           {"run", json_of_run(job, found)},
@@ -231,9 +231,10 @@ void print_text(const Job& job, const plan::SearchResult& result, plan::Objectiv
   fmt::print("{} on {} {} of {}, {} sequences of {} tokens a step, {}\n", job.arch.name, job.ranks,
              job.cluster.device.name, job.cluster.name, job.base.global_batch, job.base.sequence,
              name_of(job.base.compute));
+  const bool of_energy = plan::is_of_energy(objective, job.cluster.site);
   std::vector<std::vector<std::string>> table{{"", "layout", "micro", "step", "tokens/s a device", "MFU", "J/token",
                                                "kg CO2e/1M tokens", "EUR/1M tokens", "memory",
-                                               plan::is_of_energy(objective) ? "more energy by" : "slower by"}};
+                                               of_energy ? "more energy by" : "slower by"}};
   const double model =
       arch::model_flops(job.arch, job.base.positions(), job.base.sequence, arch::FlopsConvention::kCausal).value;
   for (std::size_t i = 0; i < result.best.size(); ++i) {
@@ -246,8 +247,8 @@ void print_text(const Job& job, const plan::SearchResult& result, plan::Objectiv
          fmt::format("{:.1f}%", 100.0 * model / found.step_s / job.ranks / job.cluster.device.peak_16bit.value),
          fmt::format("{:.3g}", found.energy.computers().value / tokens),
          fmt::format("{:.3g}", 1e6 * found.site.emissions.value / tokens),
-         fmt::format("{:.3g}", 1e6 * found.site.money.value / tokens), human(found.memory),
-         reasons_text(plan::reasons_beside(found, result.best.front(), objective), plan::is_of_energy(objective))});
+         fmt::format("{:.3g}", 1e6 * found.site.money().value / tokens), human(found.memory),
+         reasons_text(plan::reasons_beside(found, result.best.front(), of_energy), of_energy)});
   }
   print_columns(table, {2, 3, 4, 5, 6, 7, 8, 9});
   if (job.run_steps) {
@@ -300,9 +301,10 @@ int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) 
   if (o.format == "json") {
     Json best = Json::array();
     for (std::size_t i = 0; i < result.best.size(); ++i)
-      best.push_back(json_of_layout(job, result, result.best[i],
-                                    plan::reasons_beside(result.best[i], result.best.front(), objective),
-                                    files.empty() ? std::string() : files[i]));
+      best.push_back(json_of_layout(
+          job, result, result.best[i],
+          plan::reasons_beside(result.best[i], result.best.front(), plan::is_of_energy(objective, job.cluster.site)),
+          files.empty() ? std::string() : files[i]));
     fmt::print("{}\n", Json{{"cluster", job.cluster.name},
                             {"ranks", job.ranks},
                             {"objective", o.objective},

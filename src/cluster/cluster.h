@@ -56,10 +56,11 @@ struct Node {
 
 // The file has these figures per kWh (docs/formats/cluster.md).
 struct Site {
-  Figure pue;        // energy of the site over energy of its computers
-  Figure intensity;  // kg CO2e per J of electricity
-  Figure water;      // m^3 per J of the computers' energy
-  Figure price;      // euros per J of electricity
+  Figure pue;                         // energy of the site over energy of its computers
+  Figure intensity;                   // kg CO2e per J of electricity
+  Figure water;                       // m^3 per J of the computers' energy
+  Figure price;                       // euros per J of electricity
+  std::optional<Figure> device_hour;  // euros per s of one device, if the site charges its hours
 };
 
 // How evenly the nodes run, and how often they fail. A file may have any of these figures; what it lacks is absent

@@ -170,6 +170,21 @@ TEST(Parse, OptionalFiguresHaveRangesAndSources) {
   expect_parts(reason_of("reliability = 3\n" + usual_text), {"c.toml:1: reliability: expected the table"});
 }
 
+TEST(Parse, DeviceHoursMayHaveAPrice) {
+  EXPECT_FALSE(parse(usual().text(), "c.toml").site.device_hour.has_value());
+  const auto with = [](const std::string& figure) {
+    Lines lines = usual();
+    lines[lines.find("site", "price_eur_per_kwh")] += "\nprice_eur_per_device_hour = " + figure;
+    return lines.text();
+  };
+  const Site site = parse(with("{ value = 1.8, spread = 0.1, source = \"contract\" }"), "c.toml").site;
+  EXPECT_DOUBLE_EQ(site.device_hour.value().value, 1.8 / 3600.0);
+  EXPECT_DOUBLE_EQ(site.device_hour.value().spread, 0.1);
+  expect_parts(reason_of(with("{ value = 1001, source = \"x\" }")),
+               {"site.price_eur_per_device_hour.value", "out of range", "0 to 1000", "euros/h"});
+  expect_parts(reason_of(with("2.0")), {"site.price_eur_per_device_hour", "needs its source"});
+}
+
 TEST(Parse, OptionalFiguresAreAbsentUnlessTheFileHasThem) {
   const Cluster without = parse(usual().text(), "c.toml");
   EXPECT_FALSE(without.reliability.node_mtbf.has_value());

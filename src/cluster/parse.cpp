@@ -77,6 +77,9 @@ constexpr FigureKey<Site> kSiteFigures[] = {
     {"price_eur_per_kwh", &Site::price, {0.0, 5.0, "euros/kWh", false, 1.0 / kJoulesPerKwh}},
 };
 constexpr double kSecondsOfHour = 3600.0;
+constexpr OptionalKey<Site> kSiteOptions[] = {
+    {"price_eur_per_device_hour", &Site::device_hour, {0.0, 1000.0, "euros/h", false, 1.0 / kSecondsOfHour}},
+};
 constexpr OptionalKey<Reliability> kReliabilityFigures[] = {
     {"step_jitter", &Reliability::step_jitter, {0.0, 0.3, "of the mean"}},
     {"slow_node_share", &Reliability::slow_node_share, {0.0, 0.5, "of the nodes"}},
@@ -299,9 +302,10 @@ std::vector<Tier> read_tiers(const Section& top, std::string_view origin, int al
 }
 
 Site read_site(const Section& section) {
-  section.refuse_unknown(with_figures({}, kSiteFigures));
+  section.refuse_unknown(with_figures(with_figures({}, kSiteFigures), kSiteOptions));
   Site site;
   section.figures<Site>(kSiteFigures, site);
+  section.figures<Site>(std::span<const OptionalKey<Site>>(kSiteOptions), site);
   return site;
 }
 

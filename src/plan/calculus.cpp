@@ -182,10 +182,11 @@ Estimate computer_power(const TrainingPlan& plan) {
          static_cast<double>(nodes) * estimate_of(plan.cluster.node.host_power);
 }
 
-SiteCosts site_costs(const cluster::Site& site, const Estimate& computer_energy) {
+SiteCosts site_costs(const cluster::Site& site, const Estimate& computer_energy, const Estimate& device_seconds) {
   const Estimate energy = computer_energy * estimate_of(site.pue);
   return {energy, energy * estimate_of(site.intensity), computer_energy * estimate_of(site.water),
-          energy * estimate_of(site.price)};
+          energy * estimate_of(site.price),
+          site.device_hour ? device_seconds * estimate_of(*site.device_hour) : Estimate{}};
 }
 
 TrainingCosts training_costs(const TrainingPlan& plan, double flops_per_token) {
@@ -194,8 +195,9 @@ TrainingCosts training_costs(const TrainingPlan& plan, double flops_per_token) {
   costs.device_seconds = static_cast<double>(plan.devices) * costs.seconds;
   costs.power = computer_power(plan);
   costs.computer_energy = costs.power * costs.seconds;
-  const SiteCosts site = site_costs(plan.cluster.site, costs.computer_energy);
-  costs.energy = site.energy, costs.emissions = site.emissions, costs.water = site.water, costs.money = site.money;
+  const SiteCosts site = site_costs(plan.cluster.site, costs.computer_energy, costs.device_seconds);
+  costs.energy = site.energy, costs.emissions = site.emissions, costs.water = site.water;
+  costs.electricity = site.electricity, costs.device_hours = site.device_hours;
   costs.car = costs.emissions / estimate_of(car_emissions());
   return costs;
 }

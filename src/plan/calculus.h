@@ -96,18 +96,22 @@ struct TrainingCosts {
   Estimate energy;           // J of the site, which is computer_energy x PUE
   Estimate emissions;        // kg CO2e of the site's electricity; that of making the computers is not counted
   Estimate water;            // m^3
-  Estimate money;            // euros for electricity
+  Estimate electricity;      // euros
+  Estimate device_hours;     // euros, where the site charges them
   Estimate car;              // m that a car drives for the same emissions
 };
 Estimate computer_power(const TrainingPlan& plan);
-// The consequences of the energy of a site's computers.
+// The consequences of what a job takes of a site: the energy of its computers, and the time of its devices.
 struct SiteCosts {
-  Estimate energy;     // J of the site, which is the computers' energy x PUE
-  Estimate emissions;  // kg CO2e of the site's electricity
-  Estimate water;      // m^3
-  Estimate money;      // euros for electricity; a site has no price of device hours
+  Estimate energy;        // J of the site, which is the computers' energy x PUE
+  Estimate emissions;     // kg CO2e of the site's electricity
+  Estimate water;         // m^3
+  Estimate electricity;   // euros
+  Estimate device_hours;  // euros, where the site charges them; 0 where it does not
+  Estimate money() const { return electricity + device_hours; }
 };
-SiteCosts site_costs(const cluster::Site& site, const Estimate& computer_energy);
+// `device_seconds`: the job's seconds times its devices.
+SiteCosts site_costs(const cluster::Site& site, const Estimate& computer_energy, const Estimate& device_seconds);
 TrainingCosts training_costs(const TrainingPlan& plan, double flops_per_token);
 
 // The rule of thumb of Dash et al. (arXiv 2312.12705; and the training series of the same group): a model with N

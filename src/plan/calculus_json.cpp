@@ -33,6 +33,7 @@ Json plan_json(const TrainingPlan& plan) {
           {"intensity_kg_per_j", figure_json(c.site.intensity)},
           {"water_m3_per_j", figure_json(c.site.water)},
           {"price_eur_per_j", figure_json(c.site.price)},
+          {"price_eur_per_device_s", c.site.device_hour ? figure_json(*c.site.device_hour) : Json()},
           {"car_kg_per_m", figure_json(car_emissions())}};
 }
 
@@ -44,7 +45,8 @@ Json costs_json(const TrainingCosts& costs) {
           {"energy_kwh", estimate_json(costs.energy, 3.6e6)},
           {"co2e_t", estimate_json(costs.emissions, 1e3)},
           {"water_l", estimate_json(costs.water, 1e-3)},
-          {"electricity_eur", estimate_json(costs.money)},
+          {"electricity_eur", estimate_json(costs.electricity)},
+          {"device_hours_eur", estimate_json(costs.device_hours)},
           {"car_km", estimate_json(costs.car, 1e3)}};
 }
 

@@ -61,6 +61,7 @@ CalculusTable assumptions(const TrainingPlan& plan) {
   add("emissions of electricity", site.intensity, 1e-3 / kKilowattHour, " g CO2e/kWh");
   add("water for the computers", site.water, 1e-3 / kKilowattHour, " L/kWh");
   add("price of electricity", site.price, 1.0 / kKilowattHour, " EUR/kWh");
+  if (site.device_hour) add("price of a device", *site.device_hour, 1.0 / kHour, " EUR/h");
   add("emissions of a car", car_emissions(), 1e-6, " g CO2/km");
   table.notes = {"The spreads, and the intervals in brackets below, have a probability of 80 %."};
   return table;
@@ -110,7 +111,8 @@ constexpr CostRow kCostRows[] = {
     {"energy of the site, kWh", &TrainingCosts::energy, kKilowattHour},
     {"emissions, t CO2e", &TrainingCosts::emissions, 1e3},
     {"water, L", &TrainingCosts::water, 1e-3},
-    {"electricity, EUR", &TrainingCosts::money, 1.0},
+    {"electricity, EUR", &TrainingCosts::electricity, 1.0},
+    {"device-hours, EUR", &TrainingCosts::device_hours, 1.0},
     {"the same emissions by car, km", &TrainingCosts::car, 1e3},
 };
 
@@ -118,6 +120,7 @@ CalculusTable costs_table(const CalculusReport& report) {
   CalculusTable table{"Costs", {"of one training"}, {}};
   for (const ModelReport& model : report.models) table.header.push_back(model.model.name);
   for (const CostRow& cost : kCostRows) {
+    if (cost.member == &TrainingCosts::device_hours && !report.plan.cluster.site.device_hour) continue;
     auto& row = table.rows.emplace_back(1, std::string(cost.name));
     for (const ModelReport& model : report.models)
       row.push_back(with_interval(model.costs.*cost.member, cost.per_unit));

@@ -33,7 +33,7 @@ cluster::Cluster test_cluster() {
   c.device.memory = figure(94e9);
   c.device.idle_power = figure(100.0, 0.1);
   c.device.peak_power = figure(700.0, 0.05);
-  c.site = {figure(1.2, 0.1), figure(0.27 / 3.6e6, 0.2), figure(1.5e-3 / 3.6e6, 0.5), figure(0.2 / 3.6e6, 0.4)};
+  c.site = {figure(1.2, 0.1), figure(0.27 / 3.6e6, 0.2), figure(1.5e-3 / 3.6e6, 0.5), figure(0.2 / 3.6e6, 0.4), {}};
   return c;
 }
 
@@ -91,7 +91,13 @@ TEST(Calculus, CostsFollowFromEachFigureOfTheCluster) {
   EXPECT_NEAR(costs.energy.value / 3.6e6, 1.2 * kwh, 1e-9 * kwh);
   EXPECT_NEAR(costs.emissions.value, 1.2 * kwh * 0.27, 1e-9 * kwh);
   EXPECT_NEAR(costs.water.value, kwh * 1.5e-3, 1e-9 * kwh);  // of the computers' energy, without PUE
-  EXPECT_NEAR(costs.money.value, 1.2 * kwh * 0.2, 1e-9 * kwh);
+  EXPECT_NEAR(costs.electricity.value, 1.2 * kwh * 0.2, 1e-9 * kwh);
+  EXPECT_EQ(costs.device_hours.value, 0.0);
+  TrainingPlan charged = plan;
+  charged.cluster.site.device_hour = cluster::Figure{1.5 / 3600.0, 0.2, "a contract"};
+  const Estimate hours = training_costs(charged, 180e9).device_hours;
+  EXPECT_NEAR(hours.value, costs.device_seconds.value / 3600.0 * 1.5, 1e-9 * hours.value);
+  EXPECT_NEAR(hours.spread, std::hypot(costs.device_seconds.spread, 0.2), 1e-12);
   EXPECT_NEAR(costs.car.value / 1e3, costs.emissions.value / 0.1081, 1e-6 * costs.emissions.value);
 }
 
@@ -245,7 +251,7 @@ RC_GTEST_PROP(Calculus, IntervalsContainTheValue, ()) {
     f->spread = spread();
   const TrainingCosts costs = training_costs(plan, 180e9);
   for (const Estimate& e : {costs.seconds, costs.device_seconds, costs.power, costs.computer_energy, costs.energy,
-                            costs.emissions, costs.water, costs.money, costs.car}) {
+                            costs.emissions, costs.water, costs.electricity, costs.car}) {
     RC_ASSERT(e.low() > 0.0);
     RC_ASSERT(e.low() <= e.value);
     RC_ASSERT(e.value <= e.high());

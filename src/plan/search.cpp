@@ -31,7 +31,7 @@ struct Figures {
       case Objective::kEnergy:
         return energy_j;
       case Objective::kCost:
-        return site.money.value;
+        return site.money().value;
       case Objective::kCo2:
         return site.emissions.value;
       case Objective::kMemory:
@@ -42,8 +42,9 @@ struct Figures {
 };
 
 // Energy, cost and CO2 of a bound are bounds as well, because the figures of a site are not negative.
-double figure_of(const Bound& b, Objective objective, const cluster::Site& site) {
-  return Figures{b.step_s, b.energy_j, b.memory_bytes, site_costs(site, {b.energy_j})}.of(objective);
+double figure_of(const Bound& b, int ranks, Objective objective, const cluster::Site& site) {
+  return Figures{b.step_s, b.energy_j, b.memory_bytes, site_costs(site, {b.energy_j}, {ranks * b.step_s})}.of(
+      objective);
 }
 
 Bound figures_of(const Simulation& s) {
@@ -125,10 +126,10 @@ class Search {
       const Bound bound = bounds.of(c);
       if (bound.memory_bytes > static_cast<double>(limits_.memory.value))
         ++result_.too_large_kept;
-      else if (too_long(bound.step_s) || too_much_energy(site_costs(site, {bound.energy_j})))
+      else if (too_long(bound.step_s) || too_much_energy(site_costs(site, {bound.energy_j}, {})))
         ++result_.beyond_run;
       else
-        (c.is_variant() ? variants_ : mains_).push_back({bound, figure_of(bound, objective_, site), &c, main});
+        (c.is_variant() ? variants_ : mains_).push_back({bound, figure_of(bound, ranks_, objective_, site), &c, main});
     }
     simulated_.assign(all.size(), std::numeric_limits<double>::infinity());
   }
@@ -181,7 +182,8 @@ class Search {
                      layout.bound,
                      sim::step_seconds(timelines),
                      energy,
-                     site_costs(costs_.cluster().site, {energy.computers().value, energy.spread}),
+                     site_costs(costs_.cluster().site, {energy.computers().value, energy.spread},
+                                {ranks_ * sim::step_seconds(timelines)}),
                      memory,
                      program::phase_seconds(stages.program(busiest).setting, stages.ops(busiest), timelines[busiest]),
                      exposed_of(stages.ops(busiest), timelines[busiest]),
@@ -274,13 +276,15 @@ Objective objective_from_name(const std::string& name) {
 }
 
 void require_figure(Objective objective, const cluster::Cluster& cluster) {
+  const cluster::Site& site = cluster.site;
   const auto require = [&](double value, std::string_view key) {
     if (!(value > 0.0))
       throw UsageError("--objective {}: {} of {} is {}, so all layouts would be equal; give the site's figure",
                        name_of(objective), key, cluster.name, value);
   };
-  if (objective == Objective::kCost) require(cluster.site.price.value, "site.price_eur_per_kwh");
-  if (objective == Objective::kCo2) require(cluster.site.intensity.value, "site.intensity_g_per_kwh");
+  const bool charged = site.device_hour && site.device_hour->value > 0.0;
+  if (objective == Objective::kCost && !charged) require(site.price.value, "site.price_eur_per_kwh");
+  if (objective == Objective::kCo2) require(site.intensity.value, "site.intensity_g_per_kwh");
 }
 
 double Simulation::of(Objective objective) const {
@@ -300,8 +304,9 @@ SearchResult search(const arch::Architecture& arch, const program::Setting& base
       .run(candidates_of(arch, base, ranks, local_ranks), begun, progress);
 }
 
-bool is_of_energy(Objective objective) {
-  return objective == Objective::kEnergy || objective == Objective::kCost || objective == Objective::kCo2;
+bool is_of_energy(Objective objective, const cluster::Site& site) {
+  return objective == Objective::kEnergy || objective == Objective::kCo2 ||
+         (objective == Objective::kCost && !site.device_hour);
 }
 
 std::string Reason::text(bool joules_first) const {
@@ -310,7 +315,7 @@ std::string Reason::text(bool joules_first) const {
   return fmt::format("{} {} ({})", name, joules_first ? of_energy : of_time, joules_first ? of_time : of_energy);
 }
 
-std::vector<Reason> reasons_beside(const Simulation& loser, const Simulation& best, Objective objective) {
+std::vector<Reason> reasons_beside(const Simulation& loser, const Simulation& best, bool of_energy) {
   std::vector<Reason> more;
   const auto a = loser.phases.values(), b = best.phases.values();
   const auto keys = program::phase_keys();
@@ -319,7 +324,6 @@ std::vector<Reason> reasons_beside(const Simulation& loser, const Simulation& be
   for (std::size_t i = 0; i < program::kCommStreams.size(); ++i)
     more.push_back({fmt::format("waiting for {}", name_of(program::kCommStreams[i])),
                     loser.exposed_s[i] - best.exposed_s[i], loser.where.exposed_j[i] - best.where.exposed_j[i]});
-  const bool of_energy = is_of_energy(objective);
   if (of_energy)
     more.push_back({"hosts", loser.step_s - best.step_s, loser.energy.hosts.value - best.energy.hosts.value});
   const auto figure = [&](const Reason& reason) { return of_energy ? reason.joules : reason.seconds; };

@@ -19,12 +19,13 @@
 
 namespace molen::plan {
 
-// The figure that the best layout has least of. Cost and CO2 are those of the site's electricity (`site_costs`). On one
-// cluster, both are the energy times a figure of the site, so they rank layouts as the energy does.
+// The figure that the best layout has least of. CO2 is that of the site's electricity, and cost that of electricity and
+// of device hours (`site_costs`). CO2 ranks layouts as the energy does; so does cost where the site has no price of
+// device hours.
 enum class Objective { kTime, kEnergy, kCost, kCo2, kMemory };
 std::string_view name_of(Objective objective);           // "time", "energy", "cost", "co2", "memory"
 Objective objective_from_name(const std::string& name);  // throws UsageError with the nearest name
-// Throws UsageError that names the key if the site's figure for the objective is 0: all layouts would be equal.
+// Throws UsageError that names the key if the site's figures for the objective are 0: all layouts would be equal.
 void require_figure(Objective objective, const cluster::Cluster& cluster);
 
 // The choices that distinguish the layouts of a search.
@@ -93,7 +94,7 @@ struct Simulation {
   Bound bound;
   double step_s = 0.0;
   sim::StepEnergy energy;
-  SiteCosts site;                        // of that energy
+  SiteCosts site;                        // of that energy, and of the devices for that time
   Bytes memory;                          // plan of the fullest rank
   program::PhaseSeconds phases;          // of the stage that computes for the longest time
   std::vector<double> exposed_s;         // of that stage, by program::kCommStreams: communication beside idle compute
@@ -150,10 +151,11 @@ struct Reason {
   double seconds = 0.0, joules = 0.0;
   std::string text(bool joules_first) const;  // "bubble +1.20 s (+340 kJ)", "bubble +340 kJ (+1.20 s)"
 };
-// Returns at most three reasons, largest first: by joules for energy, cost and CO2, else by seconds. Each is more than
-// 1 % of the step of the best or of its energy.
-std::vector<Reason> reasons_beside(const Simulation& loser, const Simulation& best, Objective objective);
-bool is_of_energy(Objective objective);  // energy, cost and CO2
+// Returns at most three reasons, largest first: by joules if `of_energy`, else by seconds. Each is more than 1 % of the
+// step of the best or of its energy.
+std::vector<Reason> reasons_beside(const Simulation& loser, const Simulation& best, bool of_energy);
+// Whether joules decide: for energy, CO2, and cost without a price of device hours, most of which is time.
+bool is_of_energy(Objective objective, const cluster::Site& site);
 
 // Returns the configuration keys of a candidate with their values, as `config::assign` takes them.
 std::vector<std::pair<std::string, Json>> keys_of(const Candidate& candidate, const program::Setting& setting);

@@ -199,6 +199,26 @@ TEST(Search, CostAndCo2FollowFromTheEnergyAtTheSite) {
   }
 }
 
+// A price of device hours makes time the larger part of the cost; electricity is paid beside it.
+TEST(Search, DeviceHoursArePartOfTheCost) {
+  Small small;
+  LayoutLimits limits = all_of();
+  limits.simulated = 12;
+  const double of_electricity = small.run(Objective::kCost, limits, 4).best.front().of(Objective::kCost);
+  small.on.site.device_hour = cluster::Figure{2.0 / 3600.0, 0.1, "a contract"};
+  small.costs = sim::DescribedCosts(small.on, sim::Factors::shipped());
+  const Simulation best = small.run(Objective::kCost, limits, 4).best.front();
+  EXPECT_EQ(best.step_s, small.run(Objective::kTime, limits, 4).best.front().step_s);
+  EXPECT_DOUBLE_EQ(best.site.device_hours.value, 4 * best.step_s * 2.0 / 3600.0);
+  EXPECT_DOUBLE_EQ(best.of(Objective::kCost), best.site.electricity.value + best.site.device_hours.value);
+  EXPECT_GE(best.site.electricity.value, of_electricity);
+  // The reasons are of time then, and a site whose electricity is free has a cheapest layout.
+  EXPECT_FALSE(is_of_energy(Objective::kCost, small.on.site));
+  EXPECT_TRUE(is_of_energy(Objective::kCo2, small.on.site));
+  small.on.site.price.value = 0.0;
+  EXPECT_NO_THROW(require_figure(Objective::kCost, small.on));
+}
+
 TEST(Search, StopsAtItsLimitsAndSaysSo) {
   const Small small;
   LayoutLimits limits = all_of();
@@ -322,7 +342,7 @@ TEST(Search, SaysWhyALayoutIsSlower) {
   limits.simulated = limits.shown = 5;
   const Simulation best = small.run(Objective::kTime, limits).best.front();
   const auto beside = [&](const Simulation& loser, Objective objective = Objective::kTime) {
-    return reasons_beside(loser, best, objective);
+    return reasons_beside(loser, best, is_of_energy(objective, small.on.site));
   };
   EXPECT_TRUE(beside(best).empty());
   EXPECT_TRUE(beside(best, Objective::kEnergy).empty());

@@ -238,7 +238,7 @@ def calculus(case):
     seconds = 6 * 30e9 * 450e9 / (88 * value("peak_16bit_flops_per_s") * 0.4)
     power = 88 * (value("idle_power_w") + (value("peak_power_w") - value("idle_power_w")) * value("load")) + 22 * value("host_power_w")
     computers, site = power * seconds, power * seconds * value("pue")
-    expected = dict(days=seconds / 86400, device_hours=88 * seconds / 3600, power_w=power, computer_energy_kwh=computers / 3.6e6, energy_kwh=site / 3.6e6, co2e_t=site * value("intensity_kg_per_j") / 1e3, water_l=computers * value("water_m3_per_j") * 1e3, electricity_eur=site * value("price_eur_per_j"), car_km=site * value("intensity_kg_per_j") / value("car_kg_per_m") / 1e3)
+    expected = dict(days=seconds / 86400, device_hours=88 * seconds / 3600, power_w=power, computer_energy_kwh=computers / 3.6e6, energy_kwh=site / 3.6e6, co2e_t=site * value("intensity_kg_per_j") / 1e3, water_l=computers * value("water_m3_per_j") * 1e3, electricity_eur=site * value("price_eur_per_j"), device_hours_eur=0, car_km=site * value("intensity_kg_per_j") / value("car_kg_per_m") / 1e3)
     equal("the costs", sorted(costs), sorted(expected))
     for name, amount in expected.items():
         close(name, costs[name]["value"], amount)
@@ -332,6 +332,12 @@ def plan_search(case):
     for objective, key in (("energy", "j_per_token"), ("cost", "eur_per_step"), ("co2", "kg_co2e_per_step"), ("memory", "memory_bytes")):
         values = [b[key] for b in said("--objective", objective)["best"]]
         assert values == sorted(values) and values[0] <= min(b[key] for b in one["best"]), (objective, values)
+    # A price of device hours is in the cost, beside the electricity.
+    juwels = (pathlib.Path(__file__).resolve().parents[2] / "clusters/juwels-booster.toml").read_text()
+    (work / "charged.toml").write_text(juwels.replace('"juwels-booster"', '"charged"', 1) + "price_eur_per_device_hour = { value = 2, source = \"contract\" }\n")
+    charged = json.loads(case.molen("plan", *model, "--cluster", "charged.toml", "--ranks", 16, "--objective", "cost", "--simulate", 3, "--format", "json").stdout)["best"][0]
+    hours = 16 * charged["step_s"] * 2 / 3600
+    assert hours < charged["eur_per_step"] < 1.2 * hours, (hours, charged)
     # Nothing takes less than a node's idle power.
     case.refused(*base, "--ranks", 16, "--watts", "1kW", says=["juwels-booster", "a higher --watts may help", "more than 1000 W"])
     case.refused("plan", *model, {"data.document_mask": True}, "--cluster", "juwels-booster", "--ranks", 16, says="data.document_mask")

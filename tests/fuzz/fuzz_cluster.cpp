@@ -42,6 +42,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                             &c.node.host_power, &c.node.host_memory, &c.node.host_bandwidth, &c.node.host_link,
                             &c.site.pue, &c.site.intensity, &c.site.water, &c.site.price})
       check_figure(*f);
+    if (c.site.device_hour) check_figure(*c.site.device_hour);
   } catch (const UsageError& error) {
     require(std::string(error.what()).starts_with("fuzz:"));
   }
