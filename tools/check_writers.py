@@ -14,8 +14,8 @@ ALLOWED = {  # (file, what): why
     ("src/data/process.cpp", "::write"): "into that memory",
     ("src/energy/machine.cpp", "::open"): "reads the kernel's own files",
     ("src/exec/arena.cpp", "::mmap"): "memory without a file",
-    ("src/store/flight.cpp", "::mmap"): "records are stores into shared pages; each has a check of its own",
-    ("src/store/flight.cpp", "::msync"): "the same",
+    ("src/store/mapped_file.cpp", "::mmap"): "records are stores into shared pages; each has a check of its own",
+    ("src/store/mapped_file.cpp", "::msync"): "the same",
 }
 CALLS = ("open open64 openat creat write pwrite pwritev writev fsync fdatasync sync syncfs sync_file_range fallocate posix_fallocate ftruncate "
          "truncate rename renameat renameat2 link linkat symlink symlinkat unlink unlinkat remove mkdir mkdirat rmdir mkstemp mkostemp mkdtemp "

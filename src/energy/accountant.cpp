@@ -23,12 +23,12 @@ std::map<std::string, std::string> StepEnergy::sources() const {
 
 Accountant::Accountant(Meters meters, Seconds sample_every, std::function<double()> clock)
     : meters_(std::move(meters)),
-      samples_counters_(sample_every.value > 0),
+      samples_(sample_every.value > 0),
       clock_(clock ? std::move(clock) : [] { return now().value; }),
       sampled_(meters_.meters.size()) {
   double every = 0;
   for (std::size_t i = 0; i < meters_.meters.size(); ++i)
-    if (is_sampled(i)) every = sample_every.value;
+    if (samples_ && is_read_by_thread(i)) every = sample_every.value;
   for (const auto& m : meters_.meters)
     if (const double e = m->info().read_every.value; e > 0) every = every > 0 ? std::min(every, e) : e;
   start_ = begin_ = snapshot(For::kSamples);
@@ -49,14 +49,32 @@ void Accountant::keep_reading(double every_s) {
   // Intervals vary, because samples in step with a counter that changes as often would not show when it changes.
   std::minstd_rand engine;
   std::uniform_real_distribution<double> around(0.9, 1.1);
-  while (!wake_.wait_for(lock, std::chrono::duration<double>(every_s * around(engine)), [this] { return stopping_; }))
+  while (!wake_.wait_for(lock, std::chrono::duration<double>(every_s * around(engine)), [this] { return stopping_; })) {
     for (std::size_t i = 0; i < meters_.meters.size(); ++i)
-      if (meters_.meters[i]->info().read_every.value > 0 || is_sampled(i))
-        (void)sample(i).ok();  // the next difference shows a gap found here
+      if (is_read_by_thread(i))
+        if (const auto reading = sample(i); reading && spans_[i].first)  // the next difference shows a gap found here
+          since_start_j_[i] = (reading.value().total - spans_[i].first->total).value;
+    tell_sink();
+  }
+}
+
+void Accountant::on_reading(Sink sink) {
+  const std::lock_guard lock(mutex_);
+  sink_ = std::move(sink);
+  tell_sink();
+}
+
+void Accountant::tell_sink() {
+  if (sink_) sink_(since_start_j_);
+}
+
+bool Accountant::is_read_by_thread(std::size_t meter) const {
+  const MeterInfo& info = meters_.meters[meter]->info();
+  return info.read_every.value > 0 || (samples_ && info.source != Source::kNone);
 }
 
 bool Accountant::is_sampled(std::size_t meter) const {
-  return samples_counters_ && meters_.meters[meter]->info().joules_per_tick > 0;
+  return samples_ && meters_.meters[meter]->info().joules_per_tick > 0;
 }
 
 Result<Reading> Accountant::sample(std::size_t meter) {
@@ -83,6 +101,7 @@ Accountant::Snapshot Accountant::snapshot(For what) {
   for (std::size_t i = 0; i < meters_.meters.size(); ++i)
     all.push_back(what == For::kSamples ? sample(i) : meters_.meters[i]->read());
   spans_.resize(all.size());
+  since_start_j_.resize(all.size(), std::numeric_limits<double>::quiet_NaN());
   for (std::size_t i = 0; i < all.size(); ++i) {
     Span& s = spans_[i];
     s.failing = !all[i];
@@ -90,7 +109,9 @@ Accountant::Snapshot Accountant::snapshot(For what) {
     if (s.failing) continue;
     if (!s.first) s.first = all[i].value();
     s.last = all[i].value();
+    since_start_j_[i] = (s.last->total - s.first->total).value;
   }
+  tell_sink();
   return all;
 }
 

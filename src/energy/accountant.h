@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -48,8 +49,8 @@ struct Sample {
 class Accountant {
  public:
   // Starts a thread when a meter must be read more often than steps end (a counter that wraps, power that is
-  // integrated), and when counters are to be sampled: `sample_every` is then above 0. `clock` gives the times of
-  // samples; by default it is that of base/clock.h.
+  // integrated), and when `sample_every` is above 0: it then reads every meter as often, and keeps the samples of
+  // counters. `clock` gives the times of samples; by default it is that of base/clock.h.
   explicit Accountant(Meters meters, Seconds sample_every = Seconds(0), std::function<double()> clock = {});
   ~Accountant();
   Accountant(const Accountant&) = delete;
@@ -71,6 +72,12 @@ class Accountant {
   // are kept unless counters are sampled.
   std::vector<std::vector<Sample>> take_samples();
 
+  // From now on, calls `sink` with the joules of each meter since construction, after each reading by the thread, at
+  // the ends of steps and in `so_far`. A meter without a good reading yet has NaN; one whose reading fails keeps the
+  // value before. `sink` must be quick: readings wait for it.
+  using Sink = std::function<void(std::span<const double> joules)>;
+  void on_reading(Sink sink);
+
   // Returns {"available": {scope: "meter: detail"}, "unavailable": {"meter scope": reason}}, for the run's events.
   Json describe() const;
   const Meters& meters() const { return meters_; }
@@ -84,6 +91,8 @@ class Accountant {
   void keep_reading(double every_s);
   Result<Reading> sample(std::size_t meter);  // reads and keeps the reading
   bool is_sampled(std::size_t meter) const;
+  bool is_read_by_thread(std::size_t meter) const;
+  void tell_sink();
 
   struct Span {
     std::optional<Reading> first, last;
@@ -91,7 +100,7 @@ class Accountant {
     bool failing = false;  // the last reading failed
   };
   Meters meters_;
-  bool samples_counters_;
+  bool samples_;
   std::function<double()> clock_;
   struct Sampled {
     std::vector<Sample> samples;
@@ -100,7 +109,9 @@ class Accountant {
   std::vector<Sampled> sampled_;  // by meter
   std::mutex mutex_;
   Snapshot begin_, start_;
-  std::vector<Span> spans_;  // by meter
+  std::vector<Span> spans_;            // by meter
+  std::vector<double> since_start_j_;  // by meter, for the sink
+  Sink sink_;
   std::condition_variable wake_;
   bool stopping_ = false;
   std::thread reader_;

@@ -100,6 +100,55 @@ TEST(Accountant, SamplesHaveTheTimeOfTheirReading) {
   EXPECT_EQ(samples[0][1].time_s, 19.75);
 }
 
+// The sink gets what each meter counted since construction: at once, from the thread, and at the ends of steps. A meter
+// without a reading has NaN, and one that fails keeps its last value.
+TEST(Accountant, TellsASinkWhatItReads) {
+  Scripted good{Reading{Joules(40), 0}}, late{Failure{"not yet"}};
+  Meters m;
+  m.meters.push_back(std::make_unique<ScriptedMeter>(MeterInfo{"a", "cpu-package0", Source::kCounter}, good));
+  m.meters.push_back(std::make_unique<ScriptedMeter>(MeterInfo{"b", "gpu0", Source::kPower}, late));
+  Accountant accountant(std::move(m));
+  std::vector<double> told;
+  int calls = 0;
+  accountant.on_reading([&](std::span<const double> joules) {
+    told.assign(joules.begin(), joules.end());
+    ++calls;
+  });
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(told[0], 0.0);
+  EXPECT_TRUE(std::isnan(told[1]));
+  good.reading = Reading{Joules(47), 0};
+  late.reading = Reading{Joules(3), 0};
+  accountant.begin_step();
+  EXPECT_EQ(told, (std::vector<double>{7.0, 0.0}));
+  late.reading = Reading{Joules(5), 0};
+  good.reading = Failure{"gone"};
+  (void)accountant.end_step();
+  EXPECT_EQ(told, (std::vector<double>{7.0, 2.0}));
+  good.reading = Reading{Joules(50), 0};
+  (void)accountant.so_far();
+  EXPECT_EQ(told, (std::vector<double>{10.0, 2.0}));
+}
+
+// The thread tells the sink between steps too, of counters and of other meters.
+TEST(Accountant, TheThreadTellsTheSink) {
+  std::atomic<int> reads = 0, calls = 0;
+  Meters m;
+  m.meters.push_back(std::make_unique<TickingMeter>());
+  m.meters.push_back(std::make_unique<CountingMeter>(MeterInfo{"b", "gpu0", Source::kPower}, reads));
+  std::atomic<double> told = 0.0;
+  Accountant accountant(std::move(m), Seconds(0.001));
+  accountant.on_reading([&](std::span<const double> joules) {
+    told = joules[0];
+    ++calls;
+  });
+  for (int i = 0; i < 20000 && (calls < 20 || reads < 20); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_GE(calls, 20);
+  EXPECT_GE(reads, 20);
+  EXPECT_GE(told, 10.0);
+}
+
 // The accountant reads a wrapping counter by itself at the requested rate; it reads other counters only on request.
 TEST(Accountant, ReadsInTimeWhatWraps) {
   std::atomic<int> often = 0, never = 0;

@@ -15,6 +15,15 @@ std::optional<double> RunTotals::j_per_token() const {
   return *total_j / static_cast<double>(tokens);
 }
 
+double RunTotals::lost_j() const {
+  double lost = 0.0;
+  for (const auto& [scope, spent] : spent_j) {
+    const auto used = joules.find(scope);
+    if (summed.contains(scope)) lost += std::max(0.0, spent - (used == joules.end() ? 0.0 : used->second));
+  }
+  return lost;
+}
+
 std::string RunTotals::text() const {
   std::string text = first_step > 1 ? fmt::format("since step {}: ", first_step) : "";
   text += fmt::format("{}, {} tokens, {}, ", counted(steps, "step"), tokens, human(Seconds(seconds)));
@@ -22,6 +31,7 @@ std::string RunTotals::text() const {
   text += fmt::format("{:.6g} J", *total_j);
   if (const std::string left_out = partial(); !left_out.empty()) text += fmt::format(" (partial: {})", left_out);
   if (const auto per_token = j_per_token()) text += fmt::format(", {:.4g} J/token", *per_token);
+  if (const double lost = lost_j(); lost > 0.0) text += fmt::format("; {:.6g} J more were lost to failures", lost);
   return text;
 }
 
@@ -32,6 +42,7 @@ RunTotals add(RunTotals t, std::int64_t steps, std::int64_t tokens, const Energy
   t.seconds += energy.seconds;
   for (const auto& [scope, joules] : energy.joules) {
     t.joules[scope] += joules;
+    t.spent_j[scope] += joules;
     if (coverage.summed.contains(scope)) t.summed.insert(scope);
   }
   for (const auto& [scope, account] : energy.phases.items())
@@ -51,7 +62,8 @@ RunTotals add(RunTotals t, std::int64_t steps, std::int64_t tokens, const Energy
 }
 
 Json to_json(const RunTotals& t) {
-  Json joules = Json::object(), missing = Json::object();
+  Json joules = Json::object(), missing = Json::object(), spent = Json::object();
+  for (const auto& [scope, j] : t.spent_j) spent[scope] = j;
   for (const auto& [scope, j] : t.joules) joules[scope] = j;
   for (const auto& [what, n] : t.missing) missing[what] = n;
   const auto per_token = t.j_per_token();
@@ -61,6 +73,8 @@ Json to_json(const RunTotals& t) {
           {"seconds", t.seconds},
           {"energy_j", joules},
           {"phases_j", t.phases_j},
+          {"spent_j", spent},
+          {"lost_j", t.lost_j()},
           {"total_j", t.total_j ? Json(*t.total_j) : Json()},
           {"kg_co2e", t.kg_co2e ? Json(*t.kg_co2e) : Json()},
           {"j_per_token", per_token ? Json(*per_token) : Json()},
@@ -83,6 +97,7 @@ RunTotals totals_from_json(const Json& json, std::int64_t step_done, const std::
   t.tokens = count_member(json, "tokens", where);
   t.seconds = amount_member(json, "seconds", where);
   t.joules = amounts_member(json, "energy_j", where);
+  t.spent_j = json.contains("spent_j") ? amounts_member(json, "spent_j", where) : t.joules;  // older ones have none
   if (json.contains("phases_j")) {  // older checkpoints have none
     if (!json["phases_j"].is_object()) throw UsageError("{}: phases_j is no object", where);
     for (const auto& [scope, entries] : json["phases_j"].items())

@@ -32,7 +32,9 @@ struct RunTotals {
   double seconds = 0;  // wall time of the training processes, from the opening of the meters
   std::map<std::string, double> joules;
   std::map<std::string, std::map<std::string, double>> phases_j;  // by scope and entry
-  std::optional<double> total_j;                                  // null if nothing was measured
+  // By scope: what all attempts consumed, with what they did after the checkpoint from which the next one continued.
+  std::map<std::string, double> spent_j;
+  std::optional<double> total_j;  // null if nothing was measured
   // Emissions of total_j; null if any attempt that measured energy did not know its site's figures.
   std::optional<double> kg_co2e;
   std::int64_t hosts = 0;  // the largest number of hosts in an attempt
@@ -42,6 +44,8 @@ struct RunTotals {
   // The parts that total_j leaves out, as in Coverage::partial.
   std::string partial() const { return partial_text(summed, missing, hosts); }
   std::optional<double> j_per_token() const;
+  // Returns the joules of the summed scopes that led nowhere: those of steps after a checkpoint that a failure undid.
+  double lost_j() const;
   // One line: "24 steps, 9.22 k tokens, 00:12, 1.23 kJ (partial: gpu only), 0.133 J/token".
   std::string text() const;
 };

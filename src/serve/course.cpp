@@ -198,7 +198,11 @@ std::string whole_run(const RunData& run) {
   if (const double per_token = number_of(t, "j_per_token"); std::isfinite(per_token))
     s += fmt::format(", {:.3g} J/token", per_token);
   s += fmt::format(" over {:.0f} steps and {} tokens", steps, human_count(tokens));
-  return s + (partial.empty() ? "" : " (" + escape(partial) + ")") + ".</p>";
+  s += (partial.empty() ? "" : " (" + escape(partial) + ")") + ".";
+  if (const double lost = number_of(t, "lost_j"); lost > 0)
+    s += fmt::format(" Another {} ({:.1f}% of all) went into steps that failures undid.",
+                     fmt::format("{:.4g} kJ", lost * 1e-3), 100.0 * lost / (lost + joules));
+  return s + "</p>";
 }
 
 // One row for an entry of a scope: its share of the scope's joules, a 95 % interval, and the mean power that a rank

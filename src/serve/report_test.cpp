@@ -265,13 +265,16 @@ TEST_F(Report, SaysWhatEnergyLeavesOut) {
   EXPECT_EQ(page().find("J/token, last step ("), std::string::npos);
   m.energy_coverage = "gpu <only>";
   write("metrics.jsonl", store::to_line(m) + "\n");
-  write("energy.jsonl", R"({"event":"totals","steps":1,"tokens":1800,"total_j":1000,"j_per_token":0.25,"partial":""})"
-                        "\n"
-                        R"({"event":"totals","steps":2,"tokens":3600,"total_j":1800,"j_per_token":0.5,"partial":"g<"})"
-                        "\n{\"event\":\"tot");
+  write("energy.jsonl",
+        R"({"event":"totals","steps":1,"tokens":1800,"total_j":1000,"j_per_token":0.25,"partial":""})"
+        "\n"
+        R"({"event":"totals","steps":2,"tokens":3600,"total_j":1800,"j_per_token":0.5,"lost_j":200,"partial":"g<"})"
+        "\n{\"event\":\"tot");
   const std::string html = page();
   EXPECT_NE(html.find("J/token, last step (gpu &lt;only&gt;)"), std::string::npos);
-  EXPECT_NE(html.find("1.8 kJ, 0.5 J/token over 2 steps and 3.60 k tokens (g&lt;)"), std::string::npos);
+  EXPECT_NE(html.find("1.8 kJ, 0.5 J/token over 2 steps and 3.60 k tokens (g&lt;). Another 0.2 kJ "
+                      "(10.0% of all) went into steps that failures undid.</p>"),
+            std::string::npos);
   EXPECT_EQ(data_of(html)["charts"].dump().find("\"J/token\""), std::string::npos);
   EXPECT_EQ(summary(dir_)["energy_totals"]["total_j"], 1800);
   write("energy.jsonl", "{\"event\":\"totals\",\"steps\":[],\"total_j\":1}\n[]\n");

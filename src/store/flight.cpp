@@ -1,14 +1,12 @@
 #include "store/flight.h"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <cerrno>
 #include <charconv>
 #include <cstring>
 #include <optional>
@@ -159,29 +157,11 @@ FlightIdentity identify_process(FlightIdentity identity) {
   return identity;
 }
 
-FlightWriter::FlightWriter(const fs::path& file, const FlightIdentity& identity, int streams) {
+FlightWriter::FlightWriter(const fs::path& file, const FlightIdentity& identity, int streams)
+    : file_(file, kHeadBytes + sizeof(Slot) * kRecords * static_cast<std::size_t>(streams), "the flight recorder") {
   static_assert(sizeof(Head) == kHeadBytes);
   MOLEN_CHECK(streams >= 2 && streams <= kFlightStreams, "a flight recorder of {} streams", streams);
-  bytes_ = kHeadBytes + sizeof(Slot) * kRecords * static_cast<std::size_t>(streams);
-  void* mapped = MAP_FAILED;
-  try {
-    make_directories(file.parent_path());
-    remove_file(file);
-    File created = File::create_new(file);
-    // Allocates real blocks instead of a hole: on a full disk, a store to a page without a block would kill the process
-    // (SIGBUS).
-    created.allocate(static_cast<std::int64_t>(bytes_));
-    created.write(std::string(bytes_, '\0'));
-    // The only writer that bypasses the file system interface: a record is a few stores into shared pages. After a
-    // power cut, each record's checksum shows whether the record is whole.
-    mapped = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, created.descriptor(), 0);
-    if (mapped == MAP_FAILED) throw Error("{}: cannot be mapped: {}", file.string(), std::strerror(errno));
-  } catch (const Error& error) {
-    file_system().remove(file);  // removes a partly made file
-    throw Error("the flight recorder: {}", error.what());
-  }
-  std::memset(mapped, 0, bytes_);  // also maps every page before the first op
-  head_ = new (mapped) Head{};
+  head_ = new (file_.data()) Head{};
   head_->version = kFlightVersion;
   head_->head_bytes = kHeadBytes;
   head_->slot_bytes = sizeof(Slot);
@@ -202,10 +182,6 @@ FlightWriter::FlightWriter(const fs::path& file, const FlightIdentity& identity,
   beat(0, now_ns(), identity.start_wall_ns);
   std::atomic_thread_fence(std::memory_order_release);
   std::memcpy(head_->magic, kMagic, sizeof kMagic);
-}
-
-FlightWriter::~FlightWriter() {
-  ::munmap(head_, bytes_);
 }
 
 void FlightWriter::record(int stream, bool end, std::int64_t step, int op, std::int64_t bytes,
@@ -262,7 +238,7 @@ std::int64_t FlightWriter::median_step() const noexcept {
   return read_field(head_->median_step_ns);
 }
 void FlightWriter::sync() noexcept {
-  ::msync(head_, kHeadBytes, MS_SYNC);
+  file_.sync(kHeadBytes);
 }
 
 namespace {

@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/result.h"
+#include "store/mapped_file.h"
 
 namespace molen::store {
 
@@ -51,7 +52,7 @@ class FlightWriter {
   // Creates a new file; a process that still has an earlier attempt's file open keeps that file. Throws Error (disk
   // full, ...). `streams`: number of streams with a ring, 2 to kFlightStreams; other streams are not recorded.
   FlightWriter(const fs::path& file, const FlightIdentity& identity, int streams = 2);
-  ~FlightWriter();
+  ~FlightWriter() = default;
   FlightWriter(const FlightWriter&) = delete;
   FlightWriter& operator=(const FlightWriter&) = delete;
 
@@ -73,8 +74,8 @@ class FlightWriter {
 
  private:
   struct Head;
+  MappedFile file_;
   Head* head_ = nullptr;
-  std::size_t bytes_ = 0;
   std::array<std::uint64_t, kFlightStreams> sequence_{};
 };
 

@@ -64,12 +64,21 @@ class Loop {
   // prepared again.
   bool open() {
     if (!saved_.open()) return false;
+    std::map<std::string, double> spent_before;
     launch::throw_on_all_ranks(world_, [&] {
       if (world_.rank() != 0) return;
       saved_.enter();
       recorder_ = std::make_unique<Recorder>(job_, *energy_, total_steps_, stop_step_);
       if (state_.totals) recorder_->restore_totals(*state_.totals, state_.step, *job_.resume_from);
+      spent_before = recorder_->take_over_readings();
     });
+    const auto problems =
+        energy_->keep_readings(run_directory(job_.config) / store::kEnergyRings, recorder_ ? recorder_->attempt() : 0,
+                               recorder_ ? recorder_->history() : 0, spent_before);
+    if (recorder_) {
+      for (const std::string& problem : problems) recorder_->note(problem);
+      if (problems.empty()) recorder_->forget_earlier_readings();
+    }
     start();
     return true;
   }

@@ -10,8 +10,9 @@ import resource
 import shutil
 import signal
 import subprocess
+import time
 
-from harness import ENV, MOLEN, finish, metrics, ok, run, shards, skip, work
+from harness import ENV, MOLEN, finish, metrics, ok, run, shards, skip, started, work
 
 shards()
 seed = int(os.environ.get("MOLEN_STOP_SEED") or random.SystemRandom().randrange(2**32))
@@ -50,6 +51,39 @@ for before, after in ((1, 2), (2, 1), (2, 4)):
     ok(f"{name}: the next step has the same loss and samples", abs(a[next_step]["loss"] / b[next_step]["loss"] - 1) < 1e-5 and a[next_step]["samples"] == b[next_step]["samples"],
        (a[next_step], b[next_step]))
     ok(f"{name}: all samples once, in order", sorted(b) == list(range(1, 25)) and all(b[s]["samples"] == a[s]["samples"] for s in a))
+
+# --- killed: every joule is in the run's sum, once ------------------------------------------------------------------------------
+(work / "steady.jsonl").write_text("".join(json.dumps({"time_s": t, "energy_j": {"cpu-package0": 100.0 * t}}) + "\n" for t in (0.0, 1e5)))
+sets = ["run.name=joules", 'energy.meters=["replay:steady.jsonl"]', 'train.until="100000 steps"', 'train.validate_every="100000 steps"', 'checkpoint.every="40 steps"', "checkpoint.keep=2"]
+command = [MOLEN, "train", "run.toml", *(x for s in sets for x in ("--set", s))]
+lines = lambda name: [json.loads(x) for x in (work / f"runs/joules/{name}.jsonl").read_text().splitlines() if x.endswith("}")]
+longest = 0.0
+for attempt in range(1, 5):
+    begun = time.time()
+    job = started(command, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = rng.randrange(5, 70)  # steps of this attempt: before its first checkpoint, or after it
+    while job.poll() is None and sum(m["attempt"] == attempt for m in (lines("metrics") if (work / "runs/joules/metrics.jsonl").exists() else [])) < until:
+        time.sleep(0.01)
+    ok(f"joules: attempt {attempt} is there to be killed", job.poll() is None)
+    job.send_signal(signal.SIGKILL)
+    job.wait()
+    longest += 100.0 * (time.time() - begun)
+run("train", "run.toml", *(x for s in [*sets, f'train.stop_after="{max(metrics("joules")) + 50} steps"'] for x in ("--set", s)))
+said, ends = lines("metrics"), [e for e in lines("energy") if e["event"] == "last_reading"]
+total = [m["kwh_total"] * 3.6e6 for m in said if m["kwh_total"] is not None]
+ok("joules: the sum never falls, over all attempts", total == sorted(total) and len(total) > 20, total)
+ok("joules: each attempt knows what the one before read last", [e["of_attempt"] for e in ends] == [1, 2, 3, 4], ends)
+for e in ends:
+    before = sum(x["energy_j"]["cpu-package0"] for x in ends if x["of_attempt"] < e["of_attempt"])
+    told = max(m["kwh_total"] for m in said if m["attempt"] == e["of_attempt"]) * 3.6e6
+    ok(f"joules: attempt {e['of_attempt']} loses nothing that it has told", before + e["energy_j"]["cpu-package0"] >= told * (1 - 1e-12), (before, e, told))
+ok("joules: and none is counted twice", sum(e["energy_j"]["cpu-package0"] for e in ends) <= longest, (ends, longest))
+last = [e for e in lines("energy") if e["event"] == "totals"][-1]
+lost = last["spent_j"]["cpu-package0"] - last["energy_j"]["cpu-package0"]
+ok("joules: what led nowhere is lost, the rest is used", 0 < lost == last["lost_j"] and last["total_j"] == last["energy_j"]["cpu-package0"], last)
+run("report", "runs/joules", "--output", "joules.html")
+share = 100 * lost / (lost + last["total_j"])
+ok("joules: the report has them", f"({share:.1f}% of all) went into steps that failures undid" in (work / "joules.html").read_text(), share)
 
 # --- no room ---------------------------------------------------------------------------------------------------------------
 # A limit on the size of files: a checkpoint does not fit, the records do.

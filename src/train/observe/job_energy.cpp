@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <numeric>
 
 #include "base/clock.h"
@@ -15,6 +16,8 @@
 
 namespace molen::train {
 namespace {
+
+constexpr double kNoReading = std::numeric_limits<double>::quiet_NaN();
 
 std::vector<std::int64_t> sizes_of_texts(comm::Communicator& world, const std::string& own) {
   const auto ranks = static_cast<std::size_t>(world.size());
@@ -180,6 +183,40 @@ void JobEnergy::divide_by_phases(int lowest, const std::vector<int>& device_of, 
   if (counters == 0) return;
   of_host_ = world_.split(lowest, world_.rank());
   phases_ = std::make_unique<PhaseEnergy>(*of_host_, device_of, accountant_.get(), opened_, sample_every);
+}
+
+std::vector<std::string> JobEnergy::keep_readings(const fs::path& folder, std::int64_t attempt, std::int64_t history,
+                                                  const std::map<std::string, double>& spent_before) {
+  store::EnergyRingHead head;
+  std::vector<double> common{static_cast<double>(attempt), static_cast<double>(history)};
+  for (const auto& [scope, _] : scopes_) {
+    head.scopes.push_back(scope);
+    const auto spent = spent_before.find(scope);
+    common.push_back(spent == spent_before.end() ? 0.0 : spent->second);
+  }
+  world_.broadcast(common.data(), static_cast<std::int64_t>(common.size()), DType::kF64, 0);
+  head.attempt = static_cast<std::int64_t>(common[0]);
+  head.history = static_cast<std::int64_t>(common[1]);
+  head.spent_before_j.assign(common.begin() + 2, common.end());
+  std::string failure;
+  if (accountant_ && !scopes_.empty()) {
+    try {
+      ring_ = std::make_unique<store::EnergyRing>(store::energy_ring_file(folder, head.attempt, world_.rank()), head);
+      std::vector<std::size_t> scope_of;  // by meter
+      for (const auto& m : accountant_->meters().meters)
+        scope_of.push_back(static_cast<std::size_t>(std::distance(scopes_.begin(), scopes_.find(m->info().scope))));
+      accountant_->on_reading([this, scope_of, joules = std::vector<double>(scopes_.size(), kNoReading)](
+                                  std::span<const double> of_meters) mutable {
+        for (std::size_t i = 0; i < of_meters.size(); ++i) joules[scope_of[i]] = of_meters[i];
+        ring_->record(now_ns(), joules);
+      });
+    } catch (const Error& error) {
+      failure = fmt::format("{}{}", hosts_ > 1 ? host_name_ + ": " : "", replace_invalid_utf8(error.what()));
+    }
+  }
+  std::vector<std::string> failures = gather_texts(world_, failure);
+  std::erase(failures, "");
+  return failures;
 }
 
 void JobEnergy::exchange(comm::Communicator& world, const std::string& own) {

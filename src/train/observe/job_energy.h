@@ -15,6 +15,7 @@
 #include "energy/accountant.h"
 #include "energy/coverage.h"
 #include "energy/totals.h"
+#include "store/energy_ring.h"
 #include "train/observe/phase_energy.h"
 
 namespace molen::train {
@@ -55,6 +56,12 @@ class JobEnergy {
   // Collective.
   energy::EnergySoFar so_far();
 
+  // Keeps in a file of `folder` what each host's meters read last, so that it survives the process
+  // (store/energy_ring.h). Rank 0 gives the attempt, the history, and what earlier attempts consumed of each scope.
+  // Returns, on all ranks, why hosts could not make their file: the training goes on without it. Collective.
+  std::vector<std::string> keep_readings(const fs::path& folder, std::int64_t attempt, std::int64_t history,
+                                         const std::map<std::string, double>& spent_before);
+
   // Tell what this rank did and when, for the joules of phases: a step, and what it does outside of steps.
   void ran(const std::vector<program::Expanded>& ops, const program::Timeline& timeline);
   void ran(OutsideSteps what, std::int64_t start_ns, std::int64_t end_ns);
@@ -81,6 +88,7 @@ class JobEnergy {
   comm::Communicator& world_;
   std::string host_name_;
   std::unique_ptr<comm::Communicator> of_host_;     // the ranks of this host
+  std::unique_ptr<store::EnergyRing> ring_;         // the accountant writes to it
   std::unique_ptr<energy::Accountant> accountant_;  // on one rank of each host
   std::unique_ptr<PhaseEnergy> phases_;             // when any host has a counter
   double opened_ = 0;                               // on the clock of base/clock.h

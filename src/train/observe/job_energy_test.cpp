@@ -224,6 +224,45 @@ TEST_F(Hosts, LostReadingsAreCountedByHost) {
   });
 }
 
+// Each host has a file of its own, with the job's sums; what it read last is there without a step or an end.
+TEST_F(Hosts, WhatWasReadLastIsInAFile) {
+  record("a", constant({{"cpu-package0", 50}, {"gpu0", 300}}));
+  record("b", constant({{"cpu-package0", 70}}));
+  const fs::path rings = folder_ / "energy";
+  std::vector<std::string> problems;
+  on({at("a"), at("a"), at("b")}, [&](JobEnergy& job, comm::Communicator& world) {
+    const bool root = world.rank() == 0;  // the other ranks' values are not used
+    EXPECT_TRUE(job.keep_readings(rings, root ? 4 : 9, root ? 2 : 9, {{"gpu0", root ? 11.0 : 9.0}}).empty());
+    (void)step(job, world, 3);
+    if (root) {
+      const auto now = store::read_consumed(rings, problems);
+      EXPECT_EQ(now.value().attempt_j.at("cpu-package0"), 360.0);
+    }
+    world.barrier();
+    (void)step(job, world, 1);
+  });
+  EXPECT_FALSE(fs::exists(store::energy_ring_file(rings, 4, 1))) << "rank 1 reads no meters";
+  const auto consumed = store::read_consumed(rings, problems);
+  ASSERT_TRUE(consumed);
+  EXPECT_TRUE(problems.empty());
+  EXPECT_EQ(consumed->attempt, 4);
+  EXPECT_EQ(consumed->history, 2);
+  EXPECT_EQ(consumed->attempt_j, (std::map<std::string, double>{{"cpu-package0", 480.0}, {"gpu0", 1200.0}}));
+  EXPECT_EQ(consumed->spent_j, (std::map<std::string, double>{{"cpu-package0", 480.0}, {"gpu0", 1211.0}}));
+}
+
+TEST_F(Hosts, AFileThatCannotBeMadeIsSaidOnAllRanks) {
+  record("a", constant({{"cpu-package0", 50}}));
+  record("b", constant({{"cpu-package0", 50}}));
+  std::ofstream(folder_ / "energy") << "in the way";
+  on({at("a"), at("b")}, [&](JobEnergy& job, comm::Communicator& world) {
+    const auto problems = job.keep_readings(folder_ / "energy", 1, 1, {});
+    ASSERT_EQ(problems.size(), 2U);
+    EXPECT_TRUE(problems[0].starts_with("a: the readings of the meters")) << problems[0];
+    EXPECT_EQ(step(job, world, 2).total_j, 200.0) << "the joules are counted all the same";
+  });
+}
+
 TEST_F(Hosts, OneHostIsItsAccountant) {
   record("a", constant({{"cpu-package0", 50}, {"gpu0", 300}}));
   on({at("a"), at("a"), at("a")}, [&](JobEnergy& job, comm::Communicator& world) {

@@ -18,6 +18,7 @@
 #include "program/ir/trace.h"
 #include "program/text/text.h"
 #include "sim/calibration.h"
+#include "store/energy_ring.h"
 #include "store/prometheus.h"
 #include "store/run_directory.h"
 #include "store/tensorboard.h"
@@ -61,7 +62,7 @@ class Recorder::Impl {
     return {{"id", run_.identity().id},
             {"name", run_.path().filename().string()},
             {"attempt", run_.attempt()},
-            {"history", run_.identity().current().history}};
+            {"history", history()}};
   }
   void sync() { run_.sync(); }
 
@@ -132,10 +133,10 @@ class Recorder::Impl {
     }
     m.energy_source = r.energy.sources();
     if (r.energy.total_j) m.j_per_token = *r.energy.total_j / tokens_per_step_;
-    if (r.energy.so_far_j || before_.total_j) {
-      const double own = r.energy.so_far_j.value_or(0.0);
-      m.kwh_total = (own + before_.total_j.value_or(0.0)) / kJoulesPerKwh;
-      if (site_ && (!before_.total_j || before_.kg_co2e)) m.kg_co2e_total = before_.kg_co2e.value_or(0.0) + kg_of(own);
+    if (r.energy.so_far_j || before_.total_j || lost_before_ > 0.0) {
+      const double more = r.energy.so_far_j.value_or(0.0) + lost_before_;
+      m.kwh_total = (more + before_.total_j.value_or(0.0)) / kJoulesPerKwh;
+      if (site_ && (!before_.total_j || before_.kg_co2e)) m.kg_co2e_total = before_.kg_co2e.value_or(0.0) + kg_of(more);
     }
     m.energy_coverage = partial_;
     run_.append(m);
@@ -240,6 +241,32 @@ class Recorder::Impl {
     before_ = energy::totals_from_json(totals, step_done, origin);
   }
 
+  const std::map<std::string, double>& take_over_readings() {
+    std::vector<std::string> problems;
+    try {
+      last_ = store::read_consumed(run_.path() / store::kEnergyRings, problems);
+      if (last_ && last_->history != history()) last_.reset();  // of steps that the user has given up
+    } catch (const Error& error) {                              // the directory cannot be read
+      problems.emplace_back(error.what());
+    }
+    for (const std::string& problem : problems) console_.note(fmt::format("{}; its joules are missing", problem));
+    if (last_)
+      for (const auto& [scope, joules] : last_->spent_j)
+        before_.spent_j[scope] = std::max(before_.spent_j[scope], joules);
+    energy::RunTotals all = before_;
+    all.summed.insert(energy_.coverage().summed.begin(), energy_.coverage().summed.end());
+    lost_before_ = all.lost_j();
+    return before_.spent_j;
+  }
+  void forget_earlier_readings() {
+    try {
+      store::remove_earlier_rings(run_.path() / store::kEnergyRings, run_.attempt());
+    } catch (const Error& error) {  // the next attempt tries again
+      console_.note(error.what());
+    }
+  }
+  std::int64_t history() const { return run_.identity().current().history; }
+
  private:
   // Writes files that other programs read beside the metrics. A file that cannot be written is reported once and tried
   // again with the next step; the training goes on.
@@ -286,6 +313,14 @@ class Recorder::Impl {
     meters["coverage"] = energy::to_json(energy_.coverage());
     run_.event("meters", meters);
     console_.energy(meters, !energy_.coverage().summed.empty(), partial_);
+    if (!last_) return;
+    energy_line("last_reading", start_step_,
+                {{"of_attempt", last_->attempt}, {"energy_j", last_->attempt_j}, {"lost_j", lost_before_}});
+    if (lost_before_ > 0.0)
+      note(
+          fmt::format("{:.6g} J were consumed for steps that failures undid; they are in the run's kWh, not in its "
+                      "J/token",
+                      lost_before_));
   }
 
   // Records which scopes have no reading, and why, whenever that changes.
@@ -399,7 +434,9 @@ class Recorder::Impl {
   std::string partial_;                // what the joules leave out
   std::optional<cluster::Site> site_;  // of the cluster's description, if one was named
   energy::RunTotals before_;
-  std::vector<double> step_j_;  // of the last steps
+  std::optional<store::Consumed> last_;  // of the attempts before this one
+  double lost_before_ = 0.0;             // J
+  std::vector<double> step_j_;           // of the last steps
   std::int64_t start_step_ = 0, start_tokens_ = 0;
   std::set<std::string> unread_;
   RunConsole console_;
@@ -451,6 +488,15 @@ void Recorder::note(const std::string& text) {
 void Recorder::end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used,
                    const launch::Communication& communication, const std::string& reason) {
   impl_->end(step, tokens, used, communication, reason);
+}
+const std::map<std::string, double>& Recorder::take_over_readings() {
+  return impl_->take_over_readings();
+}
+void Recorder::forget_earlier_readings() {
+  impl_->forget_earlier_readings();
+}
+std::int64_t Recorder::history() const {
+  return impl_->history();
 }
 Json Recorder::totals(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used) {
   return impl_->totals(step, tokens, used);

@@ -569,6 +569,67 @@ TEST_F(Records, TotalsCountFromTheStartOfTheAttempt) {
   EXPECT_EQ(said.find("communication of rank 0"), std::string::npos) << said;
 }
 
+// Attempt 1 saved a checkpoint at 256 J and was killed at 300 J. Attempt 2 has these 44 J in its kWh and not in its J a
+// token; they stay lost in what it saves.
+TEST_F(Records, WhatAKilledAttemptConsumedIsLost) {
+  energy::EnergySoFar used;
+  used.seconds = 30;
+  used.joules = {{"cpu-package0", 256.0}};
+  used.total_j = 256.0;
+  Json totals;
+  std::int64_t history = 0;
+  recorded([&](Recorder& r) {
+    totals = r.totals(10, 640, used);
+    history = r.history();
+  });
+  EXPECT_EQ(totals["spent_j"]["cpu-package0"], 256.0);
+  EXPECT_EQ(totals["lost_j"], 0.0);
+  const auto killed = [&](std::int64_t of_history, double joules) {
+    store::EnergyRing ring(store::energy_ring_file(run / store::kEnergyRings, 1, 0),
+                           {1, of_history, {"cpu-package0"}, {0.0}});
+    ring.record(1, std::array{joules});
+  };
+  killed(history, 300.0);
+  const std::string said = [&] {
+    ::testing::internal::CaptureStdout();
+    Recorder r(job, *energy, 20, 18);
+    r.restore_totals(totals, 10, "here");
+    EXPECT_EQ(r.take_over_readings(), (std::map<std::string, double>{{"cpu-package0", 300.0}}));
+    job.resume_from = "checkpoints/step-10";
+    r.begin(10, 640, {}, "0123456789abcdef", kHardwareFlops);
+    StepRecord first = record_of(11);
+    first.energy.so_far_j = 6.0;
+    r.step(first);
+    totals = r.totals(12, 768, used);
+    r.forget_earlier_readings();
+    return captured();
+  }();
+  EXPECT_NE(said.find("44 J were consumed for steps that failures undid"), std::string::npos) << said;
+  const auto written = lines("energy.jsonl");
+  const auto last = std::ranges::find_if(written, [](const Json& j) { return j["event"] == "last_reading"; });
+  ASSERT_NE(last, written.end());
+  EXPECT_EQ((*last)["of_attempt"], 1);
+  EXPECT_EQ((*last)["step"], 10);
+  EXPECT_EQ((*last)["energy_j"]["cpu-package0"], 300.0);
+  EXPECT_EQ((*last)["lost_j"], 44.0);
+  EXPECT_DOUBLE_EQ(lines("metrics.jsonl").back()["kwh_total"].get<double>() * 3.6e6, 256.0 + 44.0 + 6.0);
+  EXPECT_EQ(totals["total_j"], 512.0);
+  EXPECT_EQ(totals["spent_j"]["cpu-package0"], 556.0);
+  EXPECT_EQ(totals["lost_j"], 44.0);
+  EXPECT_DOUBLE_EQ(totals["j_per_token"].get<double>(), 512.0 / 768);
+  EXPECT_NE(energy::totals_from_json(totals, 12, "here").text().find("44 J more were lost to failures"),
+            std::string::npos);
+  EXPECT_FALSE(fs::exists(store::energy_ring_file(run / store::kEnergyRings, 1, 0)));
+  // What a history consumed that was given up is not part of another one; nor does a damaged file stop a run.
+  killed(history + 1, 900.0);
+  write_file_atomic(run / store::kEnergyRings / "attempt-000001-host-00007.bin", "x");
+  ::testing::internal::CaptureStdout();
+  Recorder r(job, *energy, 20, 18);
+  r.restore_totals(totals, 12, "here");
+  EXPECT_EQ(r.take_over_readings(), (std::map<std::string, double>{{"cpu-package0", 556.0}}));
+  EXPECT_NE(captured().find("host-00007.bin: no readings of meters by molen"), std::string::npos);
+}
+
 TEST_F(Records, WhatIsNotReadIsSaidWhenThatChanges) {
   StepRecord lacking = record_of(2);
   lacking.energy.scopes["cpu-package0"] = {std::nullopt, energy::Source::kNone, "too short"};

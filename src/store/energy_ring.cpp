@@ -1,0 +1,200 @@
+#include "store/energy_ring.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/error.h"
+
+namespace molen::store {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "the file is little-endian, as every host we know of");
+
+constexpr char kRingMagic[8] = {'M', 'O', 'L', 'E', 'N', 'J', 'L', 'S'};
+constexpr std::uint32_t kRingVersion = 1;
+constexpr std::size_t kRingHeadBytes = 4096, kScopeNameBytes = 48;
+
+// docs/formats/energy.md lists the offsets.
+struct RingHead {
+  char magic[8];  // written last, after the rest
+  std::uint32_t version, scopes, readings, unused;
+  std::int64_t attempt, history;
+  std::uint64_t check;  // of all that follows, and of the two fields above
+  struct Scope {
+    char name[kScopeNameBytes];
+    double spent_before_j;
+  } scope[EnergyRing::kMostScopes];
+};
+static_assert(sizeof(RingHead) <= kRingHeadBytes);
+
+struct RingReading {
+  std::uint64_t sequence;  // 0 while the rest is being written
+  std::int64_t ns;
+  std::uint64_t check;  // of sequence, ns and the joules, which follow
+};
+
+std::size_t checked_scopes(const fs::path& file, const EnergyRingHead& head) {
+  const std::size_t scopes = head.scopes.size(), most = EnergyRing::kMostScopes;
+  MOLEN_CHECK(head.spent_before_j.size() == scopes, "{} scopes with {} sums", scopes, head.spent_before_j.size());
+  if (scopes > most) throw Error("{}: {} scopes; a file has {} at most", file.string(), scopes, most);
+  return scopes;
+}
+
+constexpr std::string_view kRingPrefix = "attempt-";
+
+bool is_ring(const DirectoryEntry& entry) {
+  return entry.name.starts_with(kRingPrefix) && entry.name.ends_with(".bin");
+}
+
+std::size_t ring_stride(std::size_t scopes) {
+  return (sizeof(RingReading) + scopes * sizeof(double) + 63) / 64 * 64;
+}
+
+std::uint64_t ring_mix(std::uint64_t h, std::uint64_t part) {
+  return (std::rotl(h, 23) ^ part) * 0xff51afd7ed558ccdULL;
+}
+
+std::uint64_t ring_check(std::uint64_t sequence, std::int64_t ns, std::span<const double> joules) {
+  std::uint64_t h = ring_mix(ring_mix(0x9e3779b97f4a7c15ULL, sequence), static_cast<std::uint64_t>(ns));
+  for (const double j : joules) h = ring_mix(h, std::bit_cast<std::uint64_t>(j));
+  return h;
+}
+
+std::uint64_t ring_check(const RingHead& head) {
+  std::uint64_t h = ring_mix(ring_mix(0x9e3779b97f4a7c15ULL, static_cast<std::uint64_t>(head.attempt)),
+                             static_cast<std::uint64_t>(head.history));
+  for (std::size_t i = 0; i < std::min<std::size_t>(head.scopes, EnergyRing::kMostScopes); ++i) {
+    for (std::size_t at = 0; at < kScopeNameBytes; at += 8) {
+      std::uint64_t part = 0;
+      std::memcpy(&part, head.scope[i].name + at, sizeof part);
+      h = ring_mix(h, part);
+    }
+    h = ring_mix(h, std::bit_cast<std::uint64_t>(head.scope[i].spent_before_j));
+  }
+  return h;
+}
+
+}  // namespace
+
+EnergyRing::EnergyRing(const fs::path& file, const EnergyRingHead& head)
+    : scopes_(checked_scopes(file, head)),
+      stride_(ring_stride(scopes_)),
+      file_(file, kRingHeadBytes + stride_ * kReadings, "the readings of the meters") {
+  auto* to = new (file_.data()) RingHead{};
+  to->version = kRingVersion;
+  to->scopes = static_cast<std::uint32_t>(scopes_);
+  to->readings = kReadings;
+  to->attempt = head.attempt;
+  to->history = head.history;
+  for (std::size_t i = 0; i < scopes_; ++i) {
+    std::memcpy(to->scope[i].name, head.scopes[i].data(), std::min(head.scopes[i].size(), kScopeNameBytes - 1));
+    to->scope[i].spent_before_j = head.spent_before_j[i];
+  }
+  to->check = ring_check(*to);
+  std::atomic_thread_fence(std::memory_order_release);
+  std::memcpy(to->magic, kRingMagic, sizeof kRingMagic);
+}
+
+void EnergyRing::record(std::int64_t ns, std::span<const double> joules) noexcept {
+  if (joules.size() != scopes_) return;
+  const std::uint64_t sequence = ++sequence_;
+  char* slot = static_cast<char*>(file_.data()) + kRingHeadBytes + (sequence - 1) % kReadings * stride_;
+  auto& reading = *reinterpret_cast<RingReading*>(slot);
+  const std::atomic_ref<std::uint64_t> written(reading.sequence);
+  written.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  reading.ns = ns;
+  reading.check = ring_check(sequence, ns, joules);
+  std::memcpy(slot + sizeof(RingReading), joules.data(), joules.size_bytes());
+  written.store(sequence, std::memory_order_release);
+}
+
+HostReadings parse_energy_ring(std::string_view bytes, std::string_view origin) {
+  const auto wrong = [&](const std::string& why) {
+    return UsageError("{}: no readings of meters by molen: {}", origin, why);
+  };
+  if (bytes.size() < kRingHeadBytes) throw wrong(fmt::format("{} bytes", bytes.size()));
+  RingHead head;
+  std::memcpy(&head, bytes.data(), sizeof head);
+  if (std::memcmp(head.magic, kRingMagic, sizeof kRingMagic) != 0) throw wrong("its first bytes are not MOLENJLS");
+  if (head.version != kRingVersion)
+    throw wrong(fmt::format("version {}; this molen reads {}", head.version, kRingVersion));
+  if (head.scopes > EnergyRing::kMostScopes || head.readings != EnergyRing::kReadings)
+    throw wrong(fmt::format("{} scopes and {} readings", head.scopes, head.readings));
+  if (head.check != ring_check(head)) throw wrong("its head is damaged");
+  const std::size_t scopes = head.scopes, stride = ring_stride(scopes);
+  if (bytes.size() != kRingHeadBytes + stride * head.readings)
+    throw wrong(fmt::format("{} bytes with {} scopes", bytes.size(), scopes));
+  HostReadings found;
+  found.head.attempt = head.attempt;
+  found.head.history = head.history;
+  for (std::size_t i = 0; i < scopes; ++i) {
+    found.head.scopes.emplace_back(head.scope[i].name, ::strnlen(head.scope[i].name, kScopeNameBytes));
+    const double spent = head.scope[i].spent_before_j;
+    if (!(spent >= 0.0) || !std::isfinite(spent)) throw wrong(fmt::format("{} J were consumed before", spent));
+    found.head.spent_before_j.push_back(spent);
+  }
+  found.last_j.assign(scopes, std::numeric_limits<double>::quiet_NaN());
+  std::uint64_t newest = 0;
+  std::vector<double> joules(scopes);
+  for (std::size_t i = 0; i < head.readings; ++i) {
+    const char* slot = bytes.data() + kRingHeadBytes + i * stride;
+    RingReading reading;
+    std::memcpy(&reading, slot, sizeof reading);
+    std::memcpy(joules.data(), slot + sizeof reading, scopes * sizeof(double));
+    if (reading.sequence <= newest || reading.check != ring_check(reading.sequence, reading.ns, joules)) continue;
+    if (std::ranges::any_of(joules, [](double j) { return j < 0.0 || std::isinf(j); })) continue;
+    newest = reading.sequence;
+    found.last_j = joules;
+    found.any = true;
+  }
+  return found;
+}
+
+fs::path energy_ring_file(const fs::path& directory, std::int64_t attempt, int rank) {
+  return directory / fmt::format("{}{:06}-host-{:05}.bin", kRingPrefix, attempt, rank);
+}
+
+void remove_earlier_rings(const fs::path& directory, std::int64_t attempt) {
+  for (const DirectoryEntry& entry : list_directory(directory))
+    if (is_ring(entry) && entry.name < energy_ring_file("", attempt, 0).string()) remove_file(directory / entry.name);
+}
+
+std::optional<Consumed> read_consumed(const fs::path& directory, std::vector<std::string>& problems) {
+  constexpr std::int64_t kLimit = kRingHeadBytes + 1024 * EnergyRing::kReadings;
+  std::vector<HostReadings> all;
+  if (!fs::is_directory(directory)) return std::nullopt;
+  for (const DirectoryEntry& entry : list_directory(directory)) {
+    if (!is_ring(entry)) continue;
+    try {
+      const std::string path = (directory / entry.name).string();
+      all.push_back(parse_energy_ring(read_file(path, kLimit), path));
+    } catch (const Error& error) {
+      problems.emplace_back(error.what());
+    }
+  }
+  if (all.empty()) return std::nullopt;
+  Consumed consumed;
+  for (const HostReadings& host : all) consumed.attempt = std::max(consumed.attempt, host.head.attempt);
+  for (const HostReadings& host : all) {
+    if (host.head.attempt != consumed.attempt) continue;
+    consumed.history = host.head.history;
+    for (std::size_t i = 0; i < host.head.scopes.size(); ++i) {
+      const std::string& scope = host.head.scopes[i];
+      // Each host's file has the sums of the whole job.
+      if (!consumed.spent_j.contains(scope) && host.head.spent_before_j[i] > 0.0)
+        consumed.spent_j[scope] = host.head.spent_before_j[i];
+      if (host.last_j[i] > 0.0) consumed.attempt_j[scope] += host.last_j[i];
+    }
+  }
+  for (const auto& [scope, joules] : consumed.attempt_j) consumed.spent_j[scope] += joules;
+  return consumed;
+}
+
+}  // namespace molen::store
