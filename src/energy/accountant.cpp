@@ -1,5 +1,7 @@
 #include "energy/accountant.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <chrono>
 #include <random>
@@ -45,6 +47,7 @@ Accountant::~Accountant() {
 }
 
 void Accountant::keep_reading(double every_s) {
+  ::pthread_setname_np(::pthread_self(), "meters");  // as `top -H` shows it
   std::unique_lock lock(mutex_);
   // Intervals vary, because samples in step with a counter that changes as often would not show when it changes.
   std::minstd_rand engine;

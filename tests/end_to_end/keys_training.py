@@ -338,6 +338,13 @@ def trace(case):
         ops = len({e["args"]["op"] for e in spans})
         equal("ops of each step", len(spans), len(steps) * int(lines_of_program(case)))
         assert ops > 10
+    # The power of each scope is a chart beside the ops, within the traced steps.
+    (work / "steady.jsonl").write_text("".join(json.dumps({"time_s": t, "energy_j": {"cpu-package0": 80.0 * t}}) + "\n" for t in (0.0, 1e5)))
+    ran = case.train({"train.trace_steps": [2, 3], "energy.meters": ["replay:steady.jsonl"], "energy.sample_every": "1 ms"})
+    events = json.loads((ran.path / "trace.json").read_text())["traceEvents"]
+    power = [e for e in events if e["ph"] == "C"]
+    ends = max(e["ts"] + e["dur"] for e in events if e["ph"] == "X")
+    assert power and {e["name"] for e in power} == {"cpu-package0 (W)"} and all(0 <= e["ts"] <= ends for e in power), power
 
 
 def lines_of_program(case):

@@ -87,7 +87,10 @@ HostLedger::HostLedger(const energy::Meters& meters, const std::vector<int>& dev
     scopes_.emplace(info.scope, Scope{i, shift, joules_per_tick, std::move(ranks), std::move(ledger)});
   }
   try {
-    thread_ = std::thread([this] { work(); });
+    thread_ = std::thread([this] {
+      ::pthread_setname_np(::pthread_self(), "ledger");  // as `top -H` shows it
+      work();
+    });
   } catch (const std::exception& error) {
     failure_ = error.what();
   }

@@ -17,7 +17,7 @@
 namespace molen::train {
 namespace {
 
-constexpr double kNoReading = std::numeric_limits<double>::quiet_NaN();
+constexpr std::size_t kReadingsKept = 4096;
 
 std::vector<std::int64_t> sizes_of_texts(comm::Communicator& world, const std::string& own) {
   const auto ranks = static_cast<std::size_t>(world.size());
@@ -202,21 +202,45 @@ std::vector<std::string> JobEnergy::keep_readings(const fs::path& folder, std::i
   if (accountant_ && !scopes_.empty()) {
     try {
       ring_ = std::make_unique<store::EnergyRing>(store::energy_ring_file(folder, head.attempt, world_.rank()), head);
-      std::vector<std::size_t> scope_of;  // by meter
-      for (const auto& m : accountant_->meters().meters)
-        scope_of.push_back(static_cast<std::size_t>(std::distance(scopes_.begin(), scopes_.find(m->info().scope))));
-      accountant_->on_reading([this, scope_of, joules = std::vector<double>(scopes_.size(), kNoReading)](
-                                  std::span<const double> of_meters) mutable {
-        for (std::size_t i = 0; i < of_meters.size(); ++i) joules[scope_of[i]] = of_meters[i];
-        ring_->record(now_ns(), joules);
-      });
     } catch (const Error& error) {
       failure = fmt::format("{}{}", hosts_ > 1 ? host_name_ + ": " : "", replace_invalid_utf8(error.what()));
     }
+    std::vector<std::size_t> scope_of;  // by meter
+    for (const auto& m : accountant_->meters().meters)
+      scope_of.push_back(static_cast<std::size_t>(std::distance(scopes_.begin(), scopes_.find(m->info().scope))));
+    accountant_->on_reading([this, scope_of](std::span<const double> of_meters) { keep_reading(scope_of, of_meters); });
   }
   std::vector<std::string> failures = gather_texts(world_, failure);
   std::erase(failures, "");
   return failures;
+}
+
+void JobEnergy::keep_reading(const std::vector<std::size_t>& scope_of, std::span<const double> of_meters) {
+  Joules reading{now_ns(), std::vector<double>(scopes_.size(), std::numeric_limits<double>::quiet_NaN())};
+  for (std::size_t i = 0; i < of_meters.size(); ++i) reading.of_scope[scope_of[i]] = of_meters[i];
+  if (ring_) ring_->record(reading.ns, reading.of_scope);
+  const std::lock_guard lock(readings_mutex_);
+  readings_.push_back(std::move(reading));
+  if (readings_.size() > kReadingsKept) readings_.pop_front();
+}
+
+std::vector<JobEnergy::Power> JobEnergy::power_between(std::int64_t start_ns, std::int64_t end_ns) const {
+  const std::lock_guard lock(readings_mutex_);
+  std::vector<Power> points;
+  std::size_t s = 0;
+  for (auto scope = scopes_.begin(); scope != scopes_.end(); ++scope, ++s) {
+    const Joules* before = nullptr;  // the last change of the counter
+    for (const Joules& reading : readings_) {
+      const double joules = reading.of_scope[s];
+      if (std::isnan(joules) || (before && !(joules > before->of_scope[s]))) continue;
+      if (before && reading.ns > start_ns && before->ns < end_ns)
+        points.push_back({scope->first, 1e-9 * static_cast<double>(std::max(before->ns, start_ns) - start_ns),
+                          (joules - before->of_scope[s]) / (1e-9 * static_cast<double>(reading.ns - before->ns))});
+      before = &reading;
+    }
+  }
+  std::ranges::stable_sort(points, {}, &Power::time_s);
+  return points;
 }
 
 void JobEnergy::exchange(comm::Communicator& world, const std::string& own) {

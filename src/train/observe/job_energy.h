@@ -2,9 +2,11 @@
 // reduction over ranks that the loop makes in each step anyway.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -62,6 +64,15 @@ class JobEnergy {
   std::vector<std::string> keep_readings(const fs::path& folder, std::int64_t attempt, std::int64_t history,
                                          const std::map<std::string, double>& spent_before);
 
+  // The mean power of a scope of this host from `time_s` on, until the next point of the scope.
+  struct Power {
+    std::string scope;
+    double time_s = 0, watts = 0;  // since `start_ns`
+  };
+  // Returns the power between these times of the steady clock, in the order of times, as the last readings have it. It
+  // begins and changes where a counter changes. Empty on ranks that read no meters, and before `keep_readings`.
+  std::vector<Power> power_between(std::int64_t start_ns, std::int64_t end_ns) const;
+
   // Tell what this rank did and when, for the joules of phases: a step, and what it does outside of steps.
   void ran(const std::vector<program::Expanded>& ops, const program::Timeline& timeline);
   void ran(OutsideSteps what, std::int64_t start_ns, std::int64_t end_ns);
@@ -84,11 +95,20 @@ class JobEnergy {
   void divide_by_phases(int lowest, const std::vector<int>& device_of, Seconds sample_every);
   Json phases();  // collective
   void add_host(const Json& host);
+  // `scope_of`: the place of each meter's scope in scopes_.
+  void keep_reading(const std::vector<std::size_t>& scope_of, std::span<const double> of_meters);
 
   comm::Communicator& world_;
   std::string host_name_;
-  std::unique_ptr<comm::Communicator> of_host_;     // the ranks of this host
-  std::unique_ptr<store::EnergyRing> ring_;         // the accountant writes to it
+  std::unique_ptr<comm::Communicator> of_host_;  // the ranks of this host
+  // The accountant's thread writes to the ring and to the readings.
+  std::unique_ptr<store::EnergyRing> ring_;
+  struct Joules {
+    std::int64_t ns;
+    std::vector<double> of_scope;  // in the order of scopes_
+  };
+  mutable std::mutex readings_mutex_;
+  std::deque<Joules> readings_;                     // the last ones
   std::unique_ptr<energy::Accountant> accountant_;  // on one rank of each host
   std::unique_ptr<PhaseEnergy> phases_;             // when any host has a counter
   double opened_ = 0;                               // on the clock of base/clock.h

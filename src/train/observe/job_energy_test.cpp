@@ -9,6 +9,7 @@
 #include <fstream>
 #include <thread>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "comm/threads/threads.h"
 #include "energy/open.h"
@@ -249,6 +250,42 @@ TEST_F(Hosts, WhatWasReadLastIsInAFile) {
   EXPECT_EQ(consumed->history, 2);
   EXPECT_EQ(consumed->attempt_j, (std::map<std::string, double>{{"cpu-package0", 480.0}, {"gpu0", 1200.0}}));
   EXPECT_EQ(consumed->spent_j, (std::map<std::string, double>{{"cpu-package0", 480.0}, {"gpu0", 1211.0}}));
+}
+
+// Readings at 0, 2, 3 and 5 s of the recording; the times of points are those of the steady clock, at which they were
+// taken. A counter that did not change makes no point.
+TEST_F(Hosts, PowerFollowsTheReadings) {
+  record("a", constant({{"cpu-package0", 50}, {"gpu0", 300}}));
+  on({at("a")}, [&](JobEnergy& job, comm::Communicator& world) {
+    EXPECT_TRUE(job.power_between(0, now_ns()).empty());
+    const std::int64_t begun = now_ns();
+    (void)job.keep_readings(folder_ / "energy", 1, 1, {});
+    std::vector<std::int64_t> read_ns;
+    for (const double seconds : {2.0, 1.0, 0.0, 2.0}) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(3));
+      (void)step(job, world, seconds);
+      read_ns.push_back(now_ns());
+    }
+    const auto points = job.power_between(begun, now_ns());
+    ASSERT_EQ(points.size(), 6U) << "three changes of two scopes";
+    for (const std::string scope : {"cpu-package0", "gpu0"}) {
+      double joules = 0.0, last_s = 0.0, watts = 0.0;
+      for (const auto& p : points) {
+        if (p.scope != scope) continue;
+        joules += watts * (p.time_s - last_s);
+        EXPECT_GE(p.time_s, last_s);
+        last_s = p.time_s, watts = p.watts;
+      }
+      // The last point lasts until the last reading, which step() took just before read_ns.
+      const double rest = 1e-9 * static_cast<double>(read_ns.back() - begun) - last_s;
+      EXPECT_NEAR(joules + watts * rest, (scope == "gpu0" ? 300 : 50) * 5.0, 0.2 * watts * rest) << scope;
+    }
+    EXPECT_TRUE(job.power_between(now_ns(), now_ns() + 1000).empty());
+    // Only what overlaps; a point that began before begins at the start.
+    const auto later = job.power_between(read_ns[2], now_ns());
+    ASSERT_EQ(later.size(), 2U);
+    EXPECT_EQ(later[0].time_s, 0.0);
+  });
 }
 
 TEST_F(Hosts, AFileThatCannotBeMadeIsSaidOnAllRanks) {

@@ -149,8 +149,11 @@ class Recorder::Impl {
   void trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
     const double origin = timeline_end_;
     std::ranges::move(program::spans_of(ops, timeline, origin, step), std::back_inserter(spans_));
+    const auto total_ns = static_cast<std::int64_t>(1e9 * timeline.total_s);
+    for (const auto& point : energy_.power_between(timeline.start_ns, timeline.start_ns + total_ns))
+      power_.push_back({point.scope + " (W)", origin + point.time_s, point.watts});
     timeline_end_ = origin + timeline.total_s;
-    telemetry([&] { run_.write_trace(store::trace_json(spans_)); });
+    telemetry([&] { run_.write_trace(store::trace_json(spans_, power_)); });
   }
 
   void validation(std::int64_t step, const ValidationResult& v) {
@@ -443,7 +446,8 @@ class Recorder::Impl {
   store::RunDirectory run_;  // declared after the console, which it warns on
   store::TensorBoardWriter tensorboard_;
   bool telemetry_failed_ = false;
-  std::vector<store::TraceSpan> spans_;  // of the traced steps, in sequence
+  std::vector<store::TraceSpan> spans_;     // of the traced steps, in sequence
+  std::vector<store::TraceCounter> power_;  // of this host in these steps
   double timeline_end_ = 0.0;
   double tokens_per_step_ = 0, model_flops_ = 0;
   double hardware_flops_ = 0;                      // of one rank's step, on average
