@@ -93,7 +93,7 @@ def main():
         ratios.append(statistics.median(pairs))
         steps = [statistics.median(x["median_s"] for x in of) for of in (before, now)]
         print(f"{shape[0]:<24}{steps[0]:>9.4f}s{steps[1]:>9.4f}s{ratios[-1]:>8.3f}{f'{low:.3f} to {high:.3f}':>18}{planned[0]:>16,}{planned[1]:>14,}", flush=True)
-    print(f"median of {len(ratios)} ratios: {statistics.median(ratios):.3f}; {grown} shapes plan more memory than before and the table of RoPE's angles")
+    print(f"median of {len(ratios)} ratios: {statistics.median(ratios):.3f}; {grown} shapes plan more memory than before, even with the table of RoPE's angles")
     measured = [("builds/step", statistics.median(ratios), [min(ratios), max(ratios)]), ("builds/memory", grown, None)]
     sys.exit(0 if records.report(measured, f"bench/builds.py BEFORE build/molen --rounds {a.rounds} --steps {a.steps}", a.record) else 1)
 

@@ -139,7 +139,10 @@ verify() {
     for ranks in ${VERIFY_RANKS:-2 3 4 6 8}; do
       record_matrix "layouts/$family-$ranks" "$ranks"
       case $ranks in
-        8) record_layouts "layouts/$family-context" --ranks 8 --cover pairs --set data.sequence_length=16 ;;
+        8)
+          record_layouts "layouts/$family-context" --ranks 8 --cover pairs --set data.sequence_length=16
+          [ "$family" = gpt ] || record_layouts "layouts/$family-experts" --ranks 8 --cover pairs --set model.experts=8 --set model.experts_per_token=2
+          ;;
         4)
           record_layouts "layouts/$family-pieces" --ranks 4 --cover pairs --set parallel.tensor_chunks=3
           [ "$family" = gpt ] || record_layouts "layouts/$family-tiles" --ranks 4 --cover pairs --set model.experts=8 --set model.experts_per_token=2 --set parallel.expert_tiles=2

@@ -3,11 +3,13 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <memory>
 #include <set>
 
 #include "apps/cli.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "comm/mpi/mpi.h"
 #include "math/gemm.h"
@@ -81,8 +83,10 @@ class Calibrating {
         all_(calibration_to_extend(call.output, measure::cpu_model())),
         progress_(make_progress("calibrate")) {}
 
-  // Collective: one entry. The time that is left is divided evenly among this and the `later` entries.
-  void measure(const launch::Launch& launch, comm::Communicator& world, DType type, int threads, std::size_t later) {
+  // Measures one entry; collective. The time that is left is divided evenly among this and the `later` entries.
+  // `stage` is its name for the progress display.
+  void measure(const launch::Launch& launch, comm::Communicator& world, const std::string& stage, DType type,
+               int threads, std::size_t later) {
     measure::CalibrateOptions of = call_.options;
     of.threads = threads;
     of.compute = type;
@@ -94,14 +98,14 @@ class Calibrating {
     std::set<std::string> measured;
     std::string last;
     auto entry = measure::calibrate(of, launch.communicator, world, [&](double share, const std::string& what) {
-      progress_->at(name_of(type), share, what);
+      progress_->at(stage, share, what);
       measured.insert(what);
       last = what;
     });
     if (world.rank() != 0) return;
     progress_->finish();
     progress_->note(
-        fmt::format("{}: {} measurements, from {}, to {}", name_of(type), measured.size(), *measured.begin(), last));
+        fmt::format("{}: {} measurements, from {}, to {}", stage, measured.size(), *measured.begin(), last));
     keep(std::move(entry));
   }
 
@@ -138,12 +142,13 @@ int run_calibrate(const ConfigOptions& options, CalibrateCall call) {
   on_host.device.kind = "cpu";  // "auto" means the host here
   const bool launched = comm::launch_environment().size > 1;
   const bool configured = options.file || options.model || !options.sets.empty();
-  std::vector<measure::Team> teams{{options.ranks.value_or(1), call.options.threads}};
-  if (!launched && !configured && !options.ranks && call.options.threads == 0)
-    teams = measure::teams_of(plan::auto_threads(1));
+  const bool whole_machine = !launched && !configured && !options.ranks && call.options.threads == 0;
+  const std::vector<measure::Team> teams =
+      whole_machine ? measure::teams_of(plan::auto_threads(1))
+                    : std::vector<measure::Team>{{options.ranks.value_or(1), call.options.threads}};
   std::vector<DType> types;
   if (call.compute != "auto") types = {dtype_from_name(call.compute)};
-  if (types.empty() && teams.size() > 1) types = {DType::kF32, DType::kBF16};
+  if (types.empty() && whole_machine) types = {DType::kF32, DType::kBF16};
   Calibrating calibrating(call, flash);
   for (std::size_t i = 0; i < teams.size(); ++i) {
     const auto launch =
@@ -151,8 +156,11 @@ int run_calibrate(const ConfigOptions& options, CalibrateCall call) {
     const int threads = teams[i].threads > 0 ? teams[i].threads : plan::auto_threads(launch.machine.local_ranks);
     launch::run_ranks(launch, [&](comm::Communicator& world) {
       const std::vector<DType> here = types.empty() ? measure::likely_precisions(threads, world) : types;
-      for (std::size_t k = 0; k < here.size(); ++k)
-        calibrating.measure(launch, world, here[k], threads, (teams.size() - i) * here.size() - k - 1);
+      for (std::size_t k = 0; k < here.size(); ++k) {
+        const std::string type(name_of(here[k]));
+        const std::string stage = whole_machine ? fmt::format("{} x {} {}", teams[i].ranks, threads, type) : type;
+        calibrating.measure(launch, world, stage, here[k], threads, (teams.size() - i) * here.size() - k - 1);
+      }
     });
   }
   if (comm::launch_environment().rank == 0) calibrating.finish();
@@ -165,8 +173,9 @@ void add_calibrate_verb(CLI::App& app, Chosen& chosen) {
   CLI::App* verb = app.add_subcommand(
       "calibrate",
       "measures this machine and writes a calibration, from which runs on it are predicted. Without options: one rank "
-      "with all cores, several ranks that share them, and one rank with one thread, in fp32 and bf16. With --ranks, "
-      "--threads, a launcher or a CONFIG: only these conditions. A CONFIG limits the width to that of its model");
+      "with all cores, 2, 4 and 8 ranks that share them, and one rank with one thread, in fp32 and bf16. Runs with as "
+      "many threads a rank are predicted. With --ranks, --threads, several ranks of a launcher or a CONFIG: only these "
+      "conditions. A CONFIG limits the width to that of its model");
   auto call = std::make_shared<CalibrateCall>();
   call->output = "calibration.json";
   call->compute = "auto";

@@ -1,12 +1,9 @@
 // molen train, bench, doctor
 #include <fmt/format.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdio>
 #include <map>
-#include <set>
 
 #include "apps/cli.h"
 #include "base/available_memory.h"

@@ -1,5 +1,6 @@
 // The access to the file system: all of molen's writes, and all its reads of those files, go through here. The records
-// of the flight recorder are the exception: they are stores into mapped pages (store/flight.h). Tests can thus make any
+// of the flight recorder and the last readings of meters are the exception: they are stores into mapped pages
+// (store/mapped_file.h). Tests can thus make any
 // call fail, write short, or be the last before a power cut (base/test_filesystem.h).
 //
 // FileSystem has one method per system call. The rest of the tree uses File and the functions below: whole transfers,

@@ -272,7 +272,7 @@ std::vector<Field> train_fields() {
       make("train.deterministic", t, &T::deterministic, boolean(), Effect::kRun,
            "the same layout on the same machine repeats bit for bit"),
       make("train.trace_steps", t, &T::trace_steps, positives("a list of steps such as [10, 11]"), Effect::kRun,
-           "steps written to trace.json, op by op"),
+           "steps written to trace.json, op by op, with the power of each meter"),
       make("train.hang_timeout", t, &T::hang_timeout, time_or_auto(), Effect::kRun,
            "the run ends with a report when no op of any rank advances, or a rank gives no sign of life, for this "
            "long; auto is max(3 x median step, 30 s)"),
@@ -295,7 +295,7 @@ std::vector<Field> outer_fields() {
       make("energy.slowdown", &C::energy, &E::slowdown, share(), e, "share of time that a policy may cost"),
       make("energy.power_budget", &C::energy, &E::power_budget, power(), e,
            "mean power of the whole job to stay below"),
-      make("energy.sample_every", &C::energy, &E::sample_every, time_of_at_least(Seconds(0.001)), e,
+      make("energy.sample_every", &C::energy, &E::sample_every, time(), e,
            "time between readings of the meters, 1 ms or more"),
       make("energy.meters", &C::energy, &E::meters, names(), e, "meters to read; auto takes those this machine has"),
       make("run.name", &C::run, &R::name, run_name(), e, "name of the run's directory; model and time where not set"),

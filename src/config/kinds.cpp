@@ -265,15 +265,6 @@ Kind<Horizon> horizon_or_zero() {
 Kind<Seconds> time() {
   return quantity<Seconds>("a time", parse_seconds, false);
 }
-Kind<Seconds> time_of_at_least(Seconds least) {
-  Kind<Seconds> kind = time();
-  kind.read = [least, any = kind.read](const Json& value) {
-    const Seconds read = any(value);
-    if (read < least) reject(fmt::format("a time of at least {}", print(least)), value);
-    return read;
-  };
-  return kind;
-}
 Kind<std::optional<Seconds>> time_or_auto() {
   return {.type = "auto, or a time",
           .read = [](const Json& value) -> std::optional<Seconds> {

@@ -46,7 +46,6 @@ Kind<std::string> choice_or_file(std::vector<std::string> choices);
 Kind<Horizon> horizon();  // greater than zero
 Kind<Horizon> horizon_or_zero();
 Kind<Seconds> time();
-Kind<Seconds> time_of_at_least(Seconds least);
 Kind<std::optional<Seconds>> time_or_auto();
 Kind<Watts> power();
 Kind<Recompute> recompute();

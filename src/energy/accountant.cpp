@@ -68,7 +68,13 @@ void Accountant::on_reading(Sink sink) {
 }
 
 void Accountant::tell_sink() {
-  if (sink_) sink_(since_start_j_);
+  if (!sink_) return;
+  double counted = 0.0;
+  for (std::size_t i = 0; i < since_start_j_.size(); ++i) {
+    const MeterInfo& info = meters_.meters[i]->info();
+    if (info.counted && info.source != Source::kNone && since_start_j_[i] > 0.0) counted += since_start_j_[i];
+  }
+  sink_(since_start_j_, counted);
 }
 
 bool Accountant::is_read_by_thread(std::size_t meter) const {

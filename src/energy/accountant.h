@@ -72,10 +72,10 @@ class Accountant {
   // are kept unless counters are sampled.
   std::vector<std::vector<Sample>> take_samples();
 
-  // From now on, calls `sink` with the joules of each meter since construction, after each reading by the thread, at
-  // the ends of steps and in `so_far`. A meter without a good reading yet has NaN; one whose reading fails keeps the
-  // value before. `sink` must be quick: readings wait for it.
-  using Sink = std::function<void(std::span<const double> joules)>;
+  // From now on, calls `sink` at once and after each reading, by the thread or by a function of this class. `joules`:
+  // of each meter since construction; a meter without a good reading yet has NaN, and one whose reading fails keeps the
+  // value before. `counted`: their sum over the counted scopes. `sink` must be quick: readings wait for it.
+  using Sink = std::function<void(std::span<const double> joules, double counted)>;
   void on_reading(Sink sink);
 
   // Returns {"available": {scope: "meter: detail"}, "unavailable": {"meter scope": reason}}, for the run's events.

@@ -106,12 +106,15 @@ TEST(Accountant, TellsASinkWhatItReads) {
   Scripted good{Reading{Joules(40), 0}}, late{Failure{"not yet"}};
   Meters m;
   m.meters.push_back(std::make_unique<ScriptedMeter>(MeterInfo{"a", "cpu-package0", Source::kCounter}, good));
-  m.meters.push_back(std::make_unique<ScriptedMeter>(MeterInfo{"b", "gpu0", Source::kPower}, late));
+  m.meters.push_back(
+      std::make_unique<ScriptedMeter>(MeterInfo{"b", "gpu0", Source::kPower, "", Seconds(0), false}, late));
   Accountant accountant(std::move(m));
   std::vector<double> told;
+  double sum = -1.0;
   int calls = 0;
-  accountant.on_reading([&](std::span<const double> joules) {
+  accountant.on_reading([&](std::span<const double> joules, double counted) {
     told.assign(joules.begin(), joules.end());
+    sum = counted;
     ++calls;
   });
   EXPECT_EQ(calls, 1);
@@ -128,6 +131,7 @@ TEST(Accountant, TellsASinkWhatItReads) {
   good.reading = Reading{Joules(50), 0};
   (void)accountant.so_far();
   EXPECT_EQ(told, (std::vector<double>{10.0, 2.0}));
+  EXPECT_EQ(sum, 10.0) << "the scope of b is a part of another one";
 }
 
 // The thread tells the sink between steps too, of counters and of other meters.
@@ -138,8 +142,9 @@ TEST(Accountant, TheThreadTellsTheSink) {
   m.meters.push_back(std::make_unique<CountingMeter>(MeterInfo{"b", "gpu0", Source::kPower}, reads));
   std::atomic<double> told = 0.0;
   Accountant accountant(std::move(m), Seconds(0.001));
-  accountant.on_reading([&](std::span<const double> joules) {
+  accountant.on_reading([&](std::span<const double> joules, double counted) {
     told = joules[0];
+    EXPECT_EQ(counted, joules[0] + joules[1]);
     ++calls;
   });
   for (int i = 0; i < 20000 && (calls < 20 || reads < 20); ++i)

@@ -15,24 +15,31 @@ std::optional<double> RunTotals::j_per_token() const {
   return *total_j / static_cast<double>(tokens);
 }
 
-double RunTotals::lost_j() const {
-  double lost = 0.0;
-  for (const auto& [scope, spent] : spent_j) {
-    const auto used = joules.find(scope);
-    if (summed.contains(scope)) lost += std::max(0.0, spent - (used == joules.end() ? 0.0 : used->second));
+double RunTotals::undone_j() const {
+  const double undone = spent_total_j - total_j.value_or(0.0);
+  return undone > 1e-9 * spent_total_j ? undone : 0.0;  // less is rounding of the two sums
+}
+
+void RunTotals::take_over(const std::map<std::string, double>& spent, double spent_total, bool ended_by_itself) {
+  for (const auto& [scope, all] : spent) {
+    double& known = spent_j[scope];
+    if (ended_by_itself && all > known) joules[scope] += all - known;
+    known = std::max(known, all);
   }
-  return lost;
+  if (ended_by_itself && spent_total > spent_total_j) total_j = total_j.value_or(0.0) + (spent_total - spent_total_j);
+  spent_total_j = std::max(spent_total_j, spent_total);
 }
 
 std::string RunTotals::text() const {
   std::string text = first_step > 1 ? fmt::format("since step {}: ", first_step) : "";
   text += fmt::format("{}, {} tokens, {}, ", counted(steps, "step"), tokens, human(Seconds(seconds)));
-  if (!total_j) return text + "energy not measured";
+  const double undone = undone_j();
+  const std::string beside = undone > 0.0 ? fmt::format("; failures undid steps of {:.6g} J more", undone) : "";
+  if (!total_j) return text + "energy not measured" + beside;
   text += fmt::format("{:.6g} J", *total_j);
   if (const std::string left_out = partial(); !left_out.empty()) text += fmt::format(" (partial: {})", left_out);
   if (const auto per_token = j_per_token()) text += fmt::format(", {:.4g} J/token", *per_token);
-  if (const double lost = lost_j(); lost > 0.0) text += fmt::format("; {:.6g} J more were lost to failures", lost);
-  return text;
+  return text + beside;
 }
 
 RunTotals add(RunTotals t, std::int64_t steps, std::int64_t tokens, const EnergySoFar& energy,
@@ -52,7 +59,10 @@ RunTotals add(RunTotals t, std::int64_t steps, std::int64_t tokens, const Energy
     const bool known = energy.kg_co2e && (!t.total_j || t.kg_co2e);
     t.kg_co2e = known ? std::optional(t.kg_co2e.value_or(0.0) + *energy.kg_co2e) : std::nullopt;
   }
-  if (energy.total_j) t.total_j = t.total_j.value_or(0.0) + *energy.total_j;
+  if (energy.total_j) {
+    t.total_j = t.total_j.value_or(0.0) + *energy.total_j;
+    t.spent_total_j += *energy.total_j;
+  }
   t.hosts = std::max(t.hosts, coverage.hosts);
   const auto miss = [&](const std::string& what, std::int64_t n) { t.missing[what] = std::max(t.missing[what], n); };
   for (const auto& [what, n] : coverage.missing) miss(what, n);
@@ -74,7 +84,8 @@ Json to_json(const RunTotals& t) {
           {"energy_j", joules},
           {"phases_j", t.phases_j},
           {"spent_j", spent},
-          {"lost_j", t.lost_j()},
+          {"spent_total_j", t.spent_total_j},
+          {"undone_j", t.undone_j()},
           {"total_j", t.total_j ? Json(*t.total_j) : Json()},
           {"kg_co2e", t.kg_co2e ? Json(*t.kg_co2e) : Json()},
           {"j_per_token", per_token ? Json(*per_token) : Json()},
@@ -97,13 +108,15 @@ RunTotals totals_from_json(const Json& json, std::int64_t step_done, const std::
   t.tokens = count_member(json, "tokens", where);
   t.seconds = amount_member(json, "seconds", where);
   t.joules = amounts_member(json, "energy_j", where);
-  t.spent_j = json.contains("spent_j") ? amounts_member(json, "spent_j", where) : t.joules;  // older ones have none
   if (json.contains("phases_j")) {  // older checkpoints have none
     if (!json["phases_j"].is_object()) throw UsageError("{}: phases_j is no object", where);
     for (const auto& [scope, entries] : json["phases_j"].items())
       t.phases_j[scope] = amounts_member(json["phases_j"], scope.c_str(), where + ": phases_j");
   }
   if (!json_member(json, "total_j", where).is_null()) t.total_j = amount_member(json, "total_j", where);
+  const bool has_spent = json.contains("spent_j");  // older checkpoints have none
+  t.spent_j = has_spent ? amounts_member(json, "spent_j", where) : t.joules;
+  t.spent_total_j = has_spent ? amount_member(json, "spent_total_j", where) : t.total_j.value_or(0.0);
   if (json.contains("kg_co2e") && !json["kg_co2e"].is_null()) t.kg_co2e = amount_member(json, "kg_co2e", where);
   t.hosts = count_member(json, "hosts", where);
   t.missing = counts_member(json, "missing", where);

@@ -32,8 +32,9 @@ struct RunTotals {
   double seconds = 0;  // wall time of the training processes, from the opening of the meters
   std::map<std::string, double> joules;
   std::map<std::string, std::map<std::string, double>> phases_j;  // by scope and entry
-  // By scope: what all attempts consumed, with what they did after the checkpoint from which the next one continued.
+  // The consumption of all attempts: `joules` and `total_j`, and beside them that of steps which a failure undid.
   std::map<std::string, double> spent_j;
+  double spent_total_j = 0;
   std::optional<double> total_j;  // null if nothing was measured
   // Emissions of total_j; null if any attempt that measured energy did not know its site's figures.
   std::optional<double> kg_co2e;
@@ -44,8 +45,13 @@ struct RunTotals {
   // The parts that total_j leaves out, as in Coverage::partial.
   std::string partial() const { return partial_text(summed, missing, hosts); }
   std::optional<double> j_per_token() const;
-  // Returns the joules of the summed scopes that led nowhere: those of steps after a checkpoint that a failure undid.
-  double lost_j() const;
+  // Returns the joules of steps that a failure undid: of those after the checkpoint from which the next attempt went
+  // on.
+  double undone_j() const;
+  // Takes over what all attempts had consumed when the last of them ended, which these totals do not have all of. If
+  // that attempt ended by itself, its last joules (those of writing its last checkpoint) are used; if not, they are
+  // undone.
+  void take_over(const std::map<std::string, double>& spent, double spent_total, bool ended_by_itself);
   // One line: "24 steps, 9.22 k tokens, 00:12, 1.23 kJ (partial: gpu only), 0.133 J/token".
   std::string text() const;
 };

@@ -230,9 +230,11 @@ std::vector<sim::Sample> samples_of(const std::vector<Trial>& trials, comm::Comm
 // FLOPs of a step above which one timed step is enough: noise averages out within it.
 constexpr double kLargeFlops = 1e11;
 
-double flops_of(const Trial& trial) {
+// Returns the FLOPs of the rank with the most of them, on all ranks. Collective.
+double flops_of(const Trial& trial, comm::Communicator& world) {
   double flops = 0.0;
   for (const auto& op : trial.stage.ops(0)) flops += op.step->hardware_flops.value;
+  if (world.size() > 1) world.all_reduce(&flops, 1, DType::kF64, comm::Reduce::kMax);
   return flops;
 }
 
@@ -263,7 +265,7 @@ void measure_in_rounds(std::vector<Trial>& trials, const CalibrateOptions& o, co
       if (!skipped) {
         say(what);
         const double start = now().value;
-        const int repeats = flops_of(trial) > kLargeFlops ? 1 : o.repeats;
+        const int repeats = flops_of(trial, world) > kLargeFlops ? 1 : o.repeats;
         for (auto& t : run_synthetic(trial.program(), world, repeats, -1, trial.documents).timelines)
           trial.timelines.push_back(std::move(t));
         trial.wall_s = now().value - start;

@@ -29,8 +29,9 @@ sim::Calibration::Entry calibrate(const CalibrateOptions& options, const std::st
 struct Team {
   int ranks = 1, threads = 1;
 };
-// Returns what is measured of a machine with so many cores: one rank with all of them, up to 8 ranks that divide them,
-// and one rank with one thread, which shows how busy cores slow each other down.
+// Returns the teams by which a machine with so many cores is measured: one rank with all of them; 2, 4 and 8 ranks that
+// divide them; and one rank with one thread. Predictions need a team with as many threads a rank. Up to 8 cores, the
+// last team beside that of one thread on each core shows how busy cores slow each other down.
 std::vector<Team> teams_of(int cores);
 
 // Returns the types that `precision.compute = "auto"` may choose on this machine with `threads` threads a rank: the

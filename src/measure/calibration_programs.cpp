@@ -177,8 +177,8 @@ std::vector<TrialKind> trial_kinds(const CalibrateOptions& o, int ranks) {
     kinds.push_back({fmt::format(" with {} within a mask", counted(documents, "document")), is_dense_of_two_layers,
                      masked, true, documents});
   if (ranks == 1) return kinds;
-  // Collectives of ZeRO, and sums that add.
-  // The bytes of a collective are its only feature, so the narrow shapes and the largest table suffice.
+  // ZeRO has collectives and sums of its own. The bytes of a collective are its only feature, so the narrow shapes and
+  // the largest table suffice.
   kinds.push_back({" in ZeRO-2",
                    [](const Shape& shape) { return shape.hidden <= 256 || shape.vocabulary == kLargestVocabulary; },
                    [](arch::Architecture&, program::Setting& s) { s.zero = 2; }, false});

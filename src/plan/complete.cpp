@@ -46,6 +46,8 @@ void complete(config::Config& c, config::Problems& problems) {
     problems.none_of([&] { require_model(c); });
 }
 
+constexpr Seconds kLeastSampling(0.001);
+
 void require_training(const config::Config& c, config::Problems& problems) {
   if (!c.model.preset && !c.model.family)
     problems.add("model.preset: a preset (`molen model list`), or model.family with its sizes, is needed");
@@ -57,6 +59,9 @@ void require_training(const config::Config& c, config::Problems& problems) {
       if (const std::string why = data::no_manifest(set.path); !why.empty()) problems.add("{}: {}", c.where(key), why);
   if (c.data.tokenizer && !fs::exists(*c.data.tokenizer))
     problems.add("{}: {}: there is no such file", c.where("data.tokenizer"), *c.data.tokenizer);
+  if (c.energy.sample_every < kLeastSampling)
+    problems.add("{}: {} would keep a core busy; {} is the least", c.where("energy.sample_every"),
+                 config::print(c.energy.sample_every), config::print(kLeastSampling));
 }
 
 }  // namespace molen::plan

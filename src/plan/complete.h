@@ -10,7 +10,8 @@ namespace molen::plan {
 void complete(config::Config& config, config::Problems& problems);
 
 // Adds a problem for everything that a training needs and that is missing: a model, data, and the files that the
-// configuration names.
+// configuration names; and for meters that would be read more often than every millisecond. The latter is no rule of
+// the key, because checkpoints of older versions may hold such a configuration.
 void require_training(const config::Config& config, config::Problems& problems);
 
 }  // namespace molen::plan

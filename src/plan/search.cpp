@@ -41,6 +41,10 @@ struct Figures {
   }
 };
 
+bool charges_devices(const cluster::Site& site) {
+  return site.device_hour && site.device_hour->value > 0.0;
+}
+
 // Energy, cost and CO2 of a bound are bounds as well, because the figures of a site are not negative.
 double figure_of(const Bound& b, int ranks, Objective objective, const cluster::Site& site) {
   return Figures{b.step_s, b.energy_j, b.memory_bytes, site_costs(site, {b.energy_j}, {ranks * b.step_s})}.of(
@@ -282,8 +286,7 @@ void require_figure(Objective objective, const cluster::Cluster& cluster) {
       throw UsageError("--objective {}: {} of {} is {}, so all layouts would be equal; give the site's figure",
                        name_of(objective), key, cluster.name, value);
   };
-  const bool charged = site.device_hour && site.device_hour->value > 0.0;
-  if (objective == Objective::kCost && !charged) require(site.price.value, "site.price_eur_per_kwh");
+  if (objective == Objective::kCost && !charges_devices(site)) require(site.price.value, "site.price_eur_per_kwh");
   if (objective == Objective::kCo2) require(site.intensity.value, "site.intensity_g_per_kwh");
 }
 
@@ -306,7 +309,7 @@ SearchResult search(const arch::Architecture& arch, const program::Setting& base
 
 bool is_of_energy(Objective objective, const cluster::Site& site) {
   return objective == Objective::kEnergy || objective == Objective::kCo2 ||
-         (objective == Objective::kCost && !site.device_hour);
+         (objective == Objective::kCost && !charges_devices(site));
 }
 
 std::string Reason::text(bool joules_first) const {

@@ -217,6 +217,10 @@ TEST(Search, DeviceHoursArePartOfTheCost) {
   EXPECT_TRUE(is_of_energy(Objective::kCo2, small.on.site));
   small.on.site.price.value = 0.0;
   EXPECT_NO_THROW(require_figure(Objective::kCost, small.on));
+  // A price of 0 is none.
+  small.on.site.device_hour->value = 0.0;
+  EXPECT_TRUE(is_of_energy(Objective::kCost, small.on.site));
+  EXPECT_THROW(require_figure(Objective::kCost, small.on), UsageError);
 }
 
 TEST(Search, StopsAtItsLimitsAndSaysSo) {

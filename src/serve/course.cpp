@@ -199,9 +199,9 @@ std::string whole_run(const RunData& run) {
     s += fmt::format(", {:.3g} J/token", per_token);
   s += fmt::format(" over {:.0f} steps and {} tokens", steps, human_count(tokens));
   s += (partial.empty() ? "" : " (" + escape(partial) + ")") + ".";
-  if (const double lost = number_of(t, "lost_j"); lost > 0)
+  if (const double undone = number_of(t, "undone_j"); undone > 0)
     s += fmt::format(" Another {} ({:.1f}% of all) went into steps that failures undid.",
-                     fmt::format("{:.4g} kJ", lost * 1e-3), 100.0 * lost / (lost + joules));
+                     fmt::format("{:.4g} kJ", undone * 1e-3), 100.0 * undone / (undone + joules));
   return s + "</p>";
 }
 

@@ -268,7 +268,7 @@ TEST_F(Report, SaysWhatEnergyLeavesOut) {
   write("energy.jsonl",
         R"({"event":"totals","steps":1,"tokens":1800,"total_j":1000,"j_per_token":0.25,"partial":""})"
         "\n"
-        R"({"event":"totals","steps":2,"tokens":3600,"total_j":1800,"j_per_token":0.5,"lost_j":200,"partial":"g<"})"
+        R"({"event":"totals","steps":2,"tokens":3600,"total_j":1800,"j_per_token":0.5,"undone_j":200,"partial":"g<"})"
         "\n{\"event\":\"tot");
   const std::string html = page();
   EXPECT_NE(html.find("J/token, last step (gpu &lt;only&gt;)"), std::string::npos);

@@ -7,9 +7,12 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 
 #include "base/error.h"
+#include "base/units.h"
+#include "base/utf8.h"
 
 namespace molen::store {
 namespace {
@@ -23,9 +26,10 @@ constexpr std::size_t kRingHeadBytes = 4096, kScopeNameBytes = 48;
 // docs/formats/energy.md lists the offsets.
 struct RingHead {
   char magic[8];  // written last, after the rest
-  std::uint32_t version, scopes, readings, unused;
+  std::uint32_t version, scopes, readings, hosts;
   std::int64_t attempt, history;
-  std::uint64_t check;  // of all that follows, and of the two fields above
+  double spent_before_j;  // over the counted scopes
+  std::uint64_t check;    // of the fields from `hosts` on, and of all that follow
   struct Scope {
     char name[kScopeNameBytes];
     double spent_before_j;
@@ -35,14 +39,18 @@ static_assert(sizeof(RingHead) <= kRingHeadBytes);
 
 struct RingReading {
   std::uint64_t sequence;  // 0 while the rest is being written
-  std::int64_t ns;
-  std::uint64_t check;  // of sequence, ns and the joules, which follow
+  std::int64_t ns, ended_at;
+  double total_j;
+  std::uint64_t check;  // of the fields above and of the joules, which follow
 };
 
 std::size_t checked_scopes(const fs::path& file, const EnergyRingHead& head) {
   const std::size_t scopes = head.scopes.size(), most = EnergyRing::kMostScopes;
-  MOLEN_CHECK(head.spent_before_j.size() == scopes, "{} scopes with {} sums", scopes, head.spent_before_j.size());
   if (scopes > most) throw Error("{}: {} scopes; a file has {} at most", file.string(), scopes, most);
+  for (const std::string& scope : head.scopes)
+    if (scope.size() > EnergyRing::kLongestScope)
+      throw Error("{}: the name of the scope '{}' has {} bytes; a file has {} at most", file.string(), scope,
+                  scope.size(), EnergyRing::kLongestScope);
   return scopes;
 }
 
@@ -60,15 +68,20 @@ std::uint64_t ring_mix(std::uint64_t h, std::uint64_t part) {
   return (std::rotl(h, 23) ^ part) * 0xff51afd7ed558ccdULL;
 }
 
-std::uint64_t ring_check(std::uint64_t sequence, std::int64_t ns, std::span<const double> joules) {
-  std::uint64_t h = ring_mix(ring_mix(0x9e3779b97f4a7c15ULL, sequence), static_cast<std::uint64_t>(ns));
+std::uint64_t ring_check(std::uint64_t sequence, const RingReading& reading, std::span<const double> joules) {
+  std::uint64_t h = ring_mix(0x9e3779b97f4a7c15ULL, sequence);
+  h = ring_mix(h, static_cast<std::uint64_t>(reading.ns));
+  h = ring_mix(h, static_cast<std::uint64_t>(reading.ended_at));
+  h = ring_mix(h, std::bit_cast<std::uint64_t>(reading.total_j));
   for (const double j : joules) h = ring_mix(h, std::bit_cast<std::uint64_t>(j));
   return h;
 }
 
 std::uint64_t ring_check(const RingHead& head) {
-  std::uint64_t h = ring_mix(ring_mix(0x9e3779b97f4a7c15ULL, static_cast<std::uint64_t>(head.attempt)),
-                             static_cast<std::uint64_t>(head.history));
+  std::uint64_t h = ring_mix(0x9e3779b97f4a7c15ULL, head.hosts);
+  h = ring_mix(h, static_cast<std::uint64_t>(head.attempt));
+  h = ring_mix(h, static_cast<std::uint64_t>(head.history));
+  h = ring_mix(h, std::bit_cast<std::uint64_t>(head.spent_before_j));
   for (std::size_t i = 0; i < std::min<std::size_t>(head.scopes, EnergyRing::kMostScopes); ++i) {
     for (std::size_t at = 0; at < kScopeNameBytes; at += 8) {
       std::uint64_t part = 0;
@@ -85,23 +98,29 @@ std::uint64_t ring_check(const RingHead& head) {
 EnergyRing::EnergyRing(const fs::path& file, const EnergyRingHead& head)
     : scopes_(checked_scopes(file, head)),
       stride_(ring_stride(scopes_)),
-      file_(file, kRingHeadBytes + stride_ * kReadings, "the readings of the meters") {
+      bytes_(kRingHeadBytes + stride_ * kReadings),
+      file_(file, bytes_, "the readings of the meters") {
   auto* to = new (file_.data()) RingHead{};
   to->version = kRingVersion;
   to->scopes = static_cast<std::uint32_t>(scopes_);
   to->readings = kReadings;
+  to->hosts = static_cast<std::uint32_t>(head.hosts);
   to->attempt = head.attempt;
   to->history = head.history;
+  to->spent_before_j = head.spent_before.total;
   for (std::size_t i = 0; i < scopes_; ++i) {
-    std::memcpy(to->scope[i].name, head.scopes[i].data(), std::min(head.scopes[i].size(), kScopeNameBytes - 1));
-    to->scope[i].spent_before_j = head.spent_before_j[i];
+    const std::string& name = head.scopes[i];
+    std::memcpy(to->scope[i].name, name.data(), name.size());
+    const auto spent = head.spent_before.by_scope.find(name);
+    to->scope[i].spent_before_j = spent == head.spent_before.by_scope.end() ? 0.0 : spent->second;
   }
   to->check = ring_check(*to);
   std::atomic_thread_fence(std::memory_order_release);
   std::memcpy(to->magic, kRingMagic, sizeof kRingMagic);
+  sync();
 }
 
-void EnergyRing::record(std::int64_t ns, std::span<const double> joules) noexcept {
+void EnergyRing::record(std::int64_t ns, std::span<const double> joules, double total, std::int64_t ended_at) noexcept {
   if (joules.size() != scopes_) return;
   const std::uint64_t sequence = ++sequence_;
   char* slot = static_cast<char*>(file_.data()) + kRingHeadBytes + (sequence - 1) % kReadings * stride_;
@@ -110,10 +129,37 @@ void EnergyRing::record(std::int64_t ns, std::span<const double> joules) noexcep
   written.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   reading.ns = ns;
-  reading.check = ring_check(sequence, ns, joules);
-  std::memcpy(slot + sizeof(RingReading), joules.data(), joules.size_bytes());
+  reading.ended_at = ended_at;
+  reading.total_j = total;
+  reading.check = ring_check(sequence, reading, joules);
+  std::memcpy(slot + sizeof reading, joules.data(), joules.size_bytes());
   written.store(sequence, std::memory_order_release);
 }
+
+namespace {
+
+bool is_amount(double joules) {
+  return joules >= 0.0 && std::isfinite(joules);
+}
+
+void read_ring_head(const RingHead& head, const std::function<UsageError(const std::string&)>& wrong,
+                    EnergyRingHead& found) {
+  found.attempt = head.attempt;
+  found.history = head.history;
+  found.hosts = static_cast<int>(std::min<std::uint32_t>(head.hosts, 1U << 24));
+  found.spent_before.total = head.spent_before_j;
+  if (!is_amount(head.spent_before_j)) throw wrong(fmt::format("{} J were consumed before", head.spent_before_j));
+  for (std::size_t i = 0; i < head.scopes; ++i) {
+    const std::string name(head.scope[i].name, ::strnlen(head.scope[i].name, kScopeNameBytes));
+    if (!valid_utf8(name)) throw wrong("the name of a scope is no UTF-8");
+    const double spent = head.scope[i].spent_before_j;
+    if (!is_amount(spent)) throw wrong(fmt::format("{} J were consumed before", spent));
+    found.scopes.push_back(name);
+    if (spent > 0.0) found.spent_before.by_scope[name] = spent;
+  }
+}
+
+}  // namespace
 
 HostReadings parse_energy_ring(std::string_view bytes, std::string_view origin) {
   const auto wrong = [&](const std::string& why) {
@@ -132,14 +178,7 @@ HostReadings parse_energy_ring(std::string_view bytes, std::string_view origin) 
   if (bytes.size() != kRingHeadBytes + stride * head.readings)
     throw wrong(fmt::format("{} bytes with {} scopes", bytes.size(), scopes));
   HostReadings found;
-  found.head.attempt = head.attempt;
-  found.head.history = head.history;
-  for (std::size_t i = 0; i < scopes; ++i) {
-    found.head.scopes.emplace_back(head.scope[i].name, ::strnlen(head.scope[i].name, kScopeNameBytes));
-    const double spent = head.scope[i].spent_before_j;
-    if (!(spent >= 0.0) || !std::isfinite(spent)) throw wrong(fmt::format("{} J were consumed before", spent));
-    found.head.spent_before_j.push_back(spent);
-  }
+  read_ring_head(head, wrong, found.head);
   found.last_j.assign(scopes, std::numeric_limits<double>::quiet_NaN());
   std::uint64_t newest = 0;
   std::vector<double> joules(scopes);
@@ -148,11 +187,14 @@ HostReadings parse_energy_ring(std::string_view bytes, std::string_view origin) 
     RingReading reading;
     std::memcpy(&reading, slot, sizeof reading);
     std::memcpy(joules.data(), slot + sizeof reading, scopes * sizeof(double));
-    if (reading.sequence <= newest || reading.check != ring_check(reading.sequence, reading.ns, joules)) continue;
-    if (std::ranges::any_of(joules, [](double j) { return j < 0.0 || std::isinf(j); })) continue;
+    if (reading.sequence <= newest || reading.check != ring_check(reading.sequence, reading, joules)) continue;
+    if (!is_amount(reading.total_j)) continue;
+    if (std::ranges::any_of(joules, [](double j) { return !std::isnan(j) && !is_amount(j); })) continue;
     newest = reading.sequence;
-    found.last_j = joules;
     found.any = true;
+    found.last_j = joules;
+    found.total_j = reading.total_j;
+    found.ended_at = reading.ended_at;
   }
   return found;
 }
@@ -168,8 +210,9 @@ void remove_earlier_rings(const fs::path& directory, std::int64_t attempt) {
 
 std::optional<Consumed> read_consumed(const fs::path& directory, std::vector<std::string>& problems) {
   constexpr std::int64_t kLimit = kRingHeadBytes + 1024 * EnergyRing::kReadings;
+  std::error_code none;
+  if (!fs::is_directory(directory, none)) return std::nullopt;
   std::vector<HostReadings> all;
-  if (!fs::is_directory(directory)) return std::nullopt;
   for (const DirectoryEntry& entry : list_directory(directory)) {
     if (!is_ring(entry)) continue;
     try {
@@ -182,18 +225,21 @@ std::optional<Consumed> read_consumed(const fs::path& directory, std::vector<std
   if (all.empty()) return std::nullopt;
   Consumed consumed;
   for (const HostReadings& host : all) consumed.attempt = std::max(consumed.attempt, host.head.attempt);
+  std::erase_if(all, [&](const HostReadings& host) { return host.head.attempt != consumed.attempt; });
+  consumed.history = all.front().head.history;
+  consumed.spent = all.front().head.spent_before;  // each host's file has the sums of the whole job
+  consumed.ended_at = all.front().ended_at;
+  if (all.size() < static_cast<std::size_t>(all.front().head.hosts))
+    problems.push_back(fmt::format("{}: attempt {} has readings of {} of its {}", directory.string(), consumed.attempt,
+                                   all.size(), counted(all.front().head.hosts, "host")));
   for (const HostReadings& host : all) {
-    if (host.head.attempt != consumed.attempt) continue;
-    consumed.history = host.head.history;
-    for (std::size_t i = 0; i < host.head.scopes.size(); ++i) {
-      const std::string& scope = host.head.scopes[i];
-      // Each host's file has the sums of the whole job.
-      if (!consumed.spent_j.contains(scope) && host.head.spent_before_j[i] > 0.0)
-        consumed.spent_j[scope] = host.head.spent_before_j[i];
-      if (host.last_j[i] > 0.0) consumed.attempt_j[scope] += host.last_j[i];
-    }
+    if (host.ended_at != consumed.ended_at) consumed.ended_at = -1;
+    consumed.of_attempt.total += host.total_j;
+    for (std::size_t i = 0; i < host.head.scopes.size(); ++i)
+      if (host.last_j[i] > 0.0) consumed.of_attempt.by_scope[host.head.scopes[i]] += host.last_j[i];
   }
-  for (const auto& [scope, joules] : consumed.attempt_j) consumed.spent_j[scope] += joules;
+  consumed.spent.total += consumed.of_attempt.total;
+  for (const auto& [scope, joules] : consumed.of_attempt.by_scope) consumed.spent.by_scope[scope] += joules;
   return consumed;
 }
 

@@ -157,10 +157,18 @@ FlightIdentity identify_process(FlightIdentity identity) {
   return identity;
 }
 
-FlightWriter::FlightWriter(const fs::path& file, const FlightIdentity& identity, int streams)
-    : file_(file, kHeadBytes + sizeof(Slot) * kRecords * static_cast<std::size_t>(streams), "the flight recorder") {
-  static_assert(sizeof(Head) == kHeadBytes);
+namespace {
+
+std::size_t bytes_of_flight(int streams) {
   MOLEN_CHECK(streams >= 2 && streams <= kFlightStreams, "a flight recorder of {} streams", streams);
+  return kHeadBytes + sizeof(Slot) * FlightWriter::kRecords * static_cast<std::size_t>(streams);
+}
+
+}  // namespace
+
+FlightWriter::FlightWriter(const fs::path& file, const FlightIdentity& identity, int streams)
+    : file_(file, bytes_of_flight(streams), "the flight recorder") {
+  static_assert(sizeof(Head) == kHeadBytes);
   head_ = new (file_.data()) Head{};
   head_->version = kFlightVersion;
   head_->head_bytes = kHeadBytes;

@@ -64,17 +64,15 @@ class Loop {
   // prepared again.
   bool open() {
     if (!saved_.open()) return false;
-    std::map<std::string, double> spent_before;
+    store::EnergyRingHead readings;
     launch::throw_on_all_ranks(world_, [&] {
       if (world_.rank() != 0) return;
       saved_.enter();
       recorder_ = std::make_unique<Recorder>(job_, *energy_, total_steps_, stop_step_);
       if (state_.totals) recorder_->restore_totals(*state_.totals, state_.step, *job_.resume_from);
-      spent_before = recorder_->take_over_readings();
+      readings = recorder_->take_over_readings(state_.step);
     });
-    const auto problems =
-        energy_->keep_readings(run_directory(job_.config) / store::kEnergyRings, recorder_ ? recorder_->attempt() : 0,
-                               recorder_ ? recorder_->history() : 0, spent_before);
+    const auto problems = energy_->keep_readings(run_directory(job_.config) / store::kEnergyRings, readings);
     if (recorder_) {
       for (const std::string& problem : problems) recorder_->note(problem);
       if (problems.empty()) recorder_->forget_earlier_readings();
@@ -98,6 +96,7 @@ class Loop {
         recorder_->end(state_.step, state_.tokens_total, used, communication_,
                        fmt::format("nothing to do, {} ({} steps) was reached before",
                                    stop_step_ < total_steps_ ? "train.stop_after" : "train.until", stop_step_));
+      energy_->end(state_.step);
       return;
     }
     std::string reason = fmt::format("reached train.until ({} steps)", total_steps_);
@@ -333,6 +332,7 @@ class Loop {
     const std::int64_t rss = peak_resident().value;
     if (predicted_) compare_with_prediction(rss);
     const energy::EnergySoFar used = energy_->so_far();
+    energy_->end(state_.step);
     if (!recorder_) return;
     recorder_->end(
         state_.step, state_.tokens_total, used, communication_,

@@ -228,8 +228,8 @@ def run_table(what, listed):
     def measure(entry):
         names, function = entry
         case, start = Case(function.__name__), time.monotonic()
-        work.enter(f"{rows.index(entry)}-{function.__name__}")
         try:
+            work.enter(f"{rows.index(entry)}-{function.__name__}")
             function(case)
             unset = [n for n in names if n not in case.used]
             return f"never set: {', '.join(unset)}" if unset else None, time.monotonic() - start

@@ -541,6 +541,7 @@ def calibrate(case):
     conditions = [(e["ranks"], e["threads"], e["compute"], e["communicator"]) for e in json.loads(all_of_it.stdout)]
     equal("all conditions", conditions, [(n, t, c, "threads" if n > 1 else "self") for n, t in teams for c in ("fp32", "bf16")])
     equal("they are in the file", len(json.loads((work / "all.json").read_text())["entries"]), len(conditions))
+    assert all(f"{n} x {t} {c}: " in all_of_it.stderr for n, t, c, _ in conditions), all_of_it.stderr
     # No time is left for a second round; one measurement at each shape is made in any case.
     assert all_of_it.stderr.count("round 1 of 3") == 2 * len(conditions) and "round 2" not in all_of_it.stderr, all_of_it.stderr
     case.refused("calibrate", "--minutes", 0, says="--minutes")

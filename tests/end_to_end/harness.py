@@ -37,7 +37,7 @@ class Folder(os.PathLike):
         self.threads.path = path
 
     def leave(self):
-        del self.threads.path
+        self.threads.__dict__.pop("path", None)
 
     def __truediv__(self, name):
         return self.path / name

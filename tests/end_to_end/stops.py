@@ -57,9 +57,9 @@ for before, after in ((1, 2), (2, 1), (2, 4)):
 sets = ["run.name=joules", 'energy.meters=["replay:steady.jsonl"]', 'train.until="100000 steps"', 'train.validate_every="100000 steps"', 'checkpoint.every="40 steps"', "checkpoint.keep=2"]
 command = [MOLEN, "train", "run.toml", *(x for s in sets for x in ("--set", s))]
 lines = lambda name: [json.loads(x) for x in (work / f"runs/joules/{name}.jsonl").read_text().splitlines() if x.endswith("}")]
-longest = 0.0
+took = []  # by attempt: 100 W for the life of its process, which its meters do not exceed
 for attempt in range(1, 5):
-    begun = time.time()
+    begun = time.monotonic()
     job = started(command, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until = rng.randrange(5, 70)  # steps of this attempt: before its first checkpoint, or after it
     while job.poll() is None and sum(m["attempt"] == attempt for m in (lines("metrics") if (work / "runs/joules/metrics.jsonl").exists() else [])) < until:
@@ -67,22 +67,35 @@ for attempt in range(1, 5):
     ok(f"joules: attempt {attempt} is there to be killed", job.poll() is None)
     job.send_signal(signal.SIGKILL)
     job.wait()
-    longest += 100.0 * (time.time() - begun)
-run("train", "run.toml", *(x for s in [*sets, f'train.stop_after="{max(metrics("joules")) + 50} steps"'] for x in ("--set", s)))
+    took.append(100.0 * (time.monotonic() - begun))
+
+
+def to_the_end(more):
+    """An attempt of so many steps more, which ends by itself."""
+    begun = time.monotonic()
+    run("train", "run.toml", *(x for s in [*sets, f'train.stop_after="{max(metrics("joules")) + more} steps"'] for x in ("--set", s)))
+    took.append(100.0 * (time.monotonic() - begun))
+    return [e for e in lines("energy") if e["event"] == "totals"][-1]
+
+
+last = to_the_end(50)
 said, ends = lines("metrics"), [e for e in lines("energy") if e["event"] == "last_reading"]
 total = [m["kwh_total"] * 3.6e6 for m in said if m["kwh_total"] is not None]
 ok("joules: the sum never falls, over all attempts", total == sorted(total) and len(total) > 20, total)
-ok("joules: each attempt knows what the one before read last", [e["of_attempt"] for e in ends] == [1, 2, 3, 4], ends)
-for e in ends:
-    before = sum(x["energy_j"]["cpu-package0"] for x in ends if x["of_attempt"] < e["of_attempt"])
-    told = max(m["kwh_total"] for m in said if m["attempt"] == e["of_attempt"]) * 3.6e6
-    ok(f"joules: attempt {e['of_attempt']} loses nothing that it has told", before + e["energy_j"]["cpu-package0"] >= told * (1 - 1e-12), (before, e, told))
-ok("joules: and none is counted twice", sum(e["energy_j"]["cpu-package0"] for e in ends) <= longest, (ends, longest))
-last = [e for e in lines("energy") if e["event"] == "totals"][-1]
-lost = last["spent_j"]["cpu-package0"] - last["energy_j"]["cpu-package0"]
-ok("joules: what led nowhere is lost, the rest is used", 0 < lost == last["lost_j"] and last["total_j"] == last["energy_j"]["cpu-package0"], last)
+ok("joules: each attempt knows what the one before read last", [(e["of_attempt"], e["ended_by_itself"]) for e in ends] == [(n, False) for n in (1, 2, 3, 4)], ends)
+for e, life in zip(ends, took):
+    before = sum(x["total_j"] for x in ends if x["of_attempt"] < e["of_attempt"])
+    told = [m["kwh_total"] * 3.6e6 for m in said if m["attempt"] == e["of_attempt"]]
+    ok(f"joules: attempt {e['of_attempt']} loses nothing that it has told", before + e["total_j"] >= told[-1] * (1 - 1e-12), (before, e, told[-1]))
+    ok(f"joules: and begins with all before it, once", before <= told[0] <= before + life and e["total_j"] <= life, (before, told[0], e, life))
+undone = last["spent_total_j"] - last["total_j"]
+ok("joules: steps are undone, the rest is used", 0 < undone == last["undone_j"] and abs(last["spent_j"]["cpu-package0"] / last["spent_total_j"] - 1) < 1e-12, last)
+# An attempt that ends by itself leaves nothing undone, its last checkpoint and its end included.
+further = to_the_end(10)
+end = [e for e in lines("energy") if e["event"] == "last_reading"][-1]
+ok("joules: nor does an end undo anything", end["ended_by_itself"] and abs(further["undone_j"] - undone) < 1e-6 * undone and further["total_j"] > last["total_j"], (end, further))
 run("report", "runs/joules", "--output", "joules.html")
-share = 100 * lost / (lost + last["total_j"])
+share = 100 * further["undone_j"] / further["spent_total_j"]
 ok("joules: the report has them", f"({share:.1f}% of all) went into steps that failures undid" in (work / "joules.html").read_text(), share)
 
 # --- no room ---------------------------------------------------------------------------------------------------------------

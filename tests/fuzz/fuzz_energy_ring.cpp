@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "store/energy_ring.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -16,17 +17,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size >= 64) {
     std::uint32_t scopes = 0;
     std::memcpy(&scopes, bytes.data() + 12, sizeof scopes);
-    const std::size_t whole = 4096 + (24 + 8 * std::size_t{scopes} + 63) / 64 * 64 * store::EnergyRing::kReadings;
+    const std::size_t whole = 4096 + (40 + 8 * std::size_t{scopes} + 63) / 64 * 64 * store::EnergyRing::kReadings;
     if (scopes <= 128 && bytes.size() < whole) bytes.resize(whole);
   }
   try {
     const store::HostReadings found = store::parse_energy_ring(bytes, "fuzz");
-    if (found.last_j.size() != found.head.scopes.size() || found.head.spent_before_j.size() != found.head.scopes.size())
+    if (found.last_j.size() != found.head.scopes.size() || !(found.total_j >= 0.0) || std::isinf(found.total_j))
       std::abort();
     for (const double j : found.last_j)
       if (j < 0.0 || std::isinf(j)) std::abort();
-    for (const double j : found.head.spent_before_j)
-      if (!(j >= 0.0) || !std::isfinite(j)) std::abort();
+    for (const auto& [scope, j] : found.head.spent_before.by_scope)
+      if (!(j >= 0.0) || !std::isfinite(j) || !valid_utf8(scope)) std::abort();
   } catch (const UsageError&) {
   }
   return 0;

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <cstdlib>
 #include <limits>
 #include <numeric>
@@ -13,11 +15,13 @@
 #include "base/error.h"
 #include "base/utf8.h"
 #include "energy/open.h"
+#include "launch/throw_on_all_ranks.h"
 
 namespace molen::train {
 namespace {
 
 constexpr std::size_t kReadingsKept = 4096;
+constexpr std::chrono::seconds kSyncEvery(5);
 
 std::vector<std::int64_t> sizes_of_texts(comm::Communicator& world, const std::string& own) {
   const auto ranks = static_cast<std::size_t>(world.size());
@@ -185,21 +189,21 @@ void JobEnergy::divide_by_phases(int lowest, const std::vector<int>& device_of, 
   phases_ = std::make_unique<PhaseEnergy>(*of_host_, device_of, accountant_.get(), opened_, sample_every);
 }
 
-std::vector<std::string> JobEnergy::keep_readings(const fs::path& folder, std::int64_t attempt, std::int64_t history,
-                                                  const std::map<std::string, double>& spent_before) {
-  store::EnergyRingHead head;
-  std::vector<double> common{static_cast<double>(attempt), static_cast<double>(history)};
-  for (const auto& [scope, _] : scopes_) {
-    head.scopes.push_back(scope);
-    const auto spent = spent_before.find(scope);
-    common.push_back(spent == spent_before.end() ? 0.0 : spent->second);
-  }
-  world_.broadcast(common.data(), static_cast<std::int64_t>(common.size()), DType::kF64, 0);
-  head.attempt = static_cast<std::int64_t>(common[0]);
-  head.history = static_cast<std::int64_t>(common[1]);
-  head.spent_before_j.assign(common.begin() + 2, common.end());
+std::vector<std::string> JobEnergy::keep_readings(const fs::path& folder, const store::EnergyRingHead& given) {
+  const Json said = Json::parse(launch::broadcast_text(Json{{"attempt", given.attempt},
+                                                            {"history", given.history},
+                                                            {"spent", given.spent_before.by_scope},
+                                                            {"total", given.spent_before.total}}
+                                                           .dump(),
+                                                       world_));
+  store::EnergyRingHead head{said["attempt"], said["history"], static_cast<int>(hosts_), {}, {}};
+  head.spent_before = {said["spent"], said["total"]};
+  // The scopes of earlier attempts are there too, so that their sums are handed on by attempts that do not read them.
+  for (const auto& [scope, _] : scopes_) head.scopes.push_back(scope);
+  for (const auto& [scope, _] : head.spent_before.by_scope)
+    if (!scopes_.contains(scope)) head.scopes.push_back(scope);
   std::string failure;
-  if (accountant_ && !scopes_.empty()) {
+  if (accountant_ && !head.scopes.empty()) {
     try {
       ring_ = std::make_unique<store::EnergyRing>(store::energy_ring_file(folder, head.attempt, world_.rank()), head);
     } catch (const Error& error) {
@@ -208,20 +212,38 @@ std::vector<std::string> JobEnergy::keep_readings(const fs::path& folder, std::i
     std::vector<std::size_t> scope_of;  // by meter
     for (const auto& m : accountant_->meters().meters)
       scope_of.push_back(static_cast<std::size_t>(std::distance(scopes_.begin(), scopes_.find(m->info().scope))));
-    accountant_->on_reading([this, scope_of](std::span<const double> of_meters) { keep_reading(scope_of, of_meters); });
+    accountant_->on_reading([this, scope_of, scopes = head.scopes.size()](std::span<const double> joules, double sum) {
+      keep_reading(scope_of, scopes, joules, sum);
+    });
+    if (ring_ && hosts_ > 1) syncing_ = std::jthread([this](const std::stop_token& stop) { sync_readings(stop); });
   }
   std::vector<std::string> failures = gather_texts(world_, failure);
   std::erase(failures, "");
   return failures;
 }
 
-void JobEnergy::keep_reading(const std::vector<std::size_t>& scope_of, std::span<const double> of_meters) {
-  Joules reading{now_ns(), std::vector<double>(scopes_.size(), std::numeric_limits<double>::quiet_NaN())};
+// Pages of a shared file reach its file system late, but another host may have to read them.
+void JobEnergy::sync_readings(const std::stop_token& stop) {
+  std::mutex mutex;
+  std::condition_variable_any wake;
+  std::unique_lock lock(mutex);
+  while (!wake.wait_for(lock, stop, kSyncEvery, [&] { return stop.stop_requested(); })) ring_->sync();
+}
+
+void JobEnergy::keep_reading(const std::vector<std::size_t>& scope_of, std::size_t scopes,
+                             std::span<const double> of_meters, double counted) {
+  Joules reading{now_ns(), std::vector<double>(scopes, std::numeric_limits<double>::quiet_NaN())};
   for (std::size_t i = 0; i < of_meters.size(); ++i) reading.of_scope[scope_of[i]] = of_meters[i];
-  if (ring_) ring_->record(reading.ns, reading.of_scope);
+  if (ring_) ring_->record(reading.ns, reading.of_scope, counted, ended_at_);
   const std::lock_guard lock(readings_mutex_);
   readings_.push_back(std::move(reading));
   if (readings_.size() > kReadingsKept) readings_.pop_front();
+}
+
+void JobEnergy::end(std::int64_t step) {
+  ended_at_ = step;
+  if (accountant_) (void)accountant_->so_far();  // its reading says so
+  if (ring_) ring_->sync();
 }
 
 std::vector<JobEnergy::Power> JobEnergy::power_between(std::int64_t start_ns, std::int64_t end_ns) const {

@@ -2,6 +2,7 @@
 // reduction over ranks that the loop makes in each step anyway.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
@@ -10,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -58,11 +60,13 @@ class JobEnergy {
   // Collective.
   energy::EnergySoFar so_far();
 
-  // Keeps in a file of `folder` what each host's meters read last, so that it survives the process
-  // (store/energy_ring.h). Rank 0 gives the attempt, the history, and what earlier attempts consumed of each scope.
-  // Returns, on all ranks, why hosts could not make their file: the training goes on without it. Collective.
-  std::vector<std::string> keep_readings(const fs::path& folder, std::int64_t attempt, std::int64_t history,
-                                         const std::map<std::string, double>& spent_before);
+  // Keeps the last readings of each host's meters in a file of `folder`, so that they survive the process
+  // (store/energy_ring.h). Rank 0 gives attempt, history and the earlier attempts' consumption; `head` of other ranks
+  // is not used, and the other fields follow from the meters. Returns, on all ranks, why hosts could not make their
+  // file: the training goes on without it. Collective.
+  std::vector<std::string> keep_readings(const fs::path& folder, const store::EnergyRingHead& head);
+  // Says that the attempt ends by itself after this step; its files then say so. To be called on all ranks.
+  void end(std::int64_t step);
 
   // The mean power of a scope of this host from `time_s` on, until the next point of the scope.
   struct Power {
@@ -96,7 +100,9 @@ class JobEnergy {
   Json phases();  // collective
   void add_host(const Json& host);
   // `scope_of`: the place of each meter's scope in scopes_.
-  void keep_reading(const std::vector<std::size_t>& scope_of, std::span<const double> of_meters);
+  void keep_reading(const std::vector<std::size_t>& scope_of, std::size_t scopes, std::span<const double> of_meters,
+                    double counted);
+  void sync_readings(const std::stop_token& stop);
 
   comm::Communicator& world_;
   std::string host_name_;
@@ -107,6 +113,7 @@ class JobEnergy {
     std::int64_t ns;
     std::vector<double> of_scope;  // in the order of scopes_
   };
+  std::atomic<std::int64_t> ended_at_ = -1;  // as in EnergyRing::record
   mutable std::mutex readings_mutex_;
   std::deque<Joules> readings_;                     // the last ones
   std::unique_ptr<energy::Accountant> accountant_;  // on one rank of each host
@@ -114,6 +121,7 @@ class JobEnergy {
   double opened_ = 0;                               // on the clock of base/clock.h
   std::int64_t hosts_ = 0;
   std::map<std::string, Scope> scopes_;  // the scopes of any host; the values in the sums have this order
+  std::jthread syncing_;                 // with several hosts: writes the ring to disk every few seconds
   energy::Coverage coverage_;
   energy::StepEnergy own_;  // this host's last step: its reasons are exact
   std::string unmetered_;   // why a host has no total at all

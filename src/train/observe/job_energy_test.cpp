@@ -225,22 +225,28 @@ TEST_F(Hosts, LostReadingsAreCountedByHost) {
   });
 }
 
-// Each host has a file of its own, with the job's sums; what it read last is there without a step or an end.
-TEST_F(Hosts, WhatWasReadLastIsInAFile) {
+// Each host has a file of its own, with the job's sums; the last readings are there without a step or an end. The scope
+// of an earlier attempt that nobody reads now is handed on.
+TEST_F(Hosts, LastReadingsAreInAFile) {
   record("a", constant({{"cpu-package0", 50}, {"gpu0", 300}}));
   record("b", constant({{"cpu-package0", 70}}));
   const fs::path rings = folder_ / "energy";
   std::vector<std::string> problems;
   on({at("a"), at("a"), at("b")}, [&](JobEnergy& job, comm::Communicator& world) {
     const bool root = world.rank() == 0;  // the other ranks' values are not used
-    EXPECT_TRUE(job.keep_readings(rings, root ? 4 : 9, root ? 2 : 9, {{"gpu0", root ? 11.0 : 9.0}}).empty());
+    EXPECT_TRUE(
+        job.keep_readings(rings, root ? store::EnergyRingHead{4, 2, 1, {}, {{{"gpu0", 11.0}, {"node", 5.0}}, 16.0}}
+                                      : store::EnergyRingHead{9, 9, 9, {}, {{{"gpu0", 9.0}}, 9.0}})
+            .empty());
     (void)step(job, world, 3);
     if (root) {
       const auto now = store::read_consumed(rings, problems);
-      EXPECT_EQ(now.value().attempt_j.at("cpu-package0"), 360.0);
+      EXPECT_EQ(now.value().of_attempt.by_scope.at("cpu-package0"), 360.0);
+      EXPECT_EQ(now.value().ended_at, -1);
     }
     world.barrier();
     (void)step(job, world, 1);
+    job.end(7);
   });
   EXPECT_FALSE(fs::exists(store::energy_ring_file(rings, 4, 1))) << "rank 1 reads no meters";
   const auto consumed = store::read_consumed(rings, problems);
@@ -248,8 +254,28 @@ TEST_F(Hosts, WhatWasReadLastIsInAFile) {
   EXPECT_TRUE(problems.empty());
   EXPECT_EQ(consumed->attempt, 4);
   EXPECT_EQ(consumed->history, 2);
-  EXPECT_EQ(consumed->attempt_j, (std::map<std::string, double>{{"cpu-package0", 480.0}, {"gpu0", 1200.0}}));
-  EXPECT_EQ(consumed->spent_j, (std::map<std::string, double>{{"cpu-package0", 480.0}, {"gpu0", 1211.0}}));
+  EXPECT_EQ(consumed->ended_at, 7);
+  EXPECT_EQ(consumed->of_attempt.by_scope, (std::map<std::string, double>{{"cpu-package0", 480.0}, {"gpu0", 1200.0}}));
+  EXPECT_EQ(consumed->of_attempt.total, 1680.0);
+  EXPECT_EQ(consumed->spent.by_scope,
+            (std::map<std::string, double>{{"cpu-package0", 480.0}, {"gpu0", 1211.0}, {"node", 5.0}}));
+  EXPECT_EQ(consumed->spent.total, 1696.0);
+}
+
+// An attempt without meters hands the sums on as well.
+TEST_F(Hosts, WithoutMetersTheSumsAreHandedOn) {
+  const fs::path rings = folder_ / "energy";
+  std::vector<std::string> problems;
+  on({at("a"), at("b")}, [&](JobEnergy& job, comm::Communicator&) {
+    EXPECT_TRUE(job.keep_readings(rings, {3, 1, 1, {}, {{{"gpu0", 11.0}}, 11.0}}).empty());
+    job.end(2);
+  });
+  const auto consumed = store::read_consumed(rings, problems);
+  ASSERT_TRUE(consumed);
+  EXPECT_EQ(consumed->attempt, 3);
+  EXPECT_EQ(consumed->spent.by_scope, (std::map<std::string, double>{{"gpu0", 11.0}}));
+  EXPECT_EQ(consumed->spent.total, 11.0);
+  EXPECT_EQ(consumed->of_attempt.total, 0.0);
 }
 
 // Readings at 0, 2, 3 and 5 s of the recording; the times of points are those of the steady clock, at which they were
@@ -259,7 +285,7 @@ TEST_F(Hosts, PowerFollowsTheReadings) {
   on({at("a")}, [&](JobEnergy& job, comm::Communicator& world) {
     EXPECT_TRUE(job.power_between(0, now_ns()).empty());
     const std::int64_t begun = now_ns();
-    (void)job.keep_readings(folder_ / "energy", 1, 1, {});
+    (void)job.keep_readings(folder_ / "energy", {});
     std::vector<std::int64_t> read_ns;
     for (const double seconds : {2.0, 1.0, 0.0, 2.0}) {
       std::this_thread::sleep_for(std::chrono::milliseconds(3));
@@ -269,16 +295,15 @@ TEST_F(Hosts, PowerFollowsTheReadings) {
     const auto points = job.power_between(begun, now_ns());
     ASSERT_EQ(points.size(), 6U) << "three changes of two scopes";
     for (const std::string scope : {"cpu-package0", "gpu0"}) {
-      double joules = 0.0, last_s = 0.0, watts = 0.0;
-      for (const auto& p : points) {
-        if (p.scope != scope) continue;
-        joules += watts * (p.time_s - last_s);
-        EXPECT_GE(p.time_s, last_s);
-        last_s = p.time_s, watts = p.watts;
+      std::vector<JobEnergy::Power> of_scope;
+      for (const auto& p : points)
+        if (p.scope == scope) of_scope.push_back(p);
+      // Each point's power lasts until the next one, so the first two have the joules of 2 s and of 1 s.
+      const double watts = scope == "gpu0" ? 300 : 50;
+      for (const auto& [i, seconds] : {std::pair{0, 2.0}, {1, 1.0}}) {
+        const double lasts = of_scope.at(i + 1).time_s - of_scope.at(i).time_s;
+        EXPECT_NEAR(of_scope[i].watts * lasts, watts * seconds, 1e-3 * watts) << scope;  // times are whole ns
       }
-      // The last point lasts until the last reading, which step() took just before read_ns.
-      const double rest = 1e-9 * static_cast<double>(read_ns.back() - begun) - last_s;
-      EXPECT_NEAR(joules + watts * rest, (scope == "gpu0" ? 300 : 50) * 5.0, 0.2 * watts * rest) << scope;
     }
     EXPECT_TRUE(job.power_between(now_ns(), now_ns() + 1000).empty());
     // Only what overlaps; a point that began before begins at the start.
@@ -293,7 +318,7 @@ TEST_F(Hosts, AFileThatCannotBeMadeIsSaidOnAllRanks) {
   record("b", constant({{"cpu-package0", 50}}));
   std::ofstream(folder_ / "energy") << "in the way";
   on({at("a"), at("b")}, [&](JobEnergy& job, comm::Communicator& world) {
-    const auto problems = job.keep_readings(folder_ / "energy", 1, 1, {});
+    const auto problems = job.keep_readings(folder_ / "energy", {});
     ASSERT_EQ(problems.size(), 2U);
     EXPECT_TRUE(problems[0].starts_with("a: the readings of the meters")) << problems[0];
     EXPECT_EQ(step(job, world, 2).total_j, 200.0) << "the joules are counted all the same";

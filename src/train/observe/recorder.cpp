@@ -133,8 +133,8 @@ class Recorder::Impl {
     }
     m.energy_source = r.energy.sources();
     if (r.energy.total_j) m.j_per_token = *r.energy.total_j / tokens_per_step_;
-    if (r.energy.so_far_j || before_.total_j || lost_before_ > 0.0) {
-      const double more = r.energy.so_far_j.value_or(0.0) + lost_before_;
+    if (r.energy.so_far_j || before_.total_j || undone_before_ > 0.0) {
+      const double more = r.energy.so_far_j.value_or(0.0) + undone_before_;
       m.kwh_total = (more + before_.total_j.value_or(0.0)) / kJoulesPerKwh;
       if (site_ && (!before_.total_j || before_.kg_co2e)) m.kg_co2e_total = before_.kg_co2e.value_or(0.0) + kg_of(more);
     }
@@ -244,22 +244,22 @@ class Recorder::Impl {
     before_ = energy::totals_from_json(totals, step_done, origin);
   }
 
-  const std::map<std::string, double>& take_over_readings() {
-    std::vector<std::string> problems;
+  store::EnergyRingHead take_over_readings(std::int64_t step) {
     try {
-      last_ = store::read_consumed(run_.path() / store::kEnergyRings, problems);
+      last_ = store::read_consumed(run_.path() / store::kEnergyRings, reading_problems_);
       if (last_ && last_->history != history()) last_.reset();  // of steps that the user has given up
     } catch (const Error& error) {                              // the directory cannot be read
-      problems.emplace_back(error.what());
+      reading_problems_.emplace_back(error.what());
     }
-    for (const std::string& problem : problems) console_.note(fmt::format("{}; its joules are missing", problem));
-    if (last_)
-      for (const auto& [scope, joules] : last_->spent_j)
-        before_.spent_j[scope] = std::max(before_.spent_j[scope], joules);
-    energy::RunTotals all = before_;
-    all.summed.insert(energy_.coverage().summed.begin(), energy_.coverage().summed.end());
-    lost_before_ = all.lost_j();
-    return before_.spent_j;
+    if (last_) {
+      const double used_before = before_.total_j.value_or(0.0);
+      before_.take_over(last_->spent.by_scope, last_->spent.total, last_->ended_at == step);
+      const double used = before_.total_j.value_or(0.0) - used_before;
+      if (used > 0.0 && (used_before == 0.0 || before_.kg_co2e))
+        before_.kg_co2e = site_ ? std::optional(before_.kg_co2e.value_or(0.0) + kg_of(used)) : std::nullopt;
+    }
+    undone_before_ = before_.undone_j();
+    return {attempt(), history(), 1, {}, {before_.spent_j, before_.spent_total_j}};
   }
   void forget_earlier_readings() {
     try {
@@ -316,14 +316,18 @@ class Recorder::Impl {
     meters["coverage"] = energy::to_json(energy_.coverage());
     run_.event("meters", meters);
     console_.energy(meters, !energy_.coverage().summed.empty(), partial_);
-    if (!last_) return;
-    energy_line("last_reading", start_step_,
-                {{"of_attempt", last_->attempt}, {"energy_j", last_->attempt_j}, {"lost_j", lost_before_}});
-    if (lost_before_ > 0.0)
-      note(
-          fmt::format("{:.6g} J were consumed for steps that failures undid; they are in the run's kWh, not in its "
-                      "J/token",
-                      lost_before_));
+    for (const std::string& problem : reading_problems_) note(problem + "; these joules are missing");
+    if (last_ && last_->attempt == attempt() - 1)
+      energy_line("last_reading", start_step_,
+                  {{"of_attempt", last_->attempt},
+                   {"energy_j", last_->of_attempt.by_scope},
+                   {"total_j", last_->of_attempt.total},
+                   {"ended_by_itself", last_->ended_at >= 0},
+                   {"undone_j", undone_before_}});
+    if (undone_before_ > 0.0)
+      note(fmt::format(
+          "failures undid steps that had consumed {:.6g} J; they are in the run's kWh, and not in its J/token",
+          undone_before_));
   }
 
   // Records which scopes have no reading, and why, whenever that changes.
@@ -438,8 +442,9 @@ class Recorder::Impl {
   std::optional<cluster::Site> site_;  // of the cluster's description, if one was named
   energy::RunTotals before_;
   std::optional<store::Consumed> last_;  // of the attempts before this one
-  double lost_before_ = 0.0;             // J
-  std::vector<double> step_j_;           // of the last steps
+  std::vector<std::string> reading_problems_;
+  double undone_before_ = 0.0;  // J
+  std::vector<double> step_j_;  // of the last steps
   std::int64_t start_step_ = 0, start_tokens_ = 0;
   std::set<std::string> unread_;
   RunConsole console_;
@@ -493,8 +498,8 @@ void Recorder::end(std::int64_t step, std::int64_t tokens, const energy::EnergyS
                    const launch::Communication& communication, const std::string& reason) {
   impl_->end(step, tokens, used, communication, reason);
 }
-const std::map<std::string, double>& Recorder::take_over_readings() {
-  return impl_->take_over_readings();
+store::EnergyRingHead Recorder::take_over_readings(std::int64_t step) {
+  return impl_->take_over_readings(step);
 }
 void Recorder::forget_earlier_readings() {
   impl_->forget_earlier_readings();

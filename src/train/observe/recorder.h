@@ -70,10 +70,10 @@ class Recorder {
   // Sets the totals to those of the checkpoint that this attempt continues; to be called before `begin`. Throws
   // UsageError naming `origin` and the key.
   void restore_totals(const Json& totals, std::int64_t step_done, const std::string& origin);
-  // Takes over what earlier attempts of this history consumed until they ended, from what their meters read last
-  // (store/energy_ring.h); to be called after `restore_totals` and before `begin`. Returns the joules of each scope of
-  // all earlier attempts.
-  const std::map<std::string, double>& take_over_readings();
+  // Takes over what earlier attempts of this history consumed until they ended, from the last readings of their meters
+  // (store/energy_ring.h); to be called after `restore_totals` and before `begin`. `step`: the step from which this
+  // attempt goes on. Returns what this attempt's own files say in their heads.
+  store::EnergyRingHead take_over_readings(std::int64_t step);
   void forget_earlier_readings();  // removes these files, once this attempt has its own
   std::int64_t history() const;
 
