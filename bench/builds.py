@@ -58,7 +58,7 @@ def rotation_bytes(shape):
 
 
 def interval(values, confidence=0.95):
-    """Of the median by the sign test: the widest pair of order statistics whose coverage is no less; all values where they are too few."""
+    """Returns the interval of the median by the sign test: the narrowest pair of order statistics that covers no less; all values where they are too few."""
     ordered, n = sorted(values), len(values)
     k = 0
     while k + 1 < n - k - 1 and 1 - 2 * sum(math.comb(n, i) for i in range(k + 2)) / 2**n >= confidence:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What metering costs: the CPU time of its threads, and the time of a step with meters beside one without, by turns.
+"""The cost of metering: the CPU time of its threads, and the time of a step with meters beside one without, by turns.
 
 usage: metering.py MOLEN [--pairs N] [--steps N] [--record]
 Trains llama-tiny on one rank of all cores. Its meters are a recording of six counters (two of processor and memory, four of GPUs), read

@@ -20,14 +20,20 @@ double RunTotals::undone_j() const {
   return undone > 1e-9 * spent_total_j ? undone : 0.0;  // less is rounding of the two sums
 }
 
-void RunTotals::take_over(const std::map<std::string, double>& spent, double spent_total, bool ended_by_itself) {
+void RunTotals::take_over(const std::map<std::string, double>& spent, double total, double after_s,
+                          bool ended_by_itself) {
   for (const auto& [scope, all] : spent) {
     double& known = spent_j[scope];
-    if (ended_by_itself && all > known) joules[scope] += all - known;
+    if (const double more = all - known; ended_by_itself && more > 0.0) {
+      joules[scope] += more;
+      if (const auto phases = phases_j.find(scope); phases != phases_j.end()) phases->second["unattributed"] += more;
+    }
     known = std::max(known, all);
   }
-  if (ended_by_itself && spent_total > spent_total_j) total_j = total_j.value_or(0.0) + (spent_total - spent_total_j);
-  spent_total_j = std::max(spent_total_j, spent_total);
+  if (ended_by_itself && total > spent_total_j) total_j = total_j.value_or(0.0) + (total - spent_total_j);
+  if (ended_by_itself && after_s > spent_s) seconds += after_s - spent_s;
+  spent_total_j = std::max(spent_total_j, total);
+  spent_s = std::max(spent_s, after_s);
 }
 
 std::string RunTotals::text() const {
@@ -47,6 +53,7 @@ RunTotals add(RunTotals t, std::int64_t steps, std::int64_t tokens, const Energy
   t.steps += steps;
   t.tokens += tokens;
   t.seconds += energy.seconds;
+  t.spent_s += energy.seconds;
   for (const auto& [scope, joules] : energy.joules) {
     t.joules[scope] += joules;
     t.spent_j[scope] += joules;
@@ -85,6 +92,7 @@ Json to_json(const RunTotals& t) {
           {"phases_j", t.phases_j},
           {"spent_j", spent},
           {"spent_total_j", t.spent_total_j},
+          {"spent_s", t.spent_s},
           {"undone_j", t.undone_j()},
           {"total_j", t.total_j ? Json(*t.total_j) : Json()},
           {"kg_co2e", t.kg_co2e ? Json(*t.kg_co2e) : Json()},
@@ -117,6 +125,7 @@ RunTotals totals_from_json(const Json& json, std::int64_t step_done, const std::
   const bool has_spent = json.contains("spent_j");  // older checkpoints have none
   t.spent_j = has_spent ? amounts_member(json, "spent_j", where) : t.joules;
   t.spent_total_j = has_spent ? amount_member(json, "spent_total_j", where) : t.total_j.value_or(0.0);
+  t.spent_s = has_spent ? amount_member(json, "spent_s", where) : t.seconds;
   if (json.contains("kg_co2e") && !json["kg_co2e"].is_null()) t.kg_co2e = amount_member(json, "kg_co2e", where);
   t.hosts = count_member(json, "hosts", where);
   t.missing = counts_member(json, "missing", where);

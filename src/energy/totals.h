@@ -34,7 +34,7 @@ struct RunTotals {
   std::map<std::string, std::map<std::string, double>> phases_j;  // by scope and entry
   // The consumption of all attempts: `joules` and `total_j`, and beside them that of steps which a failure undid.
   std::map<std::string, double> spent_j;
-  double spent_total_j = 0;
+  double spent_total_j = 0, spent_s = 0;
   std::optional<double> total_j;  // null if nothing was measured
   // Emissions of total_j; null if any attempt that measured energy did not know its site's figures.
   std::optional<double> kg_co2e;
@@ -48,10 +48,10 @@ struct RunTotals {
   // Returns the joules of steps that a failure undid: of those after the checkpoint from which the next attempt went
   // on.
   double undone_j() const;
-  // Takes over what all attempts had consumed when the last of them ended, which these totals do not have all of. If
-  // that attempt ended by itself, its last joules (those of writing its last checkpoint) are used; if not, they are
-  // undone.
-  void take_over(const std::map<std::string, double>& spent, double spent_total, bool ended_by_itself);
+  // Takes over what all attempts had consumed (J, by scope and in total) in how many seconds when the last of them
+  // ended. These totals lack what came after the checkpoint. If that attempt ended by itself, this was the writing of
+  // the checkpoint, and it is used, unattributed to a phase; if not, it is undone.
+  void take_over(const std::map<std::string, double>& spent, double total, double after_s, bool ended_by_itself);
   // One line: "24 steps, 9.22 k tokens, 00:12, 1.23 kJ (partial: gpu only), 0.133 J/token".
   std::string text() const;
 };

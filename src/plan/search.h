@@ -154,7 +154,8 @@ struct Reason {
 // Returns at most three reasons, largest first: by joules if `of_energy`, else by seconds. Each is more than 1 % of the
 // step of the best or of its energy.
 std::vector<Reason> reasons_beside(const Simulation& loser, const Simulation& best, bool of_energy);
-// Whether a layout loses by joules and not by seconds: for energy and CO2, and for cost if device hours cost nothing.
+// Returns whether a layout loses by joules and not by seconds. It does for energy and CO2, and for cost if device hours
+// cost nothing.
 bool is_of_energy(Objective objective, const cluster::Site& site);
 
 // Returns the configuration keys of a candidate with their values, as `config::assign` takes them.

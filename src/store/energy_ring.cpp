@@ -28,8 +28,8 @@ struct RingHead {
   char magic[8];  // written last, after the rest
   std::uint32_t version, scopes, readings, hosts;
   std::int64_t attempt, history;
-  double spent_before_j;  // over the counted scopes
-  std::uint64_t check;    // of the fields from `hosts` on, and of all that follow
+  double spent_before_j, spent_before_s;  // joules over the counted scopes
+  std::uint64_t check;                    // of the fields from `hosts` on, and of all that follow
   struct Scope {
     char name[kScopeNameBytes];
     double spent_before_j;
@@ -39,8 +39,8 @@ static_assert(sizeof(RingHead) <= kRingHeadBytes);
 
 struct RingReading {
   std::uint64_t sequence;  // 0 while the rest is being written
-  std::int64_t ns, ended_at;
-  double total_j;
+  std::int64_t ended_at;
+  double seconds, total_j;
   std::uint64_t check;  // of the fields above and of the joules, which follow
 };
 
@@ -70,8 +70,8 @@ std::uint64_t ring_mix(std::uint64_t h, std::uint64_t part) {
 
 std::uint64_t ring_check(std::uint64_t sequence, const RingReading& reading, std::span<const double> joules) {
   std::uint64_t h = ring_mix(0x9e3779b97f4a7c15ULL, sequence);
-  h = ring_mix(h, static_cast<std::uint64_t>(reading.ns));
   h = ring_mix(h, static_cast<std::uint64_t>(reading.ended_at));
+  h = ring_mix(h, std::bit_cast<std::uint64_t>(reading.seconds));
   h = ring_mix(h, std::bit_cast<std::uint64_t>(reading.total_j));
   for (const double j : joules) h = ring_mix(h, std::bit_cast<std::uint64_t>(j));
   return h;
@@ -82,6 +82,7 @@ std::uint64_t ring_check(const RingHead& head) {
   h = ring_mix(h, static_cast<std::uint64_t>(head.attempt));
   h = ring_mix(h, static_cast<std::uint64_t>(head.history));
   h = ring_mix(h, std::bit_cast<std::uint64_t>(head.spent_before_j));
+  h = ring_mix(h, std::bit_cast<std::uint64_t>(head.spent_before_s));
   for (std::size_t i = 0; i < std::min<std::size_t>(head.scopes, EnergyRing::kMostScopes); ++i) {
     for (std::size_t at = 0; at < kScopeNameBytes; at += 8) {
       std::uint64_t part = 0;
@@ -108,6 +109,7 @@ EnergyRing::EnergyRing(const fs::path& file, const EnergyRingHead& head)
   to->attempt = head.attempt;
   to->history = head.history;
   to->spent_before_j = head.spent_before.total;
+  to->spent_before_s = head.spent_before.seconds;
   for (std::size_t i = 0; i < scopes_; ++i) {
     const std::string& name = head.scopes[i];
     std::memcpy(to->scope[i].name, name.data(), name.size());
@@ -120,7 +122,7 @@ EnergyRing::EnergyRing(const fs::path& file, const EnergyRingHead& head)
   sync();
 }
 
-void EnergyRing::record(std::int64_t ns, std::span<const double> joules, double total, std::int64_t ended_at) noexcept {
+void EnergyRing::record(double seconds, std::span<const double> joules, double total, std::int64_t ended_at) noexcept {
   if (joules.size() != scopes_) return;
   const std::uint64_t sequence = ++sequence_;
   char* slot = static_cast<char*>(file_.data()) + kRingHeadBytes + (sequence - 1) % kReadings * stride_;
@@ -128,11 +130,11 @@ void EnergyRing::record(std::int64_t ns, std::span<const double> joules, double 
   const std::atomic_ref<std::uint64_t> written(reading.sequence);
   written.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
-  reading.ns = ns;
   reading.ended_at = ended_at;
+  reading.seconds = seconds;
   reading.total_j = total;
   reading.check = ring_check(sequence, reading, joules);
-  std::memcpy(slot + sizeof reading, joules.data(), joules.size_bytes());
+  if (!joules.empty()) std::memcpy(slot + sizeof reading, joules.data(), joules.size_bytes());
   written.store(sequence, std::memory_order_release);
 }
 
@@ -148,7 +150,9 @@ void read_ring_head(const RingHead& head, const std::function<UsageError(const s
   found.history = head.history;
   found.hosts = static_cast<int>(std::min<std::uint32_t>(head.hosts, 1U << 24));
   found.spent_before.total = head.spent_before_j;
-  if (!is_amount(head.spent_before_j)) throw wrong(fmt::format("{} J were consumed before", head.spent_before_j));
+  found.spent_before.seconds = head.spent_before_s;
+  if (!is_amount(head.spent_before_j) || !is_amount(head.spent_before_s))
+    throw wrong(fmt::format("{} J were consumed in {} s before", head.spent_before_j, head.spent_before_s));
   for (std::size_t i = 0; i < head.scopes; ++i) {
     const std::string name(head.scope[i].name, ::strnlen(head.scope[i].name, kScopeNameBytes));
     if (!valid_utf8(name)) throw wrong("the name of a scope is no UTF-8");
@@ -186,14 +190,15 @@ HostReadings parse_energy_ring(std::string_view bytes, std::string_view origin) 
     const char* slot = bytes.data() + kRingHeadBytes + i * stride;
     RingReading reading;
     std::memcpy(&reading, slot, sizeof reading);
-    std::memcpy(joules.data(), slot + sizeof reading, scopes * sizeof(double));
+    if (scopes > 0) std::memcpy(joules.data(), slot + sizeof reading, scopes * sizeof(double));
     if (reading.sequence <= newest || reading.check != ring_check(reading.sequence, reading, joules)) continue;
-    if (!is_amount(reading.total_j)) continue;
+    if (!is_amount(reading.total_j) || !is_amount(reading.seconds)) continue;
     if (std::ranges::any_of(joules, [](double j) { return !std::isnan(j) && !is_amount(j); })) continue;
     newest = reading.sequence;
     found.any = true;
     found.last_j = joules;
     found.total_j = reading.total_j;
+    found.seconds = reading.seconds;
     found.ended_at = reading.ended_at;
   }
   return found;
@@ -235,10 +240,12 @@ std::optional<Consumed> read_consumed(const fs::path& directory, std::vector<std
   for (const HostReadings& host : all) {
     if (host.ended_at != consumed.ended_at) consumed.ended_at = -1;
     consumed.of_attempt.total += host.total_j;
+    consumed.of_attempt.seconds = std::max(consumed.of_attempt.seconds, host.seconds);
     for (std::size_t i = 0; i < host.head.scopes.size(); ++i)
       if (host.last_j[i] > 0.0) consumed.of_attempt.by_scope[host.head.scopes[i]] += host.last_j[i];
   }
   consumed.spent.total += consumed.of_attempt.total;
+  consumed.spent.seconds += consumed.of_attempt.seconds;
   for (const auto& [scope, joules] : consumed.of_attempt.by_scope) consumed.spent.by_scope[scope] += joules;
   return consumed;
 }

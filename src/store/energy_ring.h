@@ -16,17 +16,17 @@
 
 namespace molen::store {
 
-// Joules by scope, and their sum over the scopes that are counted: a node's, and not those of its parts.
-struct ScopeJoules {
-  std::map<std::string, double> by_scope;
-  double total = 0.0;
+struct Consumption {
+  std::map<std::string, double> by_scope;  // J
+  double total = 0.0;                      // J over the scopes that are counted: a node's, and not those of its parts
+  double seconds = 0.0;                    // since meters were opened
 };
 
 struct EnergyRingHead {
   std::int64_t attempt = 1, history = 1;
   int hosts = 1;                    // that have such a file
   std::vector<std::string> scopes;  // of this attempt and of those before it
-  ScopeJoules spent_before;         // what the attempts of this history before this one consumed, on all hosts
+  Consumption spent_before;         // what the attempts of this history before this one consumed, on all hosts
 };
 
 class EnergyRing {
@@ -38,10 +38,10 @@ class EnergyRing {
   // long a name.
   EnergyRing(const fs::path& file, const EnergyRingHead& head);
 
-  // `joules`: what this host consumed of each scope since the attempt opened its meters; NaN for a scope that it lacks.
-  // `total`: the sum over the scopes that this host counts. `ns`: steady clock. `ended_at`: the step after which the
-  // attempt ended by itself; -1 while it goes on. One thread calls it at a time.
-  void record(std::int64_t ns, std::span<const double> joules, double total, std::int64_t ended_at = -1) noexcept;
+  // `joules`: what this host consumed of each scope since the attempt opened its meters, `seconds` ago; NaN for a scope
+  // that it lacks. `total`: the sum over the scopes that this host counts. `ended_at`: the step after which the attempt
+  // ended by itself; -1 while it goes on. One thread calls it at a time.
+  void record(double seconds, std::span<const double> joules, double total, std::int64_t ended_at = -1) noexcept;
   void sync() noexcept { file_.sync(bytes_); }  // writes all to disk, for readers on other hosts
 
  private:
@@ -54,7 +54,7 @@ struct HostReadings {
   EnergyRingHead head;
   bool any = false;            // whether there is a whole reading; the newest one follows
   std::vector<double> last_j;  // by scope; NaN for a scope without a reading
-  double total_j = 0.0;
+  double total_j = 0.0, seconds = 0.0;
   std::int64_t ended_at = -1;
 };
 // Throws UsageError naming `origin` for bytes that are no such file.
@@ -69,7 +69,7 @@ void remove_earlier_rings(const fs::path& directory, std::int64_t attempt);
 // The consumption of the newest attempt that has files, and of all attempts until its last reading.
 struct Consumed {
   std::int64_t attempt = 0, history = 0;
-  ScopeJoules of_attempt, spent;
+  Consumption of_attempt, spent;
   std::int64_t ended_at = -1;  // the step after which all its hosts ended by themselves; -1: some did not
 };
 // Returns nullopt when there are no files. Files that are missing, damaged or cannot be read are named in `problems`,

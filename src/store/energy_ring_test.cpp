@@ -28,7 +28,7 @@ class EnergyRings : public ::testing::Test {
   void TearDown() override { fs::remove_all(folder_); }
 
   fs::path file(std::int64_t attempt = 3, int rank = 0) const { return energy_ring_file(folder_, attempt, rank); }
-  static EnergyRingHead head(int hosts = 1) { return {3, 2, hosts, {"cpu", "gpu0"}, {{{"cpu", 10.0}}, 8.0}}; }
+  static EnergyRingHead head(int hosts = 1) { return {3, 2, hosts, {"cpu", "gpu0"}, {{{"cpu", 10.0}}, 8.0, 90.0}}; }
   HostReadings read(std::int64_t attempt = 3, int rank = 0) const {
     return parse_energy_ring(read_file(file(attempt, rank), 1 << 20), "ring");
   }
@@ -52,12 +52,14 @@ TEST_F(EnergyRings, KeepTheNewestReading) {
   EXPECT_EQ(read().head.hosts, 1);
   EXPECT_EQ(read().head.spent_before.by_scope, head().spent_before.by_scope);
   EXPECT_EQ(read().head.spent_before.total, 8.0);
+  EXPECT_EQ(read().head.spent_before.seconds, 90.0);
   // Beyond the readings that a file keeps, the oldest are replaced.
   for (std::uint32_t i = 1; i <= 2 * EnergyRing::kReadings + 3; ++i) {
     ring.record(i, std::array{0.5 * i, kNone}, 0.25 * i, i == 7 ? 40 : -1);
     ASSERT_TRUE(read().any);
     ASSERT_EQ(read().last_j[0], 0.5 * i);
     ASSERT_EQ(read().total_j, 0.25 * i);
+    ASSERT_EQ(read().seconds, i);
     ASSERT_EQ(read().ended_at, i == 7 ? 40 : -1);
     ASSERT_TRUE(std::isnan(read().last_j[1]));
   }
@@ -91,8 +93,8 @@ TEST_F(EnergyRings, DamageIsFound) {
     torn[kHead + kStride + at] = static_cast<char>(torn[kHead + kStride + at] ^ 0x40);
     EXPECT_EQ(parse_energy_ring(torn, "ring").last_j[0], 1.0) << at;
   }
-  // Hosts, attempt, history, the sum before, the checksum, a name, and what was spent of its scope before.
-  for (const std::size_t at : {20, 24, 32, 40, 48, 56, 56 + 48}) {
+  // Hosts, attempt, history, joules and seconds before, the checksum, a name, and what was spent of its scope before.
+  for (const std::size_t at : {20, 24, 32, 40, 48, 56, 64, 64 + 48}) {
     std::string damaged = whole;
     damaged[at] = static_cast<char>(damaged[at] ^ 1);
     EXPECT_NE(reason(damaged).find("its head is damaged"), std::string::npos) << at;
@@ -115,7 +117,7 @@ TEST_F(EnergyRings, TheNewestAttemptHasTheSums) {
     old.record(1, std::array{1000.0}, 1000.0);
     EnergyRing one(file(3, 0), head(3)), two(file(3, 4), head(3));
     one.record(1, std::array{1.5, 7.0}, 8.5, 12);
-    two.record(1, std::array{2.0, kNone}, 2.0, 12);
+    two.record(3, std::array{2.0, kNone}, 2.0, 12);
     EnergyRing unread(file(3, 8), head(3));
   }
   const auto consumed = read_consumed(folder_, problems);
@@ -127,6 +129,8 @@ TEST_F(EnergyRings, TheNewestAttemptHasTheSums) {
   EXPECT_EQ(consumed->of_attempt.total, 10.5);
   EXPECT_EQ(consumed->spent.by_scope, (std::map<std::string, double>{{"cpu", 13.5}, {"gpu0", 7.0}}));
   EXPECT_EQ(consumed->spent.total, 18.5);
+  EXPECT_EQ(consumed->of_attempt.seconds, 3.0);
+  EXPECT_EQ(consumed->spent.seconds, 93.0);
   EXPECT_EQ(consumed->ended_at, -1) << "one host has not said so";
   fs::remove(file(3, 8));
   EXPECT_EQ(read_consumed(folder_, problems)->ended_at, 12);

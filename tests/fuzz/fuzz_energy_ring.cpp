@@ -1,5 +1,5 @@
-// What meters read last: refused with a UsageError, or joules that are no less than 0. A seed is stored short: zeros
-// fill it up to the size that its head names.
+// The last readings of meters: refused with a UsageError, or joules that are no less than 0. A seed is stored short:
+// zeros fill it up to the size that its head names.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +22,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   try {
     const store::HostReadings found = store::parse_energy_ring(bytes, "fuzz");
-    if (found.last_j.size() != found.head.scopes.size() || !(found.total_j >= 0.0) || std::isinf(found.total_j))
+    if (found.last_j.size() != found.head.scopes.size() || !(found.total_j >= 0.0) || std::isinf(found.total_j) ||
+        !(found.seconds >= 0.0) || std::isinf(found.seconds))
       std::abort();
     for (const double j : found.last_j)
       if (j < 0.0 || std::isinf(j)) std::abort();

@@ -193,11 +193,12 @@ std::vector<std::string> JobEnergy::keep_readings(const fs::path& folder, const 
   const Json said = Json::parse(launch::broadcast_text(Json{{"attempt", given.attempt},
                                                             {"history", given.history},
                                                             {"spent", given.spent_before.by_scope},
-                                                            {"total", given.spent_before.total}}
+                                                            {"total", given.spent_before.total},
+                                                            {"seconds", given.spent_before.seconds}}
                                                            .dump(),
                                                        world_));
   store::EnergyRingHead head{said["attempt"], said["history"], static_cast<int>(hosts_), {}, {}};
-  head.spent_before = {said["spent"], said["total"]};
+  head.spent_before = {said["spent"], said["total"], said["seconds"]};
   // The scopes of earlier attempts are there too, so that their sums are handed on by attempts that do not read them.
   for (const auto& [scope, _] : scopes_) head.scopes.push_back(scope);
   for (const auto& [scope, _] : head.spent_before.by_scope)
@@ -234,7 +235,7 @@ void JobEnergy::keep_reading(const std::vector<std::size_t>& scope_of, std::size
                              std::span<const double> of_meters, double counted) {
   Joules reading{now_ns(), std::vector<double>(scopes, std::numeric_limits<double>::quiet_NaN())};
   for (std::size_t i = 0; i < of_meters.size(); ++i) reading.of_scope[scope_of[i]] = of_meters[i];
-  if (ring_) ring_->record(reading.ns, reading.of_scope, counted, ended_at_);
+  if (ring_) ring_->record(now().value - opened_, reading.of_scope, counted, ended_at_);
   const std::lock_guard lock(readings_mutex_);
   readings_.push_back(std::move(reading));
   if (readings_.size() > kReadingsKept) readings_.pop_front();

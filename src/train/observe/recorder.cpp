@@ -253,13 +253,13 @@ class Recorder::Impl {
     }
     if (last_) {
       const double used_before = before_.total_j.value_or(0.0);
-      before_.take_over(last_->spent.by_scope, last_->spent.total, last_->ended_at == step);
+      before_.take_over(last_->spent.by_scope, last_->spent.total, last_->spent.seconds, last_->ended_at == step);
       const double used = before_.total_j.value_or(0.0) - used_before;
       if (used > 0.0 && (used_before == 0.0 || before_.kg_co2e))
         before_.kg_co2e = site_ ? std::optional(before_.kg_co2e.value_or(0.0) + kg_of(used)) : std::nullopt;
     }
     undone_before_ = before_.undone_j();
-    return {attempt(), history(), 1, {}, {before_.spent_j, before_.spent_total_j}};
+    return {attempt(), history(), 1, {}, {before_.spent_j, before_.spent_total_j, before_.spent_s}};
   }
   void forget_earlier_readings() {
     try {

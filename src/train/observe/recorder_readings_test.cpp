@@ -11,7 +11,7 @@
 namespace molen::train {
 namespace {
 
-// What attempt 1 of a test read last, beside the checkpoint of step 10 in which it had used 256 J.
+// Attempt 1 of a test saved a checkpoint at step 10, where it had used 256 J, and left a last reading.
 class ReadingsOfBefore : public Records {
  protected:
   Json totals;
@@ -22,6 +22,7 @@ class ReadingsOfBefore : public Records {
     used.seconds = 30;
     used.joules = {{"cpu-package0", 256.0}};
     used.total_j = 256.0;
+    used.phases = Json::parse(R"({"cpu-package0":{"joules":256,"entries":{"forward":{"joules":256}}}})");
     recorded([&](Recorder& r) {
       totals = r.totals(10, 640, used);
       history = r.identity()["history"].get<std::int64_t>();
@@ -32,7 +33,7 @@ class ReadingsOfBefore : public Records {
   void last_reading(std::int64_t of_history, double joules, std::int64_t ended_at) {
     store::EnergyRing ring(store::energy_ring_file(run / store::kEnergyRings, 1, 0),
                            {1, of_history, 1, {"cpu-package0"}, {}});
-    ring.record(1, std::array{joules}, joules, ended_at);
+    ring.record(35.0, std::array{joules}, joules, ended_at);
   }
   // Runs attempt 2 from step 10 to 12, with a step of 6 J; returns the console's text.
   std::string second_attempt() {
@@ -80,6 +81,8 @@ TEST_F(ReadingsOfBefore, AKilledAttemptHasUndoneJoules) {
   EXPECT_EQ(totals["total_j"], 512.0);
   EXPECT_EQ(totals["spent_j"]["cpu-package0"], 556.0);
   EXPECT_EQ(totals["undone_j"], 44.0);
+  EXPECT_EQ(totals["seconds"], 30.0 + 30.0);
+  EXPECT_EQ(totals["spent_s"], 35.0 + 30.0);
   EXPECT_DOUBLE_EQ(totals["j_per_token"].get<double>(), 512.0 / 768);
   EXPECT_NE(energy::totals_from_json(totals, 12, "here").text().find("failures undid steps of 44 J more"),
             std::string::npos);
@@ -97,6 +100,8 @@ TEST_F(ReadingsOfBefore, AnAttemptThatEndedHasUsedAllItsJoules) {
   EXPECT_DOUBLE_EQ(joules_so_far(), 306.0);
   EXPECT_EQ(totals["total_j"], 556.0);
   EXPECT_EQ(totals["energy_j"]["cpu-package0"], 556.0);
+  EXPECT_EQ(totals["phases_j"]["cpu-package0"], (Json{{"forward", 512.0}, {"unattributed", 44.0}}));
+  EXPECT_EQ(totals["seconds"], 35.0 + 30.0);
   EXPECT_EQ(totals["undone_j"], 0.0);
 }
 
