@@ -173,9 +173,9 @@ void add_calibrate_verb(CLI::App& app, Chosen& chosen) {
   CLI::App* verb = app.add_subcommand(
       "calibrate",
       "measures this machine and writes a calibration, from which runs on it are predicted. Without options: one rank "
-      "with all cores, 2, 4 and 8 ranks that share them, and one rank with one thread, in fp32 and bf16. Runs with as "
-      "many threads a rank are predicted. With --ranks, --threads, several ranks of a launcher or a CONFIG: only these "
-      "conditions. A CONFIG limits the width to that of its model");
+      "with all cores, 2, 4 and 8 ranks that share them, and one rank with one thread, in fp32 and bf16; a run can be "
+      "predicted if one of them has as many threads a rank. With --ranks, --threads, several ranks of a launcher or a "
+      "CONFIG: only these conditions. A CONFIG limits the width to that of its model");
   auto call = std::make_shared<CalibrateCall>();
   call->output = "calibration.json";
   call->compute = "auto";
