@@ -5,7 +5,9 @@
 
 #include <chrono>
 #include <string>
+#include <string_view>
 
+#include "base/result.h"
 #include "base/units.h"
 
 namespace molen {
@@ -31,5 +33,8 @@ inline double wall_time() {
 }
 // Returns a text such as "2026-11-21T04:02:00Z". `wall` is in seconds since 1970.
 std::string utc_timestamp(double wall);
+// Parses a time of ISO 8601, from year 1970 to 9999, to seconds since 1970: "2026-11-21", "2026-11-21T04:02",
+// "2026-11-21 04:02:00.5Z", "2026-11-21T05:02+01:00". A time without an offset is UTC. Failures say what is wrong.
+Result<double> parse_time(std::string_view text);
 
 }  // namespace molen

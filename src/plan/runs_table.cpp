@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <map>
 
+#include "base/csv.h"
 #include "base/error.h"
 #include "base/utf8.h"
-#include "plan/csv.h"
 #include "plan/runs.h"
 #include "plan/runs_columns.h"
 

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "base/csv.h"
 #include "base/error.h"
-#include "plan/csv.h"
 #include "plan/plot.h"
 #include "plan/sweep_plots.h"
 

@@ -1,11 +1,11 @@
-#include "plan/csv.h"
+#include "base/csv.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
 #include "base/error.h"
 
-namespace molen::plan {
+namespace molen {
 namespace {
 
 using CsvRecords = std::vector<std::vector<std::string>>;
@@ -108,4 +108,4 @@ RC_GTEST_PROP(Csv, WrittenRecordsReadBackTheSame, ()) {
 }
 
 }  // namespace
-}  // namespace molen::plan
+}  // namespace molen

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace molen::plan {
+namespace molen {
 
 // Reads a text record by record. Lines end with a line feed, or a carriage return and a line feed. A byte-order mark
 // before the first record and empty lines are skipped. Spaces belong to their cell.
@@ -38,4 +38,4 @@ class CsvReader {
   int current_line_ = 1;  // of `at_`
 };
 
-}  // namespace molen::plan
+}  // namespace molen

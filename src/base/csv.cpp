@@ -1,11 +1,11 @@
-#include "plan/csv.h"
+#include "base/csv.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "base/error.h"
 
-namespace molen::plan {
+namespace molen {
 
 CsvReader::CsvReader(std::string_view text, std::string origin, std::size_t most_cells)
     : text_(text), origin_(std::move(origin)), most_cells_(most_cells) {
@@ -83,4 +83,4 @@ bool CsvReader::read_line_end() {
   return true;
 }
 
-}  // namespace molen::plan
+}  // namespace molen
