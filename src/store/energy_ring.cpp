@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "base/utf8.h"
+#include "store/record_check.h"
 
 namespace molen::store {
 namespace {
@@ -64,34 +65,26 @@ std::size_t ring_stride(std::size_t scopes) {
   return (sizeof(RingReading) + scopes * sizeof(double) + 63) / 64 * 64;
 }
 
-std::uint64_t ring_mix(std::uint64_t h, std::uint64_t part) {
-  return (std::rotl(h, 23) ^ part) * 0xff51afd7ed558ccdULL;
-}
-
 std::uint64_t ring_check(std::uint64_t sequence, const RingReading& reading, std::span<const double> joules) {
-  std::uint64_t h = ring_mix(0x9e3779b97f4a7c15ULL, sequence);
-  h = ring_mix(h, static_cast<std::uint64_t>(reading.ended_at));
-  h = ring_mix(h, std::bit_cast<std::uint64_t>(reading.seconds));
-  h = ring_mix(h, std::bit_cast<std::uint64_t>(reading.total_j));
-  for (const double j : joules) h = ring_mix(h, std::bit_cast<std::uint64_t>(j));
-  return h;
+  RecordCheck check;
+  check.add(sequence).add(std::int64_t{reading.ended_at}).add(reading.seconds).add(reading.total_j);
+  for (const double j : joules) check.add(j);
+  return check.value();
 }
 
 std::uint64_t ring_check(const RingHead& head) {
-  std::uint64_t h = ring_mix(0x9e3779b97f4a7c15ULL, head.hosts);
-  h = ring_mix(h, static_cast<std::uint64_t>(head.attempt));
-  h = ring_mix(h, static_cast<std::uint64_t>(head.history));
-  h = ring_mix(h, std::bit_cast<std::uint64_t>(head.spent_before_j));
-  h = ring_mix(h, std::bit_cast<std::uint64_t>(head.spent_before_s));
+  RecordCheck check;
+  check.add(std::uint64_t{head.hosts}).add(std::int64_t{head.attempt}).add(std::int64_t{head.history});
+  check.add(head.spent_before_j).add(head.spent_before_s);
   for (std::size_t i = 0; i < std::min<std::size_t>(head.scopes, EnergyRing::kMostScopes); ++i) {
     for (std::size_t at = 0; at < kScopeNameBytes; at += 8) {
       std::uint64_t part = 0;
       std::memcpy(&part, head.scope[i].name + at, sizeof part);
-      h = ring_mix(h, part);
+      check.add(part);
     }
-    h = ring_mix(h, std::bit_cast<std::uint64_t>(head.scope[i].spent_before_j));
+    check.add(head.scope[i].spent_before_j);
   }
-  return h;
+  return check.value();
 }
 
 }  // namespace

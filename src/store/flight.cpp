@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "store/record_check.h"
 
 namespace molen::store {
 namespace {
@@ -50,12 +51,8 @@ T read_field(const T& field, std::memory_order order = std::memory_order_relaxed
 }
 
 std::uint64_t check_of(const Record& r, std::uint64_t sequence) {
-  std::uint64_t h = 0x9e3779b97f4a7c15ULL;
-  for (const std::uint64_t part : {sequence, static_cast<std::uint64_t>(r.ns), static_cast<std::uint64_t>(r.step),
-                                   static_cast<std::uint64_t>(r.bytes),
-                                   static_cast<std::uint64_t>(static_cast<std::uint32_t>(r.op)) << 32 | r.end})
-    h = (std::rotl(h, 23) ^ part) * 0xff51afd7ed558ccdULL;
-  return h;
+  const std::uint64_t op_and_end = static_cast<std::uint64_t>(static_cast<std::uint32_t>(r.op)) << 32 | r.end;
+  return RecordCheck().add(sequence).add(r.ns).add(r.step).add(r.bytes).add(op_and_end).value();
 }
 
 constexpr int kOpBits = 26;  // bits of the op and of `inside`
