@@ -62,6 +62,16 @@ void add_search_options(CLI::App& verb, PlanSearchArguments& s) {
   verb.add_option("--days", s.days,
                   "search: most days that all steps until train.until may take, without evaluations and checkpoints");
   verb.add_option("--kwh", s.kwh, "search: most energy of the site, with its PUE, for all steps until train.until");
+  auto* carbon =
+      verb.add_option("--carbon", s.carbon.forecast,
+                      "search: CSV file with a forecast of the grid's carbon intensity; says when the run of "
+                      "the best layout should start to emit least (docs/formats/intensity.md)");
+  verb.add_option("--deadline", s.carbon.deadline,
+                  "carbon: time by which the run must end, such as 2026-12-24T12:00Z, or a length from the earliest "
+                  "start on, such as \"10 days\" (default: the end of the forecast)")
+      ->needs(carbon);
+  verb.add_option("--from", s.carbon.from, "carbon: earliest start, such as 2026-11-29T06:00Z (default: now)")
+      ->needs(carbon);
 }
 
 void add_runs_options(CLI::App& verb, PlanRunsArguments& r) {
@@ -77,9 +87,10 @@ struct Mode {
   const char* name;
   std::vector<std::string> options;
 };
-const Mode kSearch{"a search",
-                   {"CONFIG", "--model", "--set", "--ranks", "--cluster", "--nodes", "--format", "--output",
-                    "--objective", "--best", "--simulate", "--memory", "--watts", "--days", "--kwh"}};
+const Mode kSearch{
+    "a search",
+    {"CONFIG", "--model", "--set", "--ranks", "--cluster", "--nodes", "--format", "--output", "--objective", "--best",
+     "--simulate", "--memory", "--watts", "--days", "--kwh", "--carbon", "--deadline", "--from"}};
 const Mode kCalculus{"--calculus",
                      {"CONFIG", "--model", "--set", "--cluster", "--nodes", "--format", "--calculus", "--sizes",
                       "--tokens", "--devices", "--mfu", "--mfu-spread", "--recompute", "--noise-scale", "--plot"}};

@@ -267,6 +267,14 @@ void print_text(const Job& job, const plan::SearchResult& result, plan::Objectiv
   for (const auto& file : files) fmt::print("{}\n", file);
 }
 
+// Returns the whole run of a layout.
+WholeRun whole_run_of_layout(const Job& job, const plan::Simulation& found, const sim::DescribedCosts& costs,
+                             double spread) {
+  const plan::Machine machine{.ranks = job.ranks, .local_ranks = job.local_ranks, .cuda = true, .threads = 1};
+  return whole_run_of(job.config, job.arch, found.setting, machine, job.cluster, costs,
+                      {found.step_s, spread, found.energy});
+}
+
 }  // namespace
 
 int nodes_on(const cluster::Cluster& cluster, const std::optional<int>& nodes) {
@@ -282,6 +290,8 @@ int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) 
   const Job job = job_of(options, o);
   plan::require_figure(objective, job.cluster);
   const plan::LayoutLimits limits = limits_of(job, o);
+  std::optional<CarbonQuestion> question;
+  if (!o.carbon.forecast.empty()) question.emplace(o.carbon);
   const sim::Factors& factors = sim::Factors::shipped();
   const sim::DescribedCosts costs(job.cluster, factors);
   auto progress = make_progress("plan");
@@ -290,6 +300,8 @@ int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) 
                    [&](double share, const std::string& doing) { progress->at("layouts", share, doing); });
   progress->finish();
   if (result.best.empty()) throw_nothing_found(job, result, limits);
+  std::optional<CarbonPlan> carbon;
+  if (question) carbon = question->answer(whole_run_of_layout(job, result.best.front(), costs, factors.spread()));
   std::vector<std::string> files;
   for (std::size_t i = 0; i < result.best.size(); ++i) {
     const config::Config c = config_of(job, result.best[i]);
@@ -325,11 +337,13 @@ int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) 
                             {"replaced", job.replaced},
                             {"best", best},
                             {"pareto_front", json_of_front(result)},
-                            {"pareto_open", result.front_open}}
+                            {"pareto_open", result.front_open},
+                            {"carbon", carbon ? carbon_json(*carbon) : Json()}}
                            .dump(2));
     return kOk;
   }
   print_text(job, result, objective, limits, factors, files);
+  if (carbon) print_carbon(*carbon);
   return kOk;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "apps/cli.h"
+#include "apps/plan_carbon.h"
 #include "cluster/cluster.h"
 
 namespace molen::apps {
@@ -15,6 +16,7 @@ struct PlanSearchArguments {
   int best = 5, simulate = 200;
   std::optional<std::string> memory, watts;  // limits, as "70GiB" and "3kW"
   std::optional<double> days, kwh;           // limits of the whole run
+  PlanCarbonArguments carbon;
 };
 
 // Returns the nodes that --nodes says, or all nodes of the cluster. Throws UsageError for a number that it does not
