@@ -2,18 +2,32 @@
 #include <fmt/format.h>
 
 #include "apps/cli.h"
+#include "serve/documents.h"
 #include "serve/report.h"
 
 namespace molen::apps {
 
 void add_report_verb(CLI::App& app, Chosen& chosen) {
-  CLI::App* verb = app.add_subcommand("report", "one self-contained HTML page of a run");
+  CLI::App* verb = app.add_subcommand("report", "one self-contained HTML page of a run; its emissions; a model card");
   auto run = std::make_shared<std::string>(), output = std::make_shared<std::string>();
+  auto emissions = std::make_shared<std::string>(), card = std::make_shared<std::string>();
   verb->add_option("RUN", *run, "run directory")->required();
   verb->add_option("--output", *output, "file (default: RUN/report.html)");
+  auto* csv = verb->add_option("--emissions", *emissions,
+                               "writes this CSV file instead of the page: energy and emissions in the columns of "
+                               "CodeCarbon");
+  verb->add_option("--model-card", *card,
+                   "writes this Markdown file instead of the page: a model card with the metadata of Hugging Face and "
+                   "the energy that the AI Act asks for")
+      ->excludes(csv);
   auto format = add_format_option(*verb);
-  verb->callback([&chosen, run, output, format] {
+  verb->callback([&chosen, run, output, emissions, card, format] {
     chosen.action = [=] {
+      if (!emissions->empty() || !card->empty()) {
+        emissions->empty() ? serve::write_model_card(*run, *card) : serve::write_emissions(*run, *emissions);
+        fmt::print("{}\n", emissions->empty() ? *card : *emissions);
+        return kOk;
+      }
       if (*format == "json") {
         fmt::print("{}\n", serve::summary(*run).dump(2));
         return kOk;

@@ -7,9 +7,11 @@
 #include <span>
 
 #include "base/error.h"
+#include "base/filesystem.h"
 #include "base/suggest.h"
 #include "base/utf8.h"
 #include "cluster/cluster.h"
+#include "cluster/site.h"
 
 namespace molen::cluster {
 namespace {
@@ -175,6 +177,11 @@ class Section {
     return text;
   }
 
+  // As `figure`, where the key is there.
+  std::optional<Figure> figure_if_any(std::string_view name, const Range& range) const {
+    return contains(name) ? std::optional(figure(name, range)) : std::nullopt;
+  }
+
   std::int64_t whole(std::string_view name, std::int64_t low, std::int64_t high) const {
     const std::string range = fmt::format("a whole number from {} to {}", low, high);
     const auto* value = at(name, range).as_integer();
@@ -309,6 +316,36 @@ Site read_site(const Section& section) {
   return site;
 }
 
+constexpr const Range& range_of_site(const char* key) {
+  for (const auto& k : kSiteFigures)
+    if (std::string_view(k.key) == key) return k.range;
+  throw std::logic_error("range_of_site: unknown key");
+}
+
+// Reads the [site] table of a file that has no other: `country` may stand in for the intensity.
+RunSite read_run_site(const Section& section, const std::string& origin) {
+  section.refuse_unknown(
+      {"pue", "country", "intensity_g_per_kwh", "intensity_file", "water_l_per_kwh", "price_eur_per_kwh"});
+  RunSite site;
+  if (section.contains("country")) {
+    const std::string code = section.text("country");
+    const auto found = std::ranges::find(countries(), code, &Country::code);
+    if (found == countries().end())
+      throw UsageError("{}: '{}' is no country that molen has a carbon intensity for; docs/formats/site.md lists them",
+                       section.where("country"), shown(code));
+    site = find_site(code);
+  }
+  site.name = origin;
+  site.pue = section.figure("pue", range_of_site("pue"));
+  if (section.contains("intensity_g_per_kwh") || !section.contains("country"))
+    site.intensity = section.figure("intensity_g_per_kwh", range_of_site("intensity_g_per_kwh"));
+  site.water = section.figure_if_any("water_l_per_kwh", range_of_site("water_l_per_kwh"));
+  site.price = section.figure_if_any("price_eur_per_kwh", range_of_site("price_eur_per_kwh"));
+  if (section.contains("intensity_file"))
+    site.series = read_intensity((fs::path(origin).parent_path() / section.text("intensity_file")).string());
+  return site;
+}
+
 // Reads a table that a description may leave out, and of whose figures it may have any.
 template <class T, std::size_t N>
 T read_optional(const Section& top, const char* name, const OptionalKey<T> (&keys)[N]) {
@@ -321,6 +358,18 @@ T read_optional(const Section& top, const char* name, const OptionalKey<T> (&key
 }
 
 }  // namespace
+
+RunSite parse_site(std::string_view text, const std::string& origin) {
+  const toml::table document = parse_text(text, origin);
+  if (document.contains("device")) {
+    RunSite site = site_of(parse(text, origin));
+    site.name = origin;
+    return site;
+  }
+  const Section top(document, origin, "");
+  top.refuse_unknown({"site"});
+  return read_run_site(top.table("site"), origin);
+}
 
 Cluster parse(std::string_view text, const std::string& origin) {
   const toml::table document = parse_text(text, origin);

@@ -136,6 +136,7 @@ struct EnergyTable {
   std::optional<Watts> power_budget;
   Seconds sample_every{0.1};
   std::vector<std::string> meters{"auto"};
+  std::optional<std::string> site;
 };
 
 struct RunTable {

@@ -298,6 +298,9 @@ std::vector<Field> outer_fields() {
       make("energy.sample_every", &C::energy, &E::sample_every, time(), e,
            "time between readings of the meters, 1 ms or more"),
       make("energy.meters", &C::energy, &E::meters, names(), e, "meters to read; auto takes those this machine has"),
+      make("energy.site", &C::energy, &E::site, path(), e,
+           "site whose emissions count: a country such as NL, a cluster that molen ships, or a TOML file "
+           "(docs/formats/site.md); where not set, the description of --cluster"),
       make("run.name", &C::run, &R::name, run_name(), e, "name of the run's directory; model and time where not set"),
       make("run.dir", &C::run, &R::dir, path(), e, "directory of all runs"),
       make("run.tags", &C::run, &R::tags, names(), e, "labels to find the run by (`molen runs list --tag`)"),

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "cluster/site.h"
 #include "data/manifest.h"
 #include "data/tokenizer/tokenizer.h"
 #include "plan/resolve.h"
@@ -62,6 +63,13 @@ void require_training(const config::Config& c, config::Problems& problems) {
   if (c.energy.sample_every < kLeastSampling)
     problems.add("{}: {} would keep a core busy; {} is the least", c.where("energy.sample_every"),
                  config::print(c.energy.sample_every), config::print(kLeastSampling));
+  if (c.energy.site) {
+    try {
+      cluster::find_site(*c.energy.site);
+    } catch (const UsageError& error) {
+      problems.add("{}: {}", c.where("energy.site"), error.what());
+    }
+  }
 }
 
 }  // namespace molen::plan

@@ -311,7 +311,8 @@ std::string energy_section(const RunData& run, Charts& charts) {
   }
   per_token.series.push_back(over_steps(run, "J/token" + energy_left_out(run),
                                         [](const auto& m) { return m.j_per_token.value_or(std::nan("")); }));
-  s += "</table></div>" + whole_run(run) + phases_of_energy(run) + phases_of_attempts(run) + "<div class=charts>";
+  s += "</table></div>" + whole_run(run) + footprint_table(run) + phases_of_energy(run) + phases_of_attempts(run) +
+       "<div class=charts>";
   s += charts.add(joules);
   s += charts.add(per_token);
   return s + "</div>" + reasons;

@@ -121,9 +121,11 @@ TEST(Golden, ReportOfARun) {
   write(
       "environment.json",
       R"({"host":"mill","cpu":"A <CPU>","gpu":"none","cores":2,"molen":"0.1.0","git":"abc","libtorch":"2.13","compiler":"gcc","device_peak":{"source":"measured: 100 GFLOP/s"}})");
-  write("energy.jsonl",
-        R"({"event":"totals","steps":8,"tokens":16384,"total_j":640,"j_per_token":0.039,"partial":"without dram"})"
-        "\n");
+  write(
+      "energy.jsonl",
+      R"({"event":"site","name":"cellar <1>","pue":{"value":1.25},"intensity_g_per_kwh":{"value":268,"source":"a table"},"water_l_per_kwh":{"value":0.5},"price_eur_per_kwh":null}
+{"event":"totals","steps":8,"tokens":16384,"total_j":640,"j_per_token":0.039,"kg_co2e":5.96e-5,"partial":"without dram"}
+)");
   write("config.toml",
         "[model]\npreset = \"llama-60m\"\nlayers = 8\nhidden = 512\n[batch]\nglobal = 8\nmicro = 2\n[parallel]\nzero = "
         "1\ntensor = 2\n[data]\nsequence_length = 256\n");

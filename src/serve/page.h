@@ -23,6 +23,9 @@ class Charts {
 std::string head_section(const RunData& run);  // name, model, layout, host, tiles, notices
 std::string course_section(const RunData& run, Charts& charts);
 std::string energy_section(const RunData& run, Charts& charts);
+// Returns a table of what follows from the run's energy at its site; a sentence where no site is named; "" where no
+// energy was measured.
+std::string footprint_table(const RunData& run);
 std::string predicted_section(const RunData& run);
 std::string events_section(const RunData& run);
 std::string config_section(const RunData& run);

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "serve/assets.h"
+#include "serve/footprint.h"
 #include "serve/page.h"
 
 namespace molen::serve {
@@ -57,6 +58,23 @@ std::string tokens_script(const RunData& run) {
   return "{\"x\":[" + x + "],\"t\":[" + t + "]}";
 }
 
+Json footprint_json(const RunData& run) {
+  const auto f = footprint_of(run);
+  if (!f) return {};
+  const auto or_null = [](const auto& value) { return value ? Json(*value) : Json(); };
+  return {{"computers_j", f->computers_j},
+          {"undone_j", f->undone_j},
+          {"partial", f->partial},
+          {"site", or_null(f->site)},
+          {"pue", or_null(f->pue)},
+          {"site_j", or_null(f->site_j)},
+          {"g_per_kwh", or_null(f->grams_per_kwh)},
+          {"kg_co2e", or_null(f->kg_co2e)},
+          {"water_l", or_null(f->water_l)},
+          {"eur", or_null(f->eur)},
+          {"car_km", or_null(f->car_km)}};
+}
+
 Json finite(double v) {
   return std::isfinite(v) ? Json(v) : Json();
 }
@@ -101,6 +119,7 @@ Json summary(const fs::path& run_directory) {
          {"energy_j", Json::object()},
          {"energy_totals", run.energy_totals},
          {"energy_phases", run.energy_phases},
+         {"footprint", footprint_json(run)},
          {"predicted", run.predicted},
          {"notices", run.notices}};
   if (!run.validations.empty()) {

@@ -102,6 +102,7 @@ Json last_event(const fs::path& path, const std::string& event) {
 void read_energy(const fs::path& path, RunData& run) {
   run.energy_totals = last_event(path, "totals");
   run.energy_phases = last_event(path, "phases");
+  run.energy_site = last_event(path, "site");
 }
 
 // Reads a file beside the metrics. If the file is damaged, only its part of the page is missing.

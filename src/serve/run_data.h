@@ -26,6 +26,7 @@ struct RunData {
   std::map<std::string, std::map<std::string, double>> baselines;  // name -> language -> bits per byte
   Json environment = Json::object(), predicted;                    // predicted: null when there is none
   Json energy_totals;                                              // of the run; null when there are none
+  Json energy_site;                           // the site of the last attempt that named one; null when there is none
   Json energy_phases;                         // the joules of phases in the last attempt; null when there are none
   std::string config;                         // TOML text
   std::map<std::string, std::string> values;  // "table.key" -> value, of `config`

@@ -207,6 +207,17 @@ def runs(case):
     equal("ranks, which ended after the last step", [(r["state"], r["step"]) for r in flight["ranks"]], [("ended", 4)] * 2)
 
 
+@row("report --emissions", "report --model-card")
+def report_documents(case):
+    """Their figures are judged at energy.site (keys_run.py), whose runs measure energy."""
+    case.refused("report", "runs/seen", "--emissions", "no.csv", says=["runs/seen", "no energy was measured"])
+    equal("the card", case.molen("report", "runs/seen", "--model-card", "card.md").stdout.strip(), "card.md")
+    card = (work / "card.md").read_text()
+    assert card.startswith("---\n") and "co2_eq_emissions" not in card and "energy: not measured" in card, card
+    case.refused("report", "runs/seen", "--emissions", "a.csv", "--model-card", "b.md", says="--emissions")
+    assert not (work / "no.csv").exists()
+
+
 @row("report --output", "report --format")
 def report(case):
     equal("where it is", case.molen("report", "runs/seen", "--output", "page.html").stdout.strip(), "page.html")

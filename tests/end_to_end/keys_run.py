@@ -1,4 +1,5 @@
 """Rows of [precision], [math], [checkpoint], [energy], [run] and [device], and of train.hang_timeout."""
+import csv
 import json
 import os
 import pathlib
@@ -8,7 +9,8 @@ import signal
 import subprocess
 import time
 
-from effects import all_close, close, equal, row
+import huggingface_hub
+from effects import all_close, close, equal, lines_of, row
 from harness import ENV, MOLEN, started, work
 
 HELD = {"data.validation": [{"path": "held/heldout"}]}
@@ -205,6 +207,59 @@ def meters(case):
         # And at the edges of steps and records.
         asked, due = log.stat().st_size, took / rates[every]
         assert 0.6 * due - 2 <= asked <= 1.1 * due + 4 * len(ran.steps) + 8, (every, asked, due, len(ran.steps))
+
+
+@row("energy.site")
+def site(case):
+    """Emissions of the joules of a recording: those of the country, of a file, and of each hour."""
+    (work / "site.jsonl").write_text("".join(json.dumps({"time_s": t, "energy_j": {"cpu-package0": 5e4 * t}}) + "\n" for t in (0.0, 1e5)))
+    def ran(**sets):
+        return case.train({"energy.meters": ["replay:site.jsonl"], **sets})
+
+    def per_kwh(run):
+        last = run.steps[-1]
+        return 1e3 * last["kg_co2e_total"] / last["kwh_total"]
+
+    def totals(run):
+        return [e for e in lines_of(run.path / "energy.jsonl") if e["event"] == "totals"][-1]
+
+    none = ran()
+    equal("not set", (none.steps[-1]["kg_co2e_total"], totals(none)["kg_co2e"]), (None, None))
+    dutch = ran(**{"energy.site": "NL"})
+    close("a country", per_kwh(dutch), 268)
+    close("in the totals", 3.6e9 * totals(dutch)["kg_co2e"] / totals(dutch)["total_j"], 268)
+    said = [e for e in lines_of(dutch.path / "energy.jsonl") if e["event"] == "site"]
+    equal("the event", (len(said), said[0]["name"], said[0]["pue"]["value"]), (1, "Netherlands", 1.0))
+    close("a shipped cluster, with its PUE", per_kwh(ran(**{"energy.site": "lumi-g"})), 26 * 1.04)
+    table = '[site]\npue = { value = 1.5, source = "t" }\nintensity_g_per_kwh = { value = 100, source = "t" }\nwater_l_per_kwh = { value = 2, source = "t" }\n'
+    (work / "site.toml").write_text(table)
+    of_file = ran(**{"energy.site": "site.toml"})
+    close("a file", per_kwh(of_file), 150)
+    # Now and an hour on: one value; what is past has another.
+    hour = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 1800))
+    (work / "grid.csv").write_text(f"time,g_per_kwh\n2020-01-01,900\n{hour},40\n")
+    (work / "hourly.toml").write_text(table + 'intensity_file = "grid.csv"\n')
+    close("by the hour", per_kwh(ran(**{"energy.site": "hourly.toml"})), 60)
+    (work / "grid.csv").write_text("time,g_per_kwh\n2020-01-01,900\n2020-01-02,40\n")
+    past = ran(**{"energy.site": "hourly.toml"})
+    close("a file that ended years ago: the site's own figure", per_kwh(past), 150)
+    equal("which is said once", sum("no carbon intensity for the present" in e["text"] for e in past.events("note")), 1)
+    # The documents of the run.
+    row, = csv.DictReader(case.molen("report", of_file.path, "--emissions", "emissions.csv") and (work / "emissions.csv").open())
+    t = totals(of_file)
+    close("emissions.csv: emissions", float(row["emissions"]), t["kg_co2e"], 1e-6)
+    close("emissions.csv: energy with the PUE", float(row["energy_consumed"]), 1.5 * t["total_j"] / 3.6e6, 1e-6)
+    close("emissions.csv: water", float(row["water_consumed"]), 2 * t["total_j"] / 3.6e6, 1e-6)
+    case.molen("report", of_file.path, "--model-card", "card.md")
+    card = huggingface_hub.ModelCard.load(work / "card.md")
+    close("the model card, read by Hugging Face", card.data.co2_eq_emissions["emissions"], 1e3 * t["kg_co2e"], 1e-5)
+    equal("where", card.data.co2_eq_emissions["geographical_location"], "site.toml")
+    page = case.molen("report", of_file.path, "--format", "json").stdout
+    close("report", json.loads(page)["footprint"]["kg_co2e"], t["kg_co2e"])
+    case.refused("report", none.path, "--emissions", "no.csv", says="energy.site")
+    case.refused("train", "tiny.toml", {"energy.site": "XX"}, says=["energy.site", "XX"])
+    case.refused("train", "tiny.toml", {"energy.site": "none.toml"}, says=["energy.site", "none.toml"])
+    case.refused("train", "tiny.toml", {"energy.site": "lumi"}, says=["energy.site", "did you mean 'lumi-g'"])
 
 
 @row("energy.policy", "energy.slowdown", "energy.power_budget")

@@ -1,13 +1,14 @@
 // Cluster descriptions: refused with a UsageError that names the file, or read; what was read is a cluster whose tiers
-// grow to all devices and whose figures are finite numbers with a source.
+// grow to all devices and whose figures are finite numbers with a source. The same for the [site] of a run.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
-#include "cluster/cluster.h"
+#include "cluster/site.h"
 
 namespace {
 
@@ -24,8 +25,23 @@ void check_figure(const Figure& figure) {
 
 }  // namespace
 
+// A series is a file, which the fuzzer must not open.
+void read_site(std::string_view text) {
+  using namespace molen;
+  if (text.find("intensity_file") != std::string_view::npos) return;
+  try {
+    const auto site = cluster::parse_site(text, "fuzz");
+    check_figure(site.pue), check_figure(site.intensity);
+    if (site.water) check_figure(*site.water);
+    if (site.price) check_figure(*site.price);
+  } catch (const UsageError& error) {
+    require(std::string(error.what()).starts_with("fuzz:"));
+  }
+}
+
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace molen;
+  read_site({reinterpret_cast<const char*>(data), size});
   try {
     const auto c = cluster::parse({reinterpret_cast<const char*>(data), size}, "fuzz");
     require(c.devices() >= 2 && !c.tiers.empty() && c.tiers.back().devices == c.devices());

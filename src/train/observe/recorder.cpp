@@ -13,7 +13,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/median.h"
-#include "cluster/cluster.h"
+#include "cluster/site.h"
 #include "measure/rates.h"
 #include "program/ir/trace.h"
 #include "program/text/text.h"
@@ -23,6 +23,7 @@
 #include "store/run_directory.h"
 #include "store/tensorboard.h"
 #include "store/trace.h"
+#include "train/observe/emissions.h"
 #include "train/observe/environment.h"
 #include "train/observe/run_console.h"
 
@@ -31,6 +32,21 @@ namespace molen::train {
 namespace {
 
 constexpr double kJoulesPerKwh = 3.6e6;
+constexpr double kGramsPerKwh = 1e3 * kJoulesPerKwh;  // one kg/J
+
+Json figure_json(const cluster::Figure& figure, double unit) {
+  return {{"value", figure.value * unit}, {"spread", figure.spread}, {"source", figure.source}};
+}
+
+Json site_json(const cluster::RunSite& site) {
+  constexpr double kLitres = 1e3 * kJoulesPerKwh;  // l/kWh of m^3/J
+  return {{"name", site.name},
+          {"pue", figure_json(site.pue, 1.0)},
+          {"intensity_g_per_kwh", figure_json(site.intensity, kGramsPerKwh)},
+          {"water_l_per_kwh", site.water ? figure_json(*site.water, kLitres) : Json()},
+          {"price_eur_per_kwh", site.price ? figure_json(*site.price, kJoulesPerKwh) : Json()},
+          {"intensity_file", site.series ? Json(site.series->origin()) : Json()}};
+}
 
 std::string host_name() {
   char name[256] = "";
@@ -53,8 +69,10 @@ class Recorder::Impl {
     model_flops_ = arch::model_flops(job.arch, job.setting.global_batch * job.setting.sequence, job.setting.sequence,
                                      job.options.mfu)
                        .value;
-    if (const auto& cluster = job.options.cluster; cluster && !sim::is_calibration(*cluster))
-      site_ = cluster::find(*cluster).site;
+    if (const auto& site = job.config.energy.site)
+      emissions_.emplace(cluster::find_site(*site), wall_time());
+    else if (const auto& cluster = job.options.cluster; cluster && !sim::is_calibration(*cluster))
+      emissions_.emplace(cluster::site_of(cluster::find(*cluster)), wall_time());
   }
 
   std::int64_t attempt() const { return run_.attempt(); }
@@ -136,7 +154,9 @@ class Recorder::Impl {
     if (r.energy.so_far_j || before_.total_j || undone_before_ > 0.0) {
       const double more = r.energy.so_far_j.value_or(0.0) + undone_before_;
       m.kwh_total = (more + before_.total_j.value_or(0.0)) / kJoulesPerKwh;
-      if (site_ && (!before_.total_j || before_.kg_co2e)) m.kg_co2e_total = before_.kg_co2e.value_or(0.0) + kg_of(more);
+      if (emissions_ && (!before_.total_j || before_.kg_co2e))
+        m.kg_co2e_total = before_.kg_co2e.value_or(0.0) + kg_so_far(r.energy.so_far_j) +
+                          emissions_->of_earlier(undone_before_, m.wall_time_s);
     }
     m.energy_coverage = partial_;
     run_.append(m);
@@ -256,7 +276,9 @@ class Recorder::Impl {
       before_.take_over(last_->spent.by_scope, last_->spent.total, last_->spent.seconds, last_->ended_at == step);
       const double used = before_.total_j.value_or(0.0) - used_before;
       if (used > 0.0 && (used_before == 0.0 || before_.kg_co2e))
-        before_.kg_co2e = site_ ? std::optional(before_.kg_co2e.value_or(0.0) + kg_of(used)) : std::nullopt;
+        before_.kg_co2e = emissions_
+                              ? std::optional(before_.kg_co2e.value_or(0.0) + emissions_->of_earlier(used, wall_time()))
+                              : std::nullopt;
     }
     undone_before_ = before_.undone_j();
     return {attempt(), history(), 1, {}, {before_.spent_j, before_.spent_total_j, before_.spent_s}};
@@ -283,11 +305,19 @@ class Recorder::Impl {
     }
   }
 
-  // The emissions of these joules at the site.
-  double kg_of(double joules) const { return joules * site_->pue.value * site_->intensity.value; }
+  // The emissions of this attempt's joules; without a reading, those until the last one.
+  double kg_so_far(std::optional<double> joules) {
+    if (!joules) return emissions_->so_far();
+    const double kg = emissions_->so_far(*joules, wall_time());
+    if (!emissions_->follows_series() && !std::exchange(series_left_, true))
+      note(fmt::format("{} has no carbon intensity for the present; {:.4g} g CO2e/kWh count instead ({})",
+                       emissions_->site().series->origin(), kGramsPerKwh * emissions_->site().intensity.value,
+                       emissions_->site().intensity.source));
+    return kg;
+  }
 
-  energy::RunTotals totals_of(std::int64_t step, std::int64_t tokens, energy::EnergySoFar used) const {
-    if (site_ && used.total_j) used.kg_co2e = kg_of(*used.total_j);
+  energy::RunTotals totals_of(std::int64_t step, std::int64_t tokens, energy::EnergySoFar used) {
+    if (emissions_ && used.total_j) used.kg_co2e = kg_so_far(used.total_j);
     return energy::add(before_, step - start_step_, tokens - start_tokens_, used, energy_.coverage());
   }
 
@@ -316,6 +346,7 @@ class Recorder::Impl {
     meters["coverage"] = energy::to_json(energy_.coverage());
     run_.event("meters", meters);
     console_.energy(meters, !energy_.coverage().summed.empty(), partial_);
+    if (emissions_) energy_line("site", start_step_, site_json(emissions_->site()));
     for (const std::string& problem : reading_problems_) note(problem + "; these joules are missing");
     if (last_ && last_->attempt == attempt() - 1)
       energy_line("last_reading", start_step_,
@@ -438,8 +469,9 @@ class Recorder::Impl {
 
   const Job& job_;
   const JobEnergy& energy_;
-  std::string partial_;                // what the joules leave out
-  std::optional<cluster::Site> site_;  // of the cluster's description, if one was named
+  std::string partial_;                 // what the joules leave out
+  std::optional<Emissions> emissions_;  // where a site is named
+  bool series_left_ = false;            // whether a note has said that the site's series has no value
   energy::RunTotals before_;
   std::optional<store::Consumed> last_;  // of the attempts before this one
   std::vector<std::string> reading_problems_;

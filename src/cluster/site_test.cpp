@@ -1,0 +1,100 @@
+#include "cluster/site.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "cluster/test_description.h"
+
+namespace molen::cluster {
+namespace {
+
+constexpr double kGram = 1e-3 / 3.6e6;  // kg/J of a g/kWh
+
+constexpr const char* kSiteText =
+    "[site]\npue = { value = 1.2, spread = 0.05, source = \"bill\" }\ncountry = \"NL\"\n"
+    "water_l_per_kwh = { value = 0.5, source = \"meter\" }\n";
+
+TEST(RunSites, ACountryHasItsGridAndNoPue) {
+  const RunSite site = find_site("FI");
+  EXPECT_EQ(site.name, "Finland");
+  EXPECT_DOUBLE_EQ(site.intensity.value, 79 * kGram);
+  EXPECT_GT(site.intensity.spread, 0.0);
+  EXPECT_NE(site.intensity.source.find("2023"), std::string::npos);
+  EXPECT_EQ(site.pue.value, 1.0);
+  EXPECT_FALSE(site.water || site.price || site.series);
+  EXPECT_NE(reason([] { find_site("XX"); }).find("no carbon intensity for the country 'XX'"), std::string::npos);
+}
+
+TEST(RunSites, CountriesAreSortedAndSensible) {
+  EXPECT_TRUE(std::ranges::is_sorted(countries(), {}, &Country::code));
+  for (const Country& c : countries()) {
+    EXPECT_EQ(c.code.size(), 2u);
+    EXPECT_GE(c.grams_per_kwh, 20.0) << c.name;    // hydropower and nuclear power alone have some 25
+    EXPECT_LE(c.grams_per_kwh, 1000.0) << c.name;  // coal alone
+  }
+}
+
+TEST(RunSites, AShippedDescription) {
+  const RunSite site = find_site("lumi-g");
+  const Cluster lumi = find("lumi-g");
+  EXPECT_EQ(site.name, "lumi-g");
+  EXPECT_EQ(site.pue.value, lumi.site.pue.value);
+  EXPECT_EQ(site.intensity.value, lumi.site.intensity.value);
+  EXPECT_EQ(site.water->value, lumi.site.water.value);
+  EXPECT_NE(reason([] { find_site("lumi"); }).find("did you mean 'lumi-g'"), std::string::npos);
+}
+
+TEST(RunSites, AFileOfItsOwn) {
+  const RunSite site = parse_site(kSiteText, "cellar.toml");
+  EXPECT_EQ(site.name, "cellar.toml");
+  EXPECT_EQ(site.pue.value, 1.2);
+  EXPECT_DOUBLE_EQ(site.intensity.value, 268 * kGram);
+  EXPECT_DOUBLE_EQ(site.water->value, 0.5e-3 / 3.6e6);
+  EXPECT_FALSE(site.price);
+  const RunSite own = parse_site(
+      std::string(kSiteText) + "intensity_g_per_kwh = { value = 20, source = \"contract\" }\n", "cellar.toml");
+  EXPECT_DOUBLE_EQ(own.intensity.value, 20 * kGram) << "the file's own figure goes before the country's";
+  const RunSite whole = parse_site(shipped_text("lumi-g"), "mine.toml");
+  EXPECT_EQ(whole.name, "mine.toml");
+  EXPECT_EQ(whole.pue.value, find("lumi-g").site.pue.value);
+}
+
+TEST(RunSites, ASeriesBesideItsFile) {
+  const TemporaryDirectory directory(fs::temp_directory_path() / "molen-site-test");
+  write_file_atomic(directory.path() / "grid.csv", "time,g_per_kwh\n2026-11-29T00:00Z,100\n2026-11-29T01:00Z,300\n");
+  write_file_atomic(directory.path() / "site.toml", std::string(kSiteText) + "intensity_file = \"grid.csv\"\n");
+  const RunSite site = find_site((directory.path() / "site.toml").string());
+  const double midnight = parse_time("2026-11-29").value();
+  const auto inside = site.mean_intensity(midnight + 1800, midnight + 5400);
+  EXPECT_TRUE(inside.of_series);
+  EXPECT_NEAR(inside.kg_per_j, 200 * kGram, 1e-12 * kGram);
+  EXPECT_DOUBLE_EQ(site.mean_intensity(midnight, midnight).kg_per_j, 100 * kGram);
+  for (const double beyond : {-1.0, 2.0 * 3600 + 1}) {
+    const auto mean = site.mean_intensity(midnight + beyond, midnight + beyond);
+    EXPECT_FALSE(mean.of_series);
+    EXPECT_DOUBLE_EQ(mean.kg_per_j, 268 * kGram);
+  }
+}
+
+TEST(RunSites, RefusesWhatIsWrong) {
+  const auto refusal = [](const std::string& text) { return reason([&] { parse_site(text, "s.toml"); }); };
+  EXPECT_NE(refusal("").find("s.toml:1: site: the key is missing"), std::string::npos) << refusal("");
+  EXPECT_NE(refusal("[site]\n").find("s.toml:1: site.pue: the key is missing"), std::string::npos)
+      << refusal("[site]\n");
+  EXPECT_NE(refusal("[site]\npue = { value = 0.9, source = \"x\" }\n").find("0.9 is out of range"), std::string::npos);
+  EXPECT_NE(
+      refusal("[site]\npue = { value = 1.1, source = \"x\" }\n").find("site.intensity_g_per_kwh: the key is missing"),
+      std::string::npos);
+  EXPECT_NE(refusal(std::string(kSiteText) + "pues = 1\n").find("did you mean 'site.pue'"), std::string::npos);
+  EXPECT_NE(refusal("[site]\npue = { value = 1.1, source = \"x\" }\ncountry = \"Holland\"\n")
+                .find("s.toml:3: site.country: 'Holland' is no country"),
+            std::string::npos);
+  EXPECT_NE(refusal(std::string(kSiteText) + "intensity_file = \"none.csv\"\n").find("none.csv"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace molen::cluster
