@@ -101,8 +101,9 @@ void add_account(Json& sum, const std::string& host, const Json& account) {
     range = {std::min(range[0].get<double>(), s), std::max(range[1].get<double>(), s)};
   }
   for (const auto& [entry, values] : account["entries"].items()) add_entry(sum["entries"][entry], values);
-  if (account["not_attributed"] != "" && sum["not_attributed"].size() < kMostNamed)
-    sum["not_attributed"][host] = account["not_attributed"];
+  if (const auto why = account["not_attributed"].get<std::string>();
+      !why.empty() && sum["not_attributed"].size() < kMostNamed)
+    sum["not_attributed"][host] = why;
   for (Json gap : account["gaps"]) {
     if (sum["gaps"].size() >= kMostNamed) break;
     gap["host"] = host;
