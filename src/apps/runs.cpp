@@ -29,17 +29,6 @@ std::vector<store::StepMetrics> steps_of(const fs::path& run) {
   return store::read_metrics(run / "metrics.jsonl").steps;
 }
 
-// Returns run.tags of the last attempt; empty when not recorded.
-std::vector<std::string> tags_of(const fs::path& run) {
-  if (!fs::exists(run / "environment.json")) return {};
-  const Json environment = read_json(run / "environment.json");
-  std::vector<std::string> tags;
-  if (const auto found = environment.find("tags"); found != environment.end() && found->is_array())
-    for (const Json& tag : *found)
-      if (tag.is_string()) tags.push_back(tag.get<std::string>());
-  return tags;
-}
-
 // Returns "2026-01-02 03:04" from a time stamp.
 std::string short_time(const Json& stamp) {
   std::string text = stamp.get<std::string>().substr(0, 16);
@@ -81,7 +70,7 @@ int list_runs(const std::string& directory, const std::vector<std::string>& want
   std::sort(runs.begin(), runs.end());
   Json rows = Json::array();
   for (const auto& run : runs) {
-    const auto tags = tags_of(run);
+    const auto tags = serve::tags_of(run);
     if (std::all_of(wanted.begin(), wanted.end(),
                     [&](const auto& tag) { return std::find(tags.begin(), tags.end(), tag) != tags.end(); }))
       rows.push_back(row_of(run, tags));
@@ -152,7 +141,7 @@ int show_run(const std::string& path, const std::string& format) {
   if (std::isfinite(when.first))
     add("dates", fmt::format("{} to {}, {} attempt{}", utc_timestamp(when.first), utc_timestamp(when.last), when.starts,
                              when.starts == 1 ? "" : "s"));
-  add("tags", fmt::format("{}", fmt::join(tags_of(path), ", ")));
+  add("tags", fmt::format("{}", fmt::join(serve::tags_of(path), ", ")));
   add("last step", std::to_string(last.step));
   for (const auto& [name, text] : facts_of(last)) add("  " + name, text);
   std::vector<std::pair<std::string, double>> phases(last.phase_s.begin(), last.phase_s.end());

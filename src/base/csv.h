@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,5 +38,10 @@ class CsvReader {
   int line_ = 0;          // of the last record
   int current_line_ = 1;  // of `at_`
 };
+
+// Returns the text as a cell of a file that molen writes: in quotes if it needs them.
+std::string csv_cell(const std::string& text);
+// Returns nine digits of a number, and an empty cell for one that is not known or not finite.
+std::string csv_number(const std::optional<double>& value);
 
 }  // namespace molen

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <cmath>
+
 #include "base/error.h"
 
 namespace molen {
@@ -105,6 +107,19 @@ RC_GTEST_PROP(Csv, WrittenRecordsReadBackTheSame, ()) {
   }
   RC_LOG(text);
   RC_ASSERT(records_of(text, 100) == kept);
+}
+
+RC_GTEST_PROP(CsvLaws, CellsAreReadAsTheyWereWritten, ()) {
+  const auto cells = *rc::gen::container<std::vector<std::string>>(
+      3, rc::gen::container<std::string>(rc::gen::element('a', ' ', ',', '"', '\n', '\r', '\x01')));
+  const std::string line = csv_cell(cells[0]) + "," + csv_cell(cells[1]) + "," + csv_cell(cells[2]) + "\n";
+  RC_ASSERT(records_of(line) == CsvRecords{cells});
+}
+
+TEST(Csv, NumbersAndUnknownOnes) {
+  EXPECT_EQ(csv_number(0.1), "0.1");
+  EXPECT_EQ(csv_number(std::nullopt), "");
+  EXPECT_EQ(csv_number(std::nan("")), "");
 }
 
 }  // namespace

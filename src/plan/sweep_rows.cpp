@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "base/csv.h"
 #include "base/error.h"
 #include "plan/sweep.h"
 
@@ -87,13 +88,9 @@ bool names_itself(std::string_view value) {
   return std::ranges::all_of(value, [](char c) { return (c >= 'A' && c <= 'Z') || c == '_'; });
 }
 
-std::string csv_cell(const Json& value) {
+std::string json_cell(const Json& value) {
   if (value.is_null()) return "";
-  std::string text = value.is_string() ? value.get<std::string>() : value.dump();
-  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return quoted + "\"";
+  return csv_cell(value.is_string() ? value.get<std::string>() : value.dump());
 }
 
 // The columns of the table behind the values of the grid and the sizes: header, and the cell of a row with a step.
@@ -208,13 +205,13 @@ std::string to_csv(const SweepPlan& plan, const std::vector<TrialRow>& rows) {
     for (const auto& [key, value] : line.items()) {
       if (key == "keys") {
         for (const auto& [grid_key, grid_value] : value.items()) {
-          names.push_back(csv_cell(grid_key));
-          cells.push_back(csv_cell(grid_value));
+          names.push_back(json_cell(grid_key));
+          cells.push_back(json_cell(grid_value));
         }
         continue;
       }
       names.push_back(key);
-      cells.push_back(csv_cell(value));
+      cells.push_back(json_cell(value));
     }
     if (i == 0) text += fmt::format("{}\n", fmt::join(names, ","));
     text += fmt::format("{}\n", fmt::join(cells, ","));

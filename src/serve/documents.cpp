@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/csv.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "serve/facts.h"
@@ -14,18 +15,6 @@
 
 namespace molen::serve {
 namespace {
-
-// A cell of CSV (RFC 4180).
-std::string cell(const std::string& text) {
-  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return quoted + "\"";
-}
-
-std::string csv_number(const std::optional<double>& value) {
-  return value && std::isfinite(*value) ? fmt::format("{:.9g}", *value) : std::string();
-}
 
 // A text as YAML reads it: a JSON string is one of YAML too.
 std::string yaml(const std::string& text) {
@@ -172,7 +161,7 @@ std::string emissions_csv(const RunData& run) {
   for (const auto& [name, value] : columns) {
     const char* comma = header.empty() ? "" : ",";
     header += std::string(comma) + name;
-    row += comma + cell(value);
+    row += comma + csv_cell(value);
   }
   return header + "\n" + row + "\n";
 }

@@ -22,6 +22,16 @@ std::string value_of(const RunData& run, const std::string& key) {
 
 }  // namespace
 
+std::vector<std::string> tags_of(const fs::path& run) {
+  std::vector<std::string> tags;
+  if (!fs::exists(run / "environment.json")) return tags;
+  const Json environment = read_json(run / "environment.json");
+  if (environment.is_object() && environment.contains("tags") && environment["tags"].is_array())
+    for (const Json& tag : environment["tags"])
+      if (tag.is_string()) tags.push_back(tag.get<std::string>());
+  return tags;
+}
+
 Json last_start(const RunData& run) {
   Json start = Json::object();
   for (const Json& e : run.events)

@@ -12,6 +12,8 @@ namespace molen::serve {
 
 // Returns the event of the run's last start, or an empty object when there is none.
 Json last_start(const RunData& run);
+// Returns run.tags of the run's last attempt; none where they are not recorded.
+std::vector<std::string> tags_of(const fs::path& run);
 // Returns "llama-60m (57.02 M parameters), layers 8, hidden 512, ...", or "" when nothing is known.
 std::string model_of(const RunData& run);
 // Returns "4 ranks (mpi), pipeline 2, tensor 2". Axes of size 1 are left out, so that the line stays short.

@@ -1,4 +1,6 @@
 """Rows of train, bench, report, runs, energy, doctor and config."""
+import csv
+import datetime
 import json
 import pathlib
 import re
@@ -205,6 +207,41 @@ def runs(case):
     equal("identical", (same["identical"], other["identical"]), (True, False))
     flight = formats(case, "runs", "flight", "runs/seen", shows=lambda v: [f"attempt {v['attempt']}", "rank  host", v["ranks"][1]["pid"], v["ranks"][1]["state"]])
     equal("ranks, which ended after the last step", [(r["state"], r["step"]) for r in flight["ranks"]], [("ended", 4)] * 2)
+
+
+@row("energy account --by", "energy account --format", "energy account --since", "energy account --until")
+def energy_account(case):
+    """Sums are judged at energy.site (keys_run.py); here is what each option selects. The recording has 40 W."""
+    (work / "account.jsonl").write_text("".join(json.dumps({"time_s": t, "energy_j": {"cpu-package0": 4e4 * t}}) + "\n" for t in (0.0, 1e5)))
+    metered = {"energy.meters": ["replay:account.jsonl"], "run.tags": ["a", "b"]}
+    first = case.train(metered)
+    slurm = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3", "SLURM_JOB_ACCOUNT": "mill"}
+    second = case.train(metered, env=slurm)
+    both = [first.path, second.path]
+    value = formats(case, "energy", "account", *both, shows=lambda v: [v["rows"][0]["key"], "node hours"])
+    equal("by run", {r["key"] for r in value["rows"]}, {first.path.name, second.path.name})
+    by = lambda key, *words: {r["key"]: r["attempts"] for r in json.loads(case.molen("energy", "account", *both, "--by", key, *words, "--format", "json").stdout)["rows"]}
+    equal("by account", by("account"), {"mill": 1, "-": 1})
+    equal("by job", by("job"), {"77": 1, "-": 1})
+    equal("by tag", by("tag"), {"a": 2, "b": 2})
+    start = second.events("start")[0]["wall_time_s"]
+    of_first = first.events("start")[0]["wall_time_s"]
+    stamp = lambda wall: datetime.datetime.fromtimestamp(wall, tz=datetime.timezone.utc).isoformat()
+    early, between = stamp(of_first - 1), stamp((start + of_first) / 2)
+    equal("--since before both", by("job", "--since", early), {"77": 1, "-": 1})
+    equal("--until before both", by("job", "--until", early), {})
+    equal("--since between them", by("job", "--since", between), {"77": 1})
+    equal("--until between them", by("job", "--until", between), {"-": 1})
+    rows = list(csv.DictReader(case.molen("energy", "account", *both, "--format", "csv").stdout.splitlines()))
+    equal("csv", sorted((r["job_id"], r["step_id"], r["user_acc"], r["e_tag"]) for r in rows), [("", "", "", "a b"), ("77", "3", "mill", "a b")])
+    for r in rows:
+        close("its power", float(r["PCK_power"]), float(r["energy_J"]) / float(r["time"]), 1e-6)
+        assert float(r["energy_J"]) > 0, r
+    case.refused("energy", "account", "none", says="none: no such directory")
+    case.refused("energy", "account", work / "data", says="neither a run directory")
+    case.refused("energy", "account", *both, "--since", "monday", says="--since")
+    case.refused("energy", "account", *both, "--by", "colour", says="--by")
+    case.refused("energy", "account", *both, "--by", "user", "--format", "csv", says="--by")
 
 
 @row("report --emissions", "report --model-card")

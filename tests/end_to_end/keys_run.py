@@ -3,6 +3,7 @@ import csv
 import json
 import os
 import pathlib
+import pwd
 import re
 import shutil
 import signal
@@ -257,6 +258,15 @@ def site(case):
     page = case.molen("report", of_file.path, "--format", "json").stdout
     close("report", json.loads(page)["footprint"]["kg_co2e"], t["kg_co2e"])
     case.refused("report", none.path, "--emissions", "no.csv", says="energy.site")
+    # The account of these runs: each has its joules, and the sum is theirs.
+    rows = {r["key"]: r for r in json.loads(case.molen("energy", "account", of_file.path, none.path, dutch.path, "--format", "json").stdout)["rows"]}
+    equal("a line for each run", len(rows), 3)
+    close("the joules of a run", rows[of_file.path.name]["energy_j"], t["total_j"])
+    close("with its PUE", rows[of_file.path.name]["site_j"], 1.5 * t["total_j"])
+    equal("without a site", (rows[none.path.name]["site_j"], rows[none.path.name]["kg_co2e"]), (None, None))
+    user, = json.loads(case.molen("energy", "account", of_file.path, dutch.path, "--by", "user", "--format", "json").stdout)["rows"]
+    close("of a user: their sum", user["energy_j"], rows[of_file.path.name]["energy_j"] + rows[dutch.path.name]["energy_j"])
+    equal("who that is", user["key"], pwd.getpwuid(os.geteuid()).pw_name)
     case.refused("train", "tiny.toml", {"energy.site": "XX"}, says=["energy.site", "XX"])
     case.refused("train", "tiny.toml", {"energy.site": "none.toml"}, says=["energy.site", "none.toml"])
     case.refused("train", "tiny.toml", {"energy.site": "lumi"}, says=["energy.site", "did you mean 'lumi-g'"])

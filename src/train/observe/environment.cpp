@@ -1,5 +1,11 @@
 #include "train/observe/environment.h"
 
+#include <grp.h>
+#include <pwd.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
 #include "base/clock.h"
 #include "measure/machine.h"
 
@@ -18,6 +24,24 @@ Json describe_environment(const Job& job) {
   j["device_peak"] = measure::to_json(job.peak);
   j["tags"] = job.config.run.tags;
   return j;
+}
+
+Json describe_owner() {
+  // Compute nodes may know no names; the numbers are then as good as sacct's.
+  const passwd* user = ::getpwuid(::geteuid());
+  const group* members = ::getgrgid(::getegid());
+  const auto of_slurm = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value ? value : "");
+  };
+  char host[256] = "";
+  ::gethostname(host, sizeof host - 1);
+  return {{"host", host},
+          {"user", user ? user->pw_name : std::to_string(::geteuid())},
+          {"group", members ? members->gr_name : std::to_string(::getegid())},
+          {"slurm_job", of_slurm("SLURM_JOB_ID")},
+          {"slurm_step", of_slurm("SLURM_STEP_ID")},
+          {"slurm_account", of_slurm("SLURM_JOB_ACCOUNT")}};
 }
 
 }  // namespace molen::train

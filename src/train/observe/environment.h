@@ -8,4 +8,8 @@ namespace molen::train {
 
 Json describe_environment(const Job& job);
 
+// Returns whom the energy of this attempt is accounted to, for its first event: `host`, `user`, `group`, and Slurm's
+// `slurm_job`, `slurm_step` and `slurm_account`, which are empty without Slurm.
+Json describe_owner();
+
 }  // namespace molen::train

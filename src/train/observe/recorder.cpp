@@ -92,19 +92,21 @@ class Recorder::Impl {
     run_.write_config(config::to_toml(job_.config));
     run_.write_environment(describe_environment(job_));
     write_programs();
-    run_.event(start_step > 0 ? "resume" : "start", {{"step", start_step},
-                                                     {"from", job_.resume_from.value_or("")},
-                                                     {"state_hash", state_hash},
-                                                     {"arch", job_.arch.name},
-                                                     {"parameters", arch::num_parameters(job_.arch)},
-                                                     {"flops_formula", name_of(job_.options.mfu)},
-                                                     {"device_peak", measure::to_json(job_.peak)},
-                                                     {"ranks", job_.machine.ranks},
-                                                     {"communicator", job_.communicator},
-                                                     {"memory_arena_bytes", memory.arena.value},
-                                                     {"memory_base_bytes", memory.base.value},
-                                                     {"memory_workspace_bytes", memory.workspace.value},
-                                                     {"memory_other_bytes", memory.other.value}});
+    Json start{{"step", start_step},
+               {"from", job_.resume_from.value_or("")},
+               {"state_hash", state_hash},
+               {"arch", job_.arch.name},
+               {"parameters", arch::num_parameters(job_.arch)},
+               {"flops_formula", name_of(job_.options.mfu)},
+               {"device_peak", measure::to_json(job_.peak)},
+               {"ranks", job_.machine.ranks},
+               {"communicator", job_.communicator},
+               {"memory_arena_bytes", memory.arena.value},
+               {"memory_base_bytes", memory.base.value},
+               {"memory_workspace_bytes", memory.workspace.value},
+               {"memory_other_bytes", memory.other.value}};
+    start.update(describe_owner());
+    run_.event(start_step > 0 ? "resume" : "start", start);
     console_.begin(start_step, memory, state_hash);
     begin_energy();
     if (start_step > 0 || run_.attempt() > 1) tensorboard_.session_start(start_step + 1, wall_time());

@@ -201,6 +201,8 @@ TEST_F(Records, TheBeginningIsAnEvent) {
   EXPECT_EQ(start["device_peak"]["flops_per_s"], kPeak);
   EXPECT_EQ(start["ranks"], 2);
   EXPECT_EQ(start["communicator"], "threads");
+  for (const char* key : {"host", "user", "group"}) EXPECT_NE(start[key], "") << key;
+  EXPECT_EQ(start["slurm_job"], "");
   EXPECT_EQ(start["memory_arena_bytes"], 1 << 20);
   EXPECT_EQ(start["memory_base_bytes"], 3 << 20);
   EXPECT_EQ(start["memory_workspace_bytes"], 2 << 20);

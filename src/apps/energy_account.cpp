@@ -1,0 +1,103 @@
+#include "apps/energy_account.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+
+#include "apps/cli.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/units.h"
+#include "base/utf8.h"
+#include "serve/accounts.h"
+
+namespace molen::apps {
+namespace {
+
+constexpr double kJoulesPerKwh = 3.6e6;
+
+bool is_run(const fs::path& path) {
+  return fs::exists(path / "events.jsonl");
+}
+
+// Each directory is a run, or a folder of runs.
+std::vector<fs::path> runs_in(const std::vector<std::string>& directories) {
+  std::vector<fs::path> runs;
+  for (const std::string& directory : directories) {
+    if (!fs::is_directory(directory)) throw UsageError("{}: no such directory", directory);
+    if (is_run(directory)) {
+      runs.emplace_back(directory);
+      continue;
+    }
+    const std::size_t before = runs.size();
+    for (const auto& entry : fs::directory_iterator(directory))
+      if (entry.is_directory() && is_run(entry.path())) runs.push_back(entry.path());
+    if (runs.size() == before)
+      throw UsageError("{}: neither a run directory nor a folder of runs (`molen train` makes runs/)", directory);
+  }
+  std::ranges::sort(runs);
+  const auto again = std::ranges::unique(runs);
+  runs.erase(again.begin(), again.end());
+  return runs;
+}
+
+double time_of(const std::optional<std::string>& text, const char* flag, double absent) {
+  if (!text) return absent;
+  const auto time = parse_time(*text);
+  if (!time) throw UsageError("{}: {}", flag, time.reason());
+  return time.value();
+}
+
+std::string shown(const std::optional<double>& value, double unit) {
+  return value ? fmt::format("{:.4g}", *value / unit) : "-";
+}
+
+void print_rows(const std::string& by, const std::vector<serve::AccountRow>& rows) {
+  std::vector<std::vector<std::string>> table{
+      {by, "runs", "attempts", "time", "node hours", "kWh", "with site", "kg CO2e", "mean W", "EDP (MJ s)"}};
+  std::int64_t unmeasured = 0;
+  for (const serve::AccountRow& row : rows) {
+    const auto joules = row.attempts > row.unmeasured ? std::optional(row.joules) : std::nullopt;
+    unmeasured += row.unmeasured;
+    table.push_back({printable(row.key), std::to_string(row.runs), std::to_string(row.attempts),
+                     human(Seconds(row.seconds)), fmt::format("{:.4g}", row.node_seconds / 3600.0),
+                     shown(joules, kJoulesPerKwh), shown(row.site_j, kJoulesPerKwh), shown(row.kg_co2e, 1.0),
+                     joules && row.seconds > 0.0 ? fmt::format("{:.4g}", *joules / row.seconds) : "-",
+                     shown(joules ? std::optional(row.edp) : std::nullopt, 1e6)});
+  }
+  print_columns(table, {1, 2, 3, 4, 5, 6, 7, 8, 9});
+  if (unmeasured > 0)
+    fmt::print("{} had no meter with a reading; their energy is in no sum\n", counted(unmeasured, "attempt"));
+}
+
+}  // namespace
+
+int run_energy_account(const AccountArguments& o) {
+  const double since = time_of(o.since, "--since", -HUGE_VAL), until = time_of(o.until, "--until", HUGE_VAL);
+  std::vector<serve::Attempt> attempts;
+  for (const fs::path& run : runs_in(o.directories)) {
+    for (auto& attempt : serve::attempts_of(run)) {
+      // An attempt that nothing dates is in an account without limits only.
+      if (std::isfinite(attempt.start_s) ? attempt.start_s >= since && attempt.start_s < until : !o.since && !o.until)
+        attempts.push_back(std::move(attempt));
+    }
+  }
+  if (o.format == "csv") {
+    fmt::print("{}", serve::attempts_csv(attempts));
+    return kOk;
+  }
+  const auto rows = serve::account(attempts, o.by);
+  if (o.format == "text") {
+    print_rows(o.by, rows);
+    return kOk;
+  }
+  Json all = Json::array();
+  for (const auto& row : rows) all.push_back(serve::to_json(row));
+  fmt::print("{}\n", Json{{"by", o.by}, {"rows", all}}.dump(2));
+  return kOk;
+}
+
+}  // namespace molen::apps
