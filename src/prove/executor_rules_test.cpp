@@ -104,6 +104,7 @@ TEST(RoundedWeights, AreThoseOfTheMaster) {
   program::Setting s = setting_of(1, 0, false, DType::kF32);
   s.compute = DType::kBF16;
   s.kernels = arch::Kernels::kAten;
+  at::set_num_threads(s.threads);  // for which the scratch of the products of experts is planned
   const auto p = program::build(a, s);
   exec::Executor executor(p, 0, nullptr, {});
   launch::initialize_parameters(executor, 1, 1);
