@@ -119,6 +119,12 @@ Json to_json(const std::vector<OpenChoice>& choices) {
   return all;
 }
 
+double time_option(const std::string& text, const char* flag) {
+  const auto time = parse_time(text);
+  if (!time) throw UsageError("{}: {}", flag, time.reason());
+  return time.value();
+}
+
 std::shared_ptr<std::string> add_format_option(CLI::App& app) {
   auto format = std::make_shared<std::string>("text");
   app.add_option("--format", *format, "text or json")->check(CLI::IsMember({"text", "json"}));

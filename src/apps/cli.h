@@ -52,6 +52,9 @@ std::vector<OpenChoice> open_choices(const config::Config& given, const config::
 std::string to_text(const std::vector<OpenChoice>& choices);
 Json to_json(const std::vector<OpenChoice>& choices);
 
+// Parses the time that a flag gives, to seconds since 1970. Throws UsageError that names the flag.
+double time_option(const std::string& text, const char* flag);
+
 // --format text|json.
 std::shared_ptr<std::string> add_format_option(CLI::App& app);
 

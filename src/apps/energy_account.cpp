@@ -7,17 +7,15 @@
 #include <iterator>
 
 #include "apps/cli.h"
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/units.h"
 #include "base/utf8.h"
 #include "serve/accounts.h"
+#include "serve/footprint.h"
 
 namespace molen::apps {
 namespace {
-
-constexpr double kJoulesPerKwh = 3.6e6;
 
 bool is_run(const fs::path& path) {
   return fs::exists(path / "events.jsonl");
@@ -44,13 +42,6 @@ std::vector<fs::path> runs_in(const std::vector<std::string>& directories) {
   return runs;
 }
 
-double time_of(const std::optional<std::string>& text, const char* flag, double absent) {
-  if (!text) return absent;
-  const auto time = parse_time(*text);
-  if (!time) throw UsageError("{}: {}", flag, time.reason());
-  return time.value();
-}
-
 std::string shown(const std::optional<double>& value, double unit) {
   return value ? fmt::format("{:.4g}", *value / unit) : "-";
 }
@@ -64,7 +55,8 @@ void print_rows(const std::string& by, const std::vector<serve::AccountRow>& row
     unmeasured += row.unmeasured;
     table.push_back({printable(row.key), std::to_string(row.runs), std::to_string(row.attempts),
                      human(Seconds(row.seconds)), fmt::format("{:.4g}", row.node_seconds / 3600.0),
-                     shown(joules, kJoulesPerKwh), shown(row.site_j, kJoulesPerKwh), shown(row.kg_co2e, 1.0),
+                     shown(joules, serve::kJoulesPerKwh), shown(row.site_j, serve::kJoulesPerKwh),
+                     shown(row.kg_co2e, 1.0),
                      joules && row.seconds > 0.0 ? fmt::format("{:.4g}", *joules / row.seconds) : "-",
                      shown(joules ? std::optional(row.edp) : std::nullopt, 1e6)});
   }
@@ -76,7 +68,8 @@ void print_rows(const std::string& by, const std::vector<serve::AccountRow>& row
 }  // namespace
 
 int run_energy_account(const AccountArguments& o) {
-  const double since = time_of(o.since, "--since", -HUGE_VAL), until = time_of(o.until, "--until", HUGE_VAL);
+  const double since = o.since ? time_option(*o.since, "--since") : -HUGE_VAL;
+  const double until = o.until ? time_option(*o.until, "--until") : HUGE_VAL;
   std::vector<serve::Attempt> attempts;
   for (const fs::path& run : runs_in(o.directories)) {
     for (auto& attempt : serve::attempts_of(run)) {

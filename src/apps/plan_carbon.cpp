@@ -16,12 +16,6 @@ namespace {
 constexpr double kKgPerJouleInGramsPerKwh = 1e3 * 3.6e6;  // one kg/J in g/kWh
 constexpr double kJoulesPerMwh = 3.6e9;
 
-double time_of(const std::string& text, const char* flag) {
-  const auto time = parse_time(text);
-  if (!time) throw UsageError("{}: {}", flag, time.reason());
-  return time.value();
-}
-
 // A deadline is a time, or a length from the earliest start on.
 double deadline_of(const std::string& text, double earliest_s) {
   if (const auto length = config::parse_seconds(text)) return earliest_s + length.value().value;
@@ -47,7 +41,8 @@ plan::Estimate CarbonPlan::emissions(const plan::CarbonWindow& window) const {
 }
 
 CarbonQuestion::CarbonQuestion(const PlanCarbonArguments& o)
-    : forecast_(cluster::read_intensity(o.forecast)), earliest_s_(o.from ? time_of(*o.from, "--from") : wall_time()) {
+    : forecast_(cluster::read_intensity(o.forecast)),
+      earliest_s_(o.from ? time_option(*o.from, "--from") : wall_time()) {
   if (earliest_s_ < forecast_.begin_s() || earliest_s_ >= forecast_.end_s())
     throw UsageError("--carbon: {} is a forecast for {} to {}, and {}, {}, is not in between", o.forecast,
                      utc_timestamp(forecast_.begin_s()), utc_timestamp(forecast_.end_s()),

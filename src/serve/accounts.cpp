@@ -131,7 +131,7 @@ void add_consumption(Attempt& a, const AttemptLines& lines, Spent& spent) {
   add_emissions(a, lines.site, before, after);
 }
 
-void take_start(const Json& event, Attempt& a) {
+void take_owner(const Json& event, Attempt& a) {
   a.user = text_of(event, "user"), a.group = text_of(event, "group");
   a.account = text_of(event, "slurm_account"), a.job = text_of(event, "slurm_job");
   a.step = text_of(event, "slurm_step"), a.host = text_of(event, "host");
@@ -144,7 +144,7 @@ RunRecords records_of(const fs::path& run) {
   for (const fs::path& file : with_abandoned(run, "events.jsonl"))
     each_event(file, [&](const std::string& name, const Json& event) {
       const std::int64_t attempt = whole(event, "attempt");
-      if (name == "start" || name == "resume") take_start(event, records.attempts[attempt]);
+      if (name == "start" || name == "resume") take_owner(event, records.attempts[attempt]);
       if (name == "history")
         records.history[attempt] =
             number_of(event, "from_step") >= 0.0 ? std::optional(whole(event, "from_step")) : std::nullopt;
