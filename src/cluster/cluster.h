@@ -79,6 +79,15 @@ struct Storage {
   std::optional<Figure> node_bandwidth;                   // bytes/s of one node, in either direction
 };
 
+// The clocks that a device can be set to, and how time and power follow them (policy/clock_model.h). A file may have
+// any of these figures, as above; without all of them no clocks are planned.
+struct Clocks {
+  std::optional<Figure> low, high, step;  // Hz
+  std::optional<Figure> knee;             // Hz; below it the voltage does not fall, so power is linear in the clock
+  std::optional<Figure> exponent;         // of the power over the clock above the knee, beyond the clock's own 1
+  std::optional<Figure> share;            // of the time of compute that follows the clock
+};
+
 struct Cluster {
   std::string name;    // by which --cluster finds it: "snellius-h100"
   std::string title;   // "Snellius, H100 nodes of GPT-NL (SURF, Amsterdam)"
@@ -92,6 +101,7 @@ struct Cluster {
   Site site;
   Reliability reliability;
   Storage storage;
+  Clocks clocks;
 
   int devices() const { return nodes * node.devices; }
   // Returns the smallest tier whose groups have `devices` consecutive devices. Members of a group of ranks that are not

@@ -143,6 +143,12 @@ const std::vector<OptionalBounds> kOptional{
     {{"storage", "write_bandwidth", 1e6, 1e15}, "bytes/s"},
     {{"storage", "read_bandwidth", 1e6, 1e15}, "bytes/s"},
     {{"storage", "node_bandwidth", 1e6, 1e13}, "bytes/s"},
+    {{"clocks", "low_hz", 1e6, 1e11}, "Hz"},
+    {{"clocks", "high_hz", 1e6, 1e11}, "Hz"},
+    {{"clocks", "step_hz", 1e6, 1e10}, "Hz"},
+    {{"clocks", "knee_hz", 1e6, 1e11}, "Hz"},
+    {{"clocks", "exponent", 0, 5}, ""},
+    {{"clocks", "share", 0, 1}, "of the time"},
 };
 
 TEST(Parse, OptionalFiguresHaveRangesAndSources) {
@@ -199,6 +205,18 @@ TEST(Parse, OptionalFiguresAreAbsentUnlessTheFileHasThem) {
   EXPECT_DOUBLE_EQ(with.storage.write_bandwidth.value().value, 2e11);
   EXPECT_FALSE(with.reliability.restart.has_value());
   EXPECT_FALSE(with.storage.read_bandwidth.has_value());
+}
+
+TEST(Parse, ClocksAboveTheHighestAreRefused) {
+  const auto with = [](const char* low, const char* knee) {
+    return reason_of(
+        fmt::format("{}[clocks]\nlow_hz = {{ value = {}, source = \"x\" }}\nhigh_hz = {{ value = 1e9, source = "
+                    "\"x\" }}\nknee_hz = {{ value = {}, source = \"x\" }}\n",
+                    usual().text(), low, knee));
+  };
+  EXPECT_EQ(with("1e9", "1e9"), "");
+  expect_parts(with("1.1e9", "1e9"), {"clocks.low_hz", "1.1e+09 Hz exceeds clocks.high_hz, 1e+09 Hz"});
+  expect_parts(with("5e8", "2e9"), {"clocks.knee_hz", "2e+09 Hz exceeds clocks.high_hz, 1e+09 Hz"});
 }
 
 TEST(Parse, EveryCountHasARange) {

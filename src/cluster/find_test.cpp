@@ -82,6 +82,18 @@ TEST(Shipped, SnelliusIsWhatItsSourcesSay) {
   c.require_programs();
 }
 
+TEST(Shipped, TheClocksOfAnA100AreThoseOfItsDataSheet) {
+  for (const char* name : {"dgx-a100", "dgx-a100-40gb", "jean-zay-a100", "juwels-booster"}) {
+    const Clocks c = find(name).clocks;
+    EXPECT_DOUBLE_EQ(c.high.value().value, 1410e6) << name;
+    EXPECT_DOUBLE_EQ(c.low.value().value, 855e6) << name;
+    EXPECT_DOUBLE_EQ(c.step.value().value, 15e6) << name;
+    EXPECT_GT(c.knee.value().value, c.low->value) << name;
+    EXPECT_LE(c.knee->value, c.high->value) << name;
+    EXPECT_TRUE(c.exponent && c.share) << name;
+  }
+}
+
 TEST(Shipped, ADieOfLumiIsADevice) {
   const Cluster c = find("lumi-g");
   EXPECT_EQ(c.devices(), 2978 * 8);

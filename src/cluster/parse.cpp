@@ -94,6 +94,11 @@ constexpr OptionalKey<Storage> kStorageFigures[] = {
     {"read_bandwidth", &Storage::read_bandwidth, {1e6, 1e15, "bytes/s"}},
     {"node_bandwidth", &Storage::node_bandwidth, {1e6, 1e13, "bytes/s"}},
 };
+constexpr OptionalKey<Clocks> kClockFigures[] = {
+    {"low_hz", &Clocks::low, {1e6, 1e11, "Hz"}},     {"high_hz", &Clocks::high, {1e6, 1e11, "Hz"}},
+    {"step_hz", &Clocks::step, {1e6, 1e10, "Hz"}},   {"knee_hz", &Clocks::knee, {1e6, 1e11, "Hz"}},
+    {"exponent", &Clocks::exponent, {0.0, 5.0, ""}}, {"share", &Clocks::share, {0.0, 1.0, "of the time"}},
+};
 
 std::string shown(std::string_view key) {
   return printable(key.substr(0, kLongestShownKey)) + (key.size() > kLongestShownKey ? "..." : "");
@@ -357,6 +362,16 @@ T read_optional(const Section& top, const char* name, const OptionalKey<T> (&key
   return figures;
 }
 
+Clocks read_clocks(const Section& top) {
+  const auto clocks = read_optional<Clocks>(top, "clocks", kClockFigures);
+  if (!clocks.high) return clocks;
+  for (const auto& [key, figure] : {std::pair("low_hz", &clocks.low), std::pair("knee_hz", &clocks.knee)})
+    if (*figure && (*figure)->value > clocks.high->value)
+      throw UsageError("{}: {:g} Hz exceeds clocks.high_hz, {:g} Hz", top.table("clocks").where(key), (*figure)->value,
+                       clocks.high->value);
+  return clocks;
+}
+
 }  // namespace
 
 RunSite parse_site(std::string_view text, const std::string& origin) {
@@ -374,7 +389,7 @@ RunSite parse_site(std::string_view text, const std::string& origin) {
 Cluster parse(std::string_view text, const std::string& origin) {
   const toml::table document = parse_text(text, origin);
   const Section top(document, origin, "");
-  top.refuse_unknown({"name", "title", "nodes", "device", "node", "tiers", "site", "reliability", "storage"});
+  top.refuse_unknown({"name", "title", "nodes", "device", "node", "tiers", "site", "reliability", "storage", "clocks"});
   Cluster cluster;
   cluster.origin = origin;
   cluster.name = read_name(top);
@@ -388,6 +403,7 @@ Cluster parse(std::string_view text, const std::string& origin) {
   cluster.site = read_site(top.table("site"));
   cluster.reliability = read_optional<Reliability>(top, "reliability", kReliabilityFigures);
   cluster.storage = read_optional<Storage>(top, "storage", kStorageFigures);
+  cluster.clocks = read_clocks(top);
   return cluster;
 }
 

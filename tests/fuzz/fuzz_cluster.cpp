@@ -58,7 +58,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                             &c.node.host_power, &c.node.host_memory, &c.node.host_bandwidth, &c.node.host_link,
                             &c.site.pue, &c.site.intensity, &c.site.water, &c.site.price})
       check_figure(*f);
-    if (c.site.device_hour) check_figure(*c.site.device_hour);
+    for (const auto* f : {&c.site.device_hour, &c.clocks.low, &c.clocks.high, &c.clocks.step, &c.clocks.knee,
+                          &c.clocks.exponent, &c.clocks.share})
+      if (*f) check_figure(**f);
   } catch (const UsageError& error) {
     require(std::string(error.what()).starts_with("fuzz:"));
   }
