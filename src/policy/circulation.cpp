@@ -13,6 +13,7 @@ constexpr std::int64_t kLargest = std::int64_t{1} << 61;
 // How much smaller the error of each scaling phase is than that of the one before. The result does not depend on it;
 // among 4, 8, 16 and 32, a pipeline of 32,768 tasks took least time with it.
 constexpr std::int64_t kScaling = 16;
+constexpr std::int64_t kNoWay = std::numeric_limits<std::int64_t>::min();
 constexpr int kFar = std::numeric_limits<int>::max();
 constexpr std::size_t kPath = 4;  // arcs (Kiraly and Kovacs, 2012, found that 4 does well)
 
@@ -119,11 +120,11 @@ void Circulation::activate(int node) {
   queue_.push_back(node);
 }
 
-// Fills the pieces of an arc whose reduced cost is below -epsilon, and empties those where it is above epsilon.
-void Circulation::correct_arc(Arc& arc, std::int64_t epsilon) {
+// Fills the pieces of an arc whose reduced cost is negative, and empties those where it is positive. So no cycle of
+// arcs with negative reduced costs is left, around which excess could move for ever; relabels leave none either.
+void Circulation::correct_arc(Arc& arc) {
   for (const bool forward : {true, false})
-    for (Room r = room(arc, forward); r.capacity > 0 && reduced(arc, forward, r.cost) < -epsilon;
-         r = room(arc, forward)) {
+    for (Room r = room(arc, forward); r.capacity > 0 && reduced(arc, forward, r.cost) < 0; r = room(arc, forward)) {
       move(arc, forward, r.capacity);
       excess_[static_cast<std::size_t>(forward ? arc.to : arc.from)] += r.capacity;
       excess_[static_cast<std::size_t>(forward ? arc.from : arc.to)] -= r.capacity;
@@ -131,7 +132,7 @@ void Circulation::correct_arc(Arc& arc, std::int64_t epsilon) {
 }
 
 void Circulation::refine(std::int64_t epsilon) {
-  for (Arc& arc : arcs_) correct_arc(arc, epsilon);
+  for (Arc& arc : arcs_) correct_arc(arc);
   queue_.clear();
   head_ = 0;
   std::fill(queued_.begin(), queued_.end(), false);
@@ -181,7 +182,7 @@ void Circulation::find_path(int node, std::int64_t epsilon) {
     }
     relabel(tip, epsilon);
     current_[static_cast<std::size_t>(tip)] = first_end_[static_cast<std::size_t>(tip)];
-    if (path_.empty()) continue;
+    if (path_.empty()) continue;  // a node with excess, which can push now
     tip = other_node(path_.back() ^ 1);
     path_.pop_back();
   }
@@ -211,19 +212,26 @@ void Circulation::discharge(int node, std::int64_t epsilon) {
   }
 }
 
+// Lowers the price of a node until it can push along an arc.
 void Circulation::relabel(int node, std::int64_t epsilon) {
   const auto n = static_cast<std::size_t>(node);
-  std::int64_t best = std::numeric_limits<std::int64_t>::min();
+  std::int64_t best = kNoWay, into = price_[n];
   for (std::size_t e = first_end_[n]; e < first_end_[n + 1]; ++e) {
     const Arc& arc = arcs_[ends_[e] / 2];
     const bool forward = ends_[e] % 2 == 0;
-    const Room r = room(arc, forward);
-    if (r.capacity > 0) best = std::max(best, price_[static_cast<std::size_t>(forward ? arc.to : arc.from)] - r.cost);
+    const std::int64_t other = price_[static_cast<std::size_t>(other_node(ends_[e]))];
+    if (const Room out = room(arc, forward); out.capacity > 0) best = std::max(best, other - out.cost);
+    if (const Room in = room(arc, !forward); in.capacity > 0) into = std::min(into, other + in.cost);
   }
-  MOLEN_CHECK(best > -kLargest, "the excess of a node has no way out");
-  price_[n] = best - epsilon;
   ++relabels_;
   ++operations_;
+  if (best != kNoWay) {
+    price_[n] = best - epsilon;
+    return;
+  }
+  // Excess came along an arc, so there is a way back for it. Without any, no path may lead here.
+  MOLEN_CHECK(excess_[n] == 0, "the excess of a node has no way out");
+  price_[n] = into;
 }
 
 // Moves a node to the list of a distance.

@@ -58,7 +58,7 @@ class Circulation {
   void bound();
   void index_ends();
   void refine(std::int64_t epsilon);
-  void correct_arc(Arc& arc, std::int64_t epsilon);
+  void correct_arc(Arc& arc);
   int other_node(std::size_t end) const;
   bool admissible(std::size_t end) const;
   bool advance(int node);
