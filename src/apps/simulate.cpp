@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "cluster/cluster.h"
+#include "plan/clock_plan.h"
 #include "plan/documents.h"
 #include "plan/resolve.h"
 #include "plan/trial.h"
@@ -86,7 +87,9 @@ Result<Simulated> simulate_on(config::Config c, const plan::Machine& machine, co
                    .whole_run = std::move(whole_run)};
 }
 
-Simulated simulate_described(config::Config c, const cluster::Cluster& on, const plan::Machine& machine) {
+// `slowdown`: with a plan of clocks for a step that may take so much longer.
+Simulated simulate_described(config::Config c, const cluster::Cluster& on, const plan::Machine& machine,
+                             std::optional<double> slowdown) {
   if (c.device.kind == "cpu")
     throw UsageError("{}: {} describes {} devices; device.kind = \"auto\" takes them", c.where("device.kind"), on.name,
                      on.device.name);
@@ -98,6 +101,8 @@ Simulated simulate_described(config::Config c, const cluster::Cluster& on, const
   const auto energy = sim::energy_of(built.stages, timelines, on, factors, factors.spread());
   const PredictedStep step{sim::step_seconds(timelines), factors.spread(), energy};
   auto whole_run = whole_run_of(built.config, built.stages.program(0).arch, built.setting, machine, on, costs, step);
+  std::optional<plan::ClockPlan> clocks;
+  if (slowdown) clocks = plan::clock_plan(built.stages, timelines, on, factors, costs, *slowdown);
   return {.config = std::move(built.config),
           .stages = std::move(built.stages),
           .timelines = std::move(timelines),
@@ -106,7 +111,8 @@ Simulated simulate_described(config::Config c, const cluster::Cluster& on, const
           .cluster = on,
           .local_ranks = machine.local_ranks,
           .spread = factors.spread(),
-          .energy = energy};
+          .energy = energy,
+          .clocks = std::move(clocks)};
 }
 
 bool measured_here(const sim::Calibration& calibration) {
@@ -157,6 +163,8 @@ Simulated simulate_open(const config::Config& c, plan::Machine machine, const si
 struct SimulateArguments {
   std::string cluster, communicator, format, trace;
   int stage = 0;
+  bool clocks = false;
+  double slowdown = 0.0;
 };
 
 void write_predicted_trace(const Simulated& s, const std::string& file) {
@@ -173,8 +181,14 @@ Simulated simulate_either(const ConfigOptions& options, const SimulateArguments&
     if (!o.communicator.empty())
       throw UsageError("--communicator: {} is a description, not a calibration; its devices use their own", o.cluster);
     const cluster::Cluster on = cluster::find(o.cluster);
-    return simulate_described(c, on, plan::machine_on(on, machine.ranks, options.ranks_per_node));
+    return simulate_described(c, on, plan::machine_on(on, machine.ranks, options.ranks_per_node),
+                              o.clocks ? std::optional(o.slowdown) : std::nullopt);
   }
+  if (o.clocks)
+    throw UsageError(
+        "--clocks: {} is a calibration, which measures a machine at one clock; --cluster with the name of a "
+        "description plans the clocks of its devices",
+        o.cluster);
   if (c.device.kind == "cuda")
     throw UsageError(
         "{}: `molen calibrate` measures processors; --cluster with the name of a description simulates "
@@ -224,6 +238,13 @@ void add_simulate_verb(CLI::App& app, Chosen& chosen) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   verb->add_option("--trace", o->trace, "file for the predicted step as a Chrome trace, with a process for each stage");
+  CLI::Option* clocks = verb->add_flag("--clocks", o->clocks,
+                                       "also plan a clock for each task of each stage, so that the devices take the "
+                                       "least energy for the step (docs/energy.md)");
+  verb->add_option("--slowdown", o->slowdown, "share of the step by which the plan of --clocks may be longer, 0 to 1")
+      ->check(CLI::Range(0.0, 1.0))
+      ->needs(clocks)
+      ->capture_default_str();
   auto format = add_format_option(*verb);
   verb->callback([&chosen, options, o, format] {
     chosen.action = [=] {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "apps/clock_plan.h"
 #include "program/ir/comparison.h"
 #include "program/memory/memory.h"
 #include "sim/factors.h"
@@ -178,6 +179,7 @@ Json simulated_json(const Simulated& s, std::size_t stage, const std::vector<Ope
           {"measured", measured ? to_json(*measured) : Json()},
           {"cluster", cluster_json(s, largest_of(rows, &StageRow::memory), largest_of(rows, &StageRow::host))},
           {"whole_run", whole_run_json(s.whole_run)},
+          {"clock_plan", s.clocks ? clock_plan_json(*s.clocks, s.energy.hosts) : Json()},
           {"stage", stage},
           {"stages", by_stage},
           {"phase_s", by_phase},
@@ -220,6 +222,7 @@ void print_simulated(const Simulated& s, std::size_t stage, const std::vector<Op
     fmt::print("  {:<28} {:>6} {:>12} {:>12} {:>12}\n", row.kind, row.count, human(Seconds(row.predicted_s)),
                row.waited_s > 0 ? human(Seconds(row.waited_s)) : "-", row.bytes > 0 ? human(Bytes(row.bytes)) : "-");
   print_whole_run(s.whole_run);
+  if (s.clocks) print_clock_plan(*s.clocks, s.energy.hosts);
 }
 
 }  // namespace molen::apps

@@ -12,6 +12,7 @@
 #include "cluster/cluster.h"
 #include "config/config.h"
 #include "data/attended.h"
+#include "plan/clock_plan.h"
 #include "program/ir/stages.h"
 #include "program/ir/timeline.h"
 #include "sim/described_energy.h"
@@ -37,6 +38,7 @@ struct Simulated {
   int local_ranks = 1;  // ranks of a node
   double spread = 0.0;
   sim::StepEnergy energy = {};
+  std::optional<plan::ClockPlan> clocks = std::nullopt;  // with --clocks
   double step_s() const { return sim::step_seconds(timelines); }
 };
 

@@ -125,6 +125,40 @@ def simulate(case):
     case.refused("simulate", "tiny.toml", {"device.kind": "cpu"}, "--cluster", "dgx-a100", says="device.kind")
 
 
+@row("simulate --clocks", "simulate --slowdown")
+def clocks(case):
+    uneven = {"data.sequence_length": 2048, "batch.global": 32, "batch.micro": 1, "parallel.pipeline": 4, "parallel.tensor": 2, "parallel.sharding": "NO_SHARD"}
+    command = ["simulate", "--model", "llama-1.1b", uneven, "--cluster", "dgx-a100", "--ranks", 8]
+    said = formats(case, *command, "--clocks", shows=lambda v: ["slack plan", "EnvPipe's rule", "one clock for all", "these joules rest on:", *v["clock_plan"]["assumptions"]])
+    plan, cluster = said["clock_plan"], said["cluster"]
+    now, slack, envpipe, single = (plan[k] for k in ("highest", "slack", "envpipe", "single"))
+    close("now: the predicted step", now["step_s"], said["step_s"], 1e-9)
+    close("now: the joules of the devices", now["devices_j"], cluster["devices_j"], 1e-9)
+    close("now: those of the hosts too", now["computers_j"], cluster["devices_j"] + cluster["hosts_j"], 1e-9)
+    close("the saving", slack["saving"], 1 - slack["devices_j"] / now["devices_j"], 1e-9)
+    assert slack["saving"] > 0.01 and slack["devices_j"] <= min(envpipe["devices_j"], single["devices_j"]) * (1 + 1e-9), plan
+    assert plan["bound_devices_j"] <= slack["devices_j"] * (1 + 1e-6), plan
+    assert plan["simulated_s"] <= said["step_s"] * (1 + 1e-9), plan
+    equal("stages", sorted({row["stage"] for row in plan["clocks"]}), [0, 1, 2, 3])
+    assert all(855e6 <= row["least_hz"] <= row["median_hz"] <= row["most_hz"] <= 1410e6 for row in plan["clocks"]), plan["clocks"]
+    assert json.loads(case.molen(*command, "--format", "json").stdout)["clock_plan"] is None
+    slower = json.loads(case.molen(*command, "--clocks", "--slowdown", 0.1, "--format", "json").stdout)["clock_plan"]
+    close("--slowdown", slower["deadline_s"], 1.1 * said["step_s"], 1e-9)
+    assert slower["slack"]["devices_j"] < slack["devices_j"] and said["step_s"] < slower["simulated_s"] <= 1.1 * said["step_s"] * (1 + 1e-9), slower
+    # A device of twice the exponent saves more, and one whose voltage falls nowhere gains nothing from a lower clock but what its wait costs.
+    text = (pathlib.Path(__file__).resolve().parents[2] / "clusters/dgx-a100.toml").read_text()
+    (work / "steep.toml").write_text(re.sub(r"(?m)^(exponent = \{ value = )[0-9.]+", r"\g<1>3.3", text))
+    steep = json.loads(case.molen("simulate", "--model", "llama-1.1b", uneven, "--cluster", "steep.toml", "--ranks", 8, "--clocks", "--format", "json").stdout)["clock_plan"]
+    assert steep["slack"]["saving"] > slack["saving"], (steep["slack"], slack)
+    (work / "no_knee.toml").write_text(re.sub(r"(?m)^knee_hz = .*$", "", text))
+    case.refused("simulate", "--model", "llama-1.1b", uneven, "--cluster", "no_knee.toml", "--ranks", 8, "--clocks", says=["clocks.knee_hz", "docs/formats/cluster.md"])
+    case.refused("simulate", "--model", "llama-1.1b", uneven, "--cluster", "lumi-g", "--ranks", 8, "--clocks", says=["lumi-g", "clocks.low_hz"])
+    case.refused(*command, "--slowdown", 0.1, says="--clocks")
+    case.refused(*command, "--clocks", "--slowdown", 1.5, says="--slowdown")
+    made_up(work / "one.json", [dict(ranks=1, communicator="self")])
+    case.refused("simulate", "tiny.toml", FP32, "--cluster", "one.json", "--clocks", says=["--clocks", "calibration"])
+
+
 def described_with(path, reliability=None, storage=None, base="dgx-a100"):
     """The shipped description with exact figures of its own for failures and storage."""
     text = (pathlib.Path(__file__).resolve().parents[2] / f"clusters/{base}.toml").read_text()
