@@ -10,7 +10,8 @@ namespace {
 
 std::vector<Choice> profiled(bool backward, bool last) {
   std::vector<Choice> choices;
-  for (const ProfiledClock& p : kProfile) {
+  for (double megahertz = 1410.0; megahertz >= 855.0; megahertz -= 15.0) {
+    const ProfiledClock p = profile_at(megahertz);
     const double seconds = (backward ? p.backward_s : p.forward_s) * (!last      ? 1.0
                                                                       : backward ? kLastBackwardS
                                                                                  : kLastForwardS);
@@ -48,8 +49,9 @@ TEST(Published, PlansForGpt3SaveMoreThanEnvPipe) {
         plans.bound_joules, kWaitWatts);
     // The published seconds have 1 ms of 28 s, and the last stage is scaled (0.3 %).
     EXPECT_NEAR(plans.envpipe.seconds, p.envpipe_s / kSecondsOfProfile, 1e-4 * plans.envpipe.seconds);
-    // The rule raises clocks in an order that the paper leaves open; the authors' program saves 0.2 % more with it.
-    EXPECT_NEAR(plans.envpipe.joules, published_j, 5e-3 * published_j);
+    // The rule raises clocks in an order that the paper leaves open, and the joules between the eight clocks are not
+    // quite on lines.
+    EXPECT_NEAR(plans.envpipe.joules, published_j, 1e-2 * published_j);
     EXPECT_LT(plans.slack.joules, published_j);
     EXPECT_LT(plans.slack.joules, plans.envpipe.joules);
   }
