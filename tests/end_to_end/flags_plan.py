@@ -369,7 +369,7 @@ def plan_search(case):
         assert values == sorted(values) and values[0] <= min(b[key] for b in one["best"]), (objective, values)
     # A price of device hours is in the cost, beside the electricity.
     juwels = (pathlib.Path(__file__).resolve().parents[2] / "clusters/juwels-booster.toml").read_text()
-    (work / "charged.toml").write_text(juwels.replace('"juwels-booster"', '"charged"', 1) + "price_eur_per_device_hour = { value = 2, source = \"contract\" }\n")
+    (work / "charged.toml").write_text(juwels.replace('"juwels-booster"', '"charged"', 1).replace("[site]\n", "[site]\nprice_eur_per_device_hour = { value = 2, source = \"contract\" }\n"))
     charged = json.loads(case.molen("plan", *model, "--cluster", "charged.toml", "--ranks", 16, "--objective", "cost", "--simulate", 3, "--format", "json").stdout)["best"][0]
     hours = 16 * charged["step_s"] * 2 / 3600
     assert hours < charged["eur_per_step"] < 1.2 * hours, (hours, charged)
