@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "apps/cli.h"
+#include "base/error.h"
 #include "serve/documents.h"
 #include "serve/report.h"
 
@@ -12,20 +13,25 @@ void add_report_verb(CLI::App& app, Chosen& chosen) {
   auto run = std::make_shared<std::string>(), output = std::make_shared<std::string>();
   auto emissions = std::make_shared<std::string>(), card = std::make_shared<std::string>();
   verb->add_option("RUN", *run, "run directory")->required();
-  verb->add_option("--output", *output, "file (default: RUN/report.html)");
+  auto* page = verb->add_option("--output", *output, "file (default: RUN/report.html)");
   auto* csv = verb->add_option("--emissions", *emissions,
                                "writes this CSV file instead of the page: energy and emissions in the columns of "
                                "CodeCarbon");
-  verb->add_option("--model-card", *card,
-                   "writes this Markdown file instead of the page: a model card with the metadata of Hugging Face and "
-                   "the energy that the AI Act asks for")
-      ->excludes(csv);
+  auto* markdown =
+      verb->add_option("--model-card", *card,
+                       "writes this Markdown file instead of the page: a model card with the metadata of Hugging Face "
+                       "and the energy that the AI Act asks for; refuses a file that exists")
+          ->excludes(csv);
   auto format = add_format_option(*verb);
-  verb->callback([&chosen, run, output, emissions, card, format] {
+  for (auto* document : {csv, markdown}) document->excludes(page)->excludes(verb->get_option("--format"));
+  verb->callback([&chosen, run, output, emissions, card, format, csv, markdown] {
     chosen.action = [=] {
-      if (!emissions->empty() || !card->empty()) {
-        emissions->empty() ? serve::write_model_card(*run, *card) : serve::write_emissions(*run, *emissions);
-        fmt::print("{}\n", emissions->empty() ? *card : *emissions);
+      if (csv->count() + markdown->count() > 0) {
+        const std::string& file = csv->count() > 0 ? *emissions : *card;
+        if (file.empty())
+          throw UsageError("{}: the name of a file is needed", csv->count() > 0 ? "--emissions" : "--model-card");
+        csv->count() > 0 ? serve::write_emissions(*run, file) : serve::write_model_card(*run, file);
+        fmt::print("{}\n", file);
         return kOk;
       }
       if (*format == "json") {

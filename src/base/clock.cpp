@@ -115,6 +115,8 @@ Result<double> parse_time(std::string_view text) {
 }
 
 std::string utc_timestamp(double wall) {
+  constexpr double kYear10000 = 253402300800.0;
+  if (!(wall >= 0.0 && wall < kYear10000)) return "(no date)";
   const auto seconds = static_cast<std::time_t>(wall);
   std::tm parts{};
   ::gmtime_r(&seconds, &parts);

@@ -31,7 +31,8 @@ inline std::int64_t thread_cpu_ns() {
 inline double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
-// Returns a text such as "2026-11-21T04:02:00Z". `wall` is in seconds since 1970.
+// Returns a text such as "2026-11-21T04:02:00Z". `wall` is in seconds since 1970; a time before that, or after year
+// 9999, gives "(no date)".
 std::string utc_timestamp(double wall);
 // Parses a time of ISO 8601, from year 1970 to 9999, to seconds since 1970: "2026-11-21", "2026-11-21T04:02",
 // "2026-11-21 04:02:00.5Z", "2026-11-21T05:02+01:00". A time without an offset is UTC. Failures say what is wrong.

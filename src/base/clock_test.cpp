@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <cmath>
+
 namespace molen {
 namespace {
 
@@ -49,6 +51,12 @@ TEST(ParseTime, RefusesAnythingElse) {
     ASSERT_FALSE(time.ok()) << text;
     EXPECT_NE(time.reason().find("expected one such as 2026-11-21"), std::string::npos) << time.reason();
   }
+}
+
+TEST(UtcTimestamp, OfTimesThatHaveNoDate) {
+  EXPECT_EQ(utc_timestamp(253402300799.0), "9999-12-31T23:59:59Z");
+  for (const double wall : {-1.0, 253402300800.0, 1e300, HUGE_VAL, std::nan("")})
+    EXPECT_EQ(utc_timestamp(wall), "(no date)");
 }
 
 // utc_timestamp is the C library's calendar; parse_time computes by the C++ library's.

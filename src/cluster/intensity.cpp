@@ -10,6 +10,7 @@
 #include "base/csv.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/units.h"
 #include "base/utf8.h"
 
 namespace molen::cluster {
@@ -47,7 +48,7 @@ SeriesColumns columns_of(const std::vector<std::string>& header, const std::stri
   std::optional<std::size_t> time, value;
   const auto take = [&](std::optional<std::size_t>& place, std::size_t i) {
     if (place)
-      throw UsageError("{}:1: two columns are called alike, '{}' and '{}'; remove one", origin,
+      throw UsageError("{}:1: two columns have the same meaning, '{}' and '{}'; remove one", origin,
                        printable(header[*place]), printable(header[i]));
     place = i;
   };
@@ -119,7 +120,8 @@ IntensitySeries parse_intensity(std::string_view text, const std::string& origin
   while (reader.next(cells)) {
     const std::string where = fmt::format("{}:{}", origin, reader.line());
     if (cells.size() <= std::max(columns.time, columns.value))
-      throw UsageError("{}: the line has {} cells; the first line names more columns", where, cells.size());
+      throw UsageError("{}: the line has {}; the first line names more columns", where,
+                       counted(static_cast<std::int64_t>(cells.size()), "cell"));
     const auto time = parse_time(cells[columns.time]);
     if (!time) throw UsageError("{}: {}: {}", where, printable(columns.time_name), time.reason());
     if (!values.empty() && time.value() <= values.back().from_s)
@@ -128,8 +130,8 @@ IntensitySeries parse_intensity(std::string_view text, const std::string& origin
     values.push_back({time.value(), kKgPerJouleOfGram * grams_of(cells[columns.value], columns, where)});
   }
   if (values.size() < 2)
-    throw UsageError("{}: {} values; at least two are needed, because a value holds until the time of the next one",
-                     origin, values.size());
+    throw UsageError("{}: {}; at least two are needed, because a value holds until the time of the next one", origin,
+                     counted(static_cast<std::int64_t>(values.size()), "value"));
   return {std::move(values), origin};
 }
 

@@ -61,13 +61,14 @@ TEST(Intensity, RefusesABrokenFile) {
   EXPECT_NE(intensity_refusal("time,grams\n").find("f.csv:1: there is no column of carbon intensities"),
             std::string::npos);
   EXPECT_NE(intensity_refusal("when,g_per_kwh\n").find("no column of times"), std::string::npos);
-  EXPECT_NE(intensity_refusal("time,g_per_kwh,g_per_kwh\n").find("two columns are called alike"), std::string::npos);
-  EXPECT_NE(intensity_refusal(head).find("1 values; at least two"), std::string::npos);
+  EXPECT_NE(intensity_refusal("time,g_per_kwh,g_per_kwh\n").find("two columns have the same meaning"),
+            std::string::npos);
+  EXPECT_NE(intensity_refusal(head).find("1 value; at least two"), std::string::npos);
   EXPECT_NE(intensity_refusal(head + "2026-11-29T00:00Z,100\n").find("f.csv:3: 2026-11-29T00:00Z is not later"),
             std::string::npos);
   EXPECT_NE(intensity_refusal(head + "yesterday,100\n").find("f.csv:3: time: 'yesterday' is not a time"),
             std::string::npos);
-  EXPECT_NE(intensity_refusal(head + "2026-11-30\n").find("f.csv:3: the line has 1 cells"), std::string::npos);
+  EXPECT_NE(intensity_refusal(head + "2026-11-30\n").find("f.csv:3: the line has 1 cell;"), std::string::npos);
   for (const char* value : {"", "-1", "2001", "nan", "inf", "1e400", "100 g", "0x10", " 100"})
     EXPECT_NE(intensity_refusal(head + "2026-11-30," + value + "\n").find("is not a carbon intensity"),
               std::string::npos)

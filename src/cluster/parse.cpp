@@ -321,10 +321,10 @@ Site read_site(const Section& section) {
   return site;
 }
 
-constexpr const Range& range_of_site(const char* key) {
+const Range& range_of_site(const char* key) {
   for (const auto& k : kSiteFigures)
     if (std::string_view(k.key) == key) return k.range;
-  throw std::logic_error("range_of_site: unknown key");
+  MOLEN_CHECK(false, "no figure {}", key);
 }
 
 // Reads the [site] table of a file that has no other: `country` may stand in for the intensity.
@@ -336,8 +336,9 @@ RunSite read_run_site(const Section& section, const std::string& origin) {
     const std::string code = section.text("country");
     const auto found = std::ranges::find(countries(), code, &Country::code);
     if (found == countries().end())
-      throw UsageError("{}: '{}' is no country that molen has a carbon intensity for; docs/formats/site.md lists them",
-                       section.where("country"), shown(code));
+      throw UsageError(
+          "{}: molen has no carbon intensity of a country '{}'; docs/formats/site.md lists those that it has",
+          section.where("country"), shown(code));
     site = find_site(code);
   }
   site.name = origin;
@@ -347,7 +348,7 @@ RunSite read_run_site(const Section& section, const std::string& origin) {
   site.water = section.figure_if_any("water_l_per_kwh", range_of_site("water_l_per_kwh"));
   site.price = section.figure_if_any("price_eur_per_kwh", range_of_site("price_eur_per_kwh"));
   if (section.contains("intensity_file"))
-    site.series = read_intensity((fs::path(origin).parent_path() / section.text("intensity_file")).string());
+    site.series_file = (fs::path(origin).parent_path() / section.text("intensity_file")).string();
   return site;
 }
 

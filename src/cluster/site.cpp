@@ -32,10 +32,11 @@ constexpr std::array<Country, 28> kCountries{
      {"US", "United States", 369}}};
 
 bool is_code(const std::string& name) {
-  return name.size() == 2 && std::ranges::all_of(name, [](unsigned char c) { return std::isupper(c) != 0; });
+  return name.size() == 2 && std::ranges::all_of(name, [](unsigned char c) { return std::isalpha(c) != 0; });
 }
 
-RunSite site_of_country(const std::string& code) {
+RunSite site_of_country(std::string code) {
+  for (char& c : code) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   const auto found = std::ranges::find(kCountries, code, &Country::code);
   if (found == kCountries.end()) {
     std::string all;
@@ -44,7 +45,7 @@ RunSite site_of_country(const std::string& code) {
                      code, all);
   }
   RunSite site;
-  site.name = found->name;
+  site.name = found->name, site.country = code;
   site.pue = {1.0, 0.0, "not stated: the energy is that of the computers alone"};
   site.intensity = {found->grams_per_kwh * kKgPerJouleOfGramPerKwh, kSpreadOfCountry, kCountrySource};
   return site;
@@ -56,9 +57,14 @@ std::span<const Country> countries() {
   return kCountries;
 }
 
-RunSite::Mean RunSite::mean_intensity(double from_s, double to_s) const {
-  if (!series || !series->covers(from_s, to_s)) return {intensity.value, false};
-  return {to_s > from_s ? series->mean(from_s, to_s) : series->at(to_s), true};
+double RunSite::mean_intensity(double from_s, double to_s) const {
+  const double first = series ? std::max(from_s, series->begin_s()) : 1.0;
+  const double last = series ? std::min(to_s, series->end_s()) : 0.0;
+  if (first > last) return intensity.value;
+  if (from_s == to_s) return series->at(to_s);
+  if (first == last) return intensity.value;
+  const double share = (last - first) / (to_s - from_s);
+  return share * series->mean(first, last) + (1.0 - share) * intensity.value;
 }
 
 RunSite site_of(const Cluster& cluster) {
@@ -71,8 +77,15 @@ RunSite site_of(const Cluster& cluster) {
 
 RunSite find_site(const std::string& name) {
   if (is_code(name)) return site_of_country(name);
-  if (name.ends_with(".toml") || name.find('/') != std::string::npos)
-    return parse_site(read_file(name, kLargestSiteFile), name);
+  if (name.ends_with(".toml") || name.find('/') != std::string::npos) {
+    RunSite site = parse_site(read_file(name, kLargestSiteFile), name);
+    try {
+      if (!site.series_file.empty()) site.series = read_intensity(site.series_file);
+    } catch (const UsageError& error) {
+      throw UsageError("{}: site.intensity_file: {}", name, error.what());
+    }
+    return site;
+  }
   return site_of(find(name));
 }
 

@@ -21,6 +21,8 @@ constexpr const char* kSiteText =
 TEST(RunSites, ACountryHasItsGridAndNoPue) {
   const RunSite site = find_site("FI");
   EXPECT_EQ(site.name, "Finland");
+  EXPECT_EQ(site.country, "FI");
+  EXPECT_EQ(find_site("fi").name, "Finland");
   EXPECT_DOUBLE_EQ(site.intensity.value, 79 * kGram);
   EXPECT_GT(site.intensity.spread, 0.0);
   EXPECT_NE(site.intensity.source.find("2023"), std::string::npos);
@@ -55,6 +57,11 @@ TEST(RunSites, AFileOfItsOwn) {
   EXPECT_DOUBLE_EQ(site.intensity.value, 268 * kGram);
   EXPECT_DOUBLE_EQ(site.water->value, 0.5e-3 / 3.6e6);
   EXPECT_FALSE(site.price);
+  EXPECT_EQ(site.country, "NL");
+  EXPECT_DOUBLE_EQ(
+      parse_site(std::string(kSiteText) + "price_eur_per_kwh = { value = 0.36, source = \"bill\" }\n", "s.toml")
+          .price->value,
+      1e-7);
   const RunSite own = parse_site(
       std::string(kSiteText) + "intensity_g_per_kwh = { value = 20, source = \"contract\" }\n", "cellar.toml");
   EXPECT_DOUBLE_EQ(own.intensity.value, 20 * kGram) << "the file's own figure goes before the country's";
@@ -69,15 +76,18 @@ TEST(RunSites, ASeriesBesideItsFile) {
   write_file_atomic(directory.path() / "site.toml", std::string(kSiteText) + "intensity_file = \"grid.csv\"\n");
   const RunSite site = find_site((directory.path() / "site.toml").string());
   const double midnight = parse_time("2026-11-29").value();
-  const auto inside = site.mean_intensity(midnight + 1800, midnight + 5400);
-  EXPECT_TRUE(inside.of_series);
-  EXPECT_NEAR(inside.kg_per_j, 200 * kGram, 1e-12 * kGram);
-  EXPECT_DOUBLE_EQ(site.mean_intensity(midnight, midnight).kg_per_j, 100 * kGram);
+  EXPECT_NEAR(site.mean_intensity(midnight + 1800, midnight + 5400), 200 * kGram, 1e-12 * kGram);
+  EXPECT_DOUBLE_EQ(site.mean_intensity(midnight, midnight), 100 * kGram);
+  // The last value holds for two hours in all, and before and after the series the site's own figure.
+  EXPECT_NEAR(site.mean_intensity(midnight + 3600, midnight + 3 * 3600), (300 + 268) / 2.0 * kGram, 1e-12 * kGram);
+  EXPECT_NEAR(site.mean_intensity(midnight - 3600, midnight + 3600), (268 + 100) / 2.0 * kGram, 1e-12 * kGram);
   for (const double beyond : {-1.0, 2.0 * 3600 + 1}) {
-    const auto mean = site.mean_intensity(midnight + beyond, midnight + beyond);
-    EXPECT_FALSE(mean.of_series);
-    EXPECT_DOUBLE_EQ(mean.kg_per_j, 268 * kGram);
+    EXPECT_DOUBLE_EQ(site.mean_intensity(midnight + beyond, midnight + beyond), 268 * kGram);
   }
+  write_file_atomic(directory.path() / "grid.csv", "time,g_per_kwh\n2026-11-29,x\n");
+  const std::string why = reason([&] { find_site((directory.path() / "site.toml").string()); });
+  EXPECT_NE(why.find("site.toml: site.intensity_file: "), std::string::npos) << why;
+  EXPECT_NE(why.find("grid.csv:2: g_per_kwh: 'x'"), std::string::npos) << why;
 }
 
 TEST(RunSites, RefusesWhatIsWrong) {
@@ -91,9 +101,8 @@ TEST(RunSites, RefusesWhatIsWrong) {
       std::string::npos);
   EXPECT_NE(refusal(std::string(kSiteText) + "pues = 1\n").find("did you mean 'site.pue'"), std::string::npos);
   EXPECT_NE(refusal("[site]\npue = { value = 1.1, source = \"x\" }\ncountry = \"Holland\"\n")
-                .find("s.toml:3: site.country: 'Holland' is no country"),
+                .find("s.toml:3: site.country: molen has no carbon intensity of a country 'Holland'"),
             std::string::npos);
-  EXPECT_NE(refusal(std::string(kSiteText) + "intensity_file = \"none.csv\"\n").find("none.csv"), std::string::npos);
 }
 
 }  // namespace

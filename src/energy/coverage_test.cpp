@@ -210,13 +210,20 @@ TEST(Totals, PhasesOfAttemptsAddUp) {
 TEST(Totals, EmissionsOfAttemptsAddUp) {
   const auto all = host({"cpu-package0"});
   EnergySoFar known = used(2, {{"cpu-package0", 40}}), unknown = known;
-  known.kg_co2e = 0.5;
+  known.at_site.kg_co2e = 0.5;
   const RunTotals one = totals_from_json(to_json(add({}, 3, 300, known, all)), 3, "x");
   EXPECT_EQ(one.kg_co2e, 0.5);
   EXPECT_EQ(add(one, 5, 500, known, all).kg_co2e, 1.0);
   EXPECT_EQ(add(one, 5, 500, unknown, all).kg_co2e, std::nullopt);
   EXPECT_EQ(add(add({}, 3, 300, unknown, all), 5, 500, known, all).kg_co2e, std::nullopt);
   EXPECT_EQ(add(one, 0, 0, {}, all).kg_co2e, 0.5) << "an attempt that measured nothing";
+  const RunTotals both = add(one, 5, 500, known, all), part = add(one, 5, 500, unknown, all);
+  EXPECT_EQ(both.spent_at_site.kg_co2e, 1.0);
+  EXPECT_EQ(part.spent_at_site.kg_co2e, std::nullopt);
+  EXPECT_EQ(totals_from_json(to_json(both), both.steps, "here").spent_at_site.kg_co2e, 1.0);
+  Json older = to_json(both);
+  older.erase("spent_kg_co2e");
+  EXPECT_EQ(totals_from_json(older, both.steps, "here").spent_at_site.kg_co2e, 1.0) << "where nothing was undone";
 }
 
 TEST(Totals, WhatOneAttemptLackedStaysMissing) {

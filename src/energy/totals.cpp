@@ -48,6 +48,14 @@ std::string RunTotals::text() const {
   return text + beside;
 }
 
+AtSite sum(const AtSite& before, bool joules_before, const AtSite& more) {
+  const auto both = [&](const std::optional<double>& a, const std::optional<double>& b) {
+    return b && (a || !joules_before) ? std::optional(a.value_or(0.0) + *b) : std::nullopt;
+  };
+  return {both(before.site_j, more.site_j), both(before.kg_co2e, more.kg_co2e), both(before.water_l, more.water_l),
+          both(before.eur, more.eur)};
+}
+
 RunTotals add(RunTotals t, std::int64_t steps, std::int64_t tokens, const EnergySoFar& energy,
               const Coverage& coverage) {
   t.steps += steps;
@@ -63,10 +71,10 @@ RunTotals add(RunTotals t, std::int64_t steps, std::int64_t tokens, const Energy
     for (const auto& [name, entry] : account.at("entries").items())
       t.phases_j[scope][name] += entry.at("joules").get<double>();
   if (energy.total_j) {
-    const bool known = energy.kg_co2e && (!t.total_j || t.kg_co2e);
-    t.kg_co2e = known ? std::optional(t.kg_co2e.value_or(0.0) + *energy.kg_co2e) : std::nullopt;
-  }
-  if (energy.total_j) {
+    const std::optional<double>& kg = energy.at_site.kg_co2e;
+    const bool known = kg && (!t.total_j || t.kg_co2e);
+    t.kg_co2e = known ? std::optional(t.kg_co2e.value_or(0.0) + *kg) : std::nullopt;
+    t.spent_at_site = sum(t.spent_at_site, t.spent_total_j > 0.0, energy.at_site);
     t.total_j = t.total_j.value_or(0.0) + *energy.total_j;
     t.spent_total_j += *energy.total_j;
   }
@@ -84,6 +92,7 @@ Json to_json(const RunTotals& t) {
   for (const auto& [scope, j] : t.joules) joules[scope] = j;
   for (const auto& [what, n] : t.missing) missing[what] = n;
   const auto per_token = t.j_per_token();
+  const auto or_null = [](const std::optional<double>& value) { return value ? Json(*value) : Json(); };
   return {{"first_step", t.first_step},
           {"steps", t.steps},
           {"tokens", t.tokens},
@@ -93,6 +102,10 @@ Json to_json(const RunTotals& t) {
           {"spent_j", spent},
           {"spent_total_j", t.spent_total_j},
           {"spent_s", t.spent_s},
+          {"spent_site_j", or_null(t.spent_at_site.site_j)},
+          {"spent_kg_co2e", or_null(t.spent_at_site.kg_co2e)},
+          {"spent_water_l", or_null(t.spent_at_site.water_l)},
+          {"spent_eur", or_null(t.spent_at_site.eur)},
           {"undone_j", t.undone_j()},
           {"total_j", t.total_j ? Json(*t.total_j) : Json()},
           {"kg_co2e", t.kg_co2e ? Json(*t.kg_co2e) : Json()},
@@ -127,6 +140,12 @@ RunTotals totals_from_json(const Json& json, std::int64_t step_done, const std::
   t.spent_total_j = has_spent ? amount_member(json, "spent_total_j", where) : t.total_j.value_or(0.0);
   t.spent_s = has_spent ? amount_member(json, "spent_s", where) : t.seconds;
   if (json.contains("kg_co2e") && !json["kg_co2e"].is_null()) t.kg_co2e = amount_member(json, "kg_co2e", where);
+  const auto if_any = [&](const char* key) {
+    return json.contains(key) && !json[key].is_null() ? std::optional(amount_member(json, key, where)) : std::nullopt;
+  };
+  t.spent_at_site = {if_any("spent_site_j"), if_any("spent_kg_co2e"), if_any("spent_water_l"), if_any("spent_eur")};
+  // An older checkpoint knows only the emissions of what led to it.
+  if (!json.contains("spent_kg_co2e") && t.undone_j() == 0.0) t.spent_at_site.kg_co2e = t.kg_co2e;
   t.hosts = count_member(json, "hosts", where);
   t.missing = counts_member(json, "missing", where);
   const Json& summed = json_member(json, "summed", where);

@@ -12,6 +12,16 @@
 
 namespace molen::energy {
 
+// What the energy of computers came to at the sites where it was consumed. A value is absent unless the site's figure
+// is known for all of that energy.
+struct AtSite {
+  std::optional<double> site_j;   // with the PUE
+  std::optional<double> kg_co2e;  // of site_j
+  std::optional<double> water_l, eur;
+};
+// Returns the sum. `before` is that of nothing if there were no joules before.
+AtSite sum(const AtSite& before, bool joules_before, const AtSite& more);
+
 // The energy of all hosts since the meters were opened. Unlike a sum over steps, it includes the time between the steps
 // (initialization, validation, checkpoints). It is also known when each step is shorter than a counter's update period.
 struct EnergySoFar {
@@ -23,7 +33,7 @@ struct EnergySoFar {
   // The ledger divides the joules of each counter among phases: {scope: {"entries": {name: {"joules", ...}}, ...}}
   // (docs/formats/energy.md). Empty when no counter was sampled.
   Json phases = Json::object();
-  std::optional<double> kg_co2e;  // of total_j, where the site's figures are known
+  AtSite at_site;  // of total_j
 };
 
 struct RunTotals {
@@ -35,6 +45,7 @@ struct RunTotals {
   // The consumption of all attempts: `joules` and `total_j`, and beside them that of steps which a failure undid.
   std::map<std::string, double> spent_j;
   double spent_total_j = 0, spent_s = 0;
+  AtSite spent_at_site;           // of spent_total_j; each joule at the site and the time of its attempt
   std::optional<double> total_j;  // null if nothing was measured
   // Emissions of total_j; null if any attempt that measured energy did not know its site's figures.
   std::optional<double> kg_co2e;

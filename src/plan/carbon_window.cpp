@@ -16,9 +16,11 @@ void require_room(const cluster::IntensitySeries& forecast, double duration_s, d
     throw UsageError("{}: the forecast is for {} to {}, and the earliest start is {}", forecast.origin(),
                      utc_timestamp(forecast.begin_s()), utc_timestamp(forecast.end_s()), utc_timestamp(earliest_s));
   if (earliest_s + duration_s > deadline_s)
-    throw UsageError("the run takes {}, but from {} until the deadline, {}, there are only {}",
-                     human(Seconds(duration_s)), utc_timestamp(earliest_s), utc_timestamp(deadline_s),
-                     human(Seconds(std::max(0.0, deadline_s - earliest_s))));
+    throw UsageError(
+        "the run takes {}, but from {} until the deadline, {}, there are only {}; a later deadline, more nodes or a "
+        "shorter run is needed",
+        human(Seconds(duration_s)), utc_timestamp(earliest_s), utc_timestamp(deadline_s),
+        human(Seconds(std::max(0.0, deadline_s - earliest_s))));
   if (earliest_s + duration_s > forecast.end_s())
     throw UsageError("{}: the forecast ends at {}, and a run of {} from {} lasts until {}; a longer forecast is needed",
                      forecast.origin(), utc_timestamp(forecast.end_s()), human(Seconds(duration_s)),

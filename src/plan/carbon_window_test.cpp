@@ -54,7 +54,7 @@ TEST(CarbonWindows, KeepTheDeadlineAndTheEarliestStart) {
   EXPECT_DOUBLE_EQ(late.best.kg_per_j, late.at_once.kg_per_j);
 }
 
-TEST(CarbonWindows, OfEqualWindowsTheFirst) {
+TEST(CarbonWindows, TheFirstOfEqualWindowsIsTaken) {
   const auto w = carbon_windows(hourly({2, 1, 2, 1, 2}), kHourOfGrid, 0.0, kNoDeadline);
   EXPECT_EQ(w.best.start_s, kHourOfGrid);
   EXPECT_EQ(w.worst.start_s, 0.0);

@@ -200,10 +200,8 @@ void add_to(AccountRow& row, const Attempt& a) {
 }
 
 // The mean power of the scopes of one kind (W), for a column of CSV.
-std::string watts_of(const Attempt& a, const std::string& beginning) {
-  std::optional<double> joules;
-  for (const auto& [scope, j] : a.by_scope)
-    if (scope.starts_with(beginning)) joules = joules.value_or(0.0) + j;
+std::string watts_of(const Attempt& a, const std::string& kind) {
+  const auto joules = joules_of_kind(a.by_scope, kind);
   return joules && a.seconds > 0.0 ? csv_number(*joules / a.seconds) : "";
 }
 

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -10,6 +12,7 @@
 #include "base/csv.h"
 #include "base/error.h"
 #include "base/units.h"
+#include "cluster/site.h"
 #include "serve/facts.h"
 #include "serve/footprint.h"
 
@@ -37,25 +40,43 @@ std::string hardware_of(const RunData& run) {
   return gpu.empty() ? cpu : ranks + " x " + gpu;
 }
 
+std::string country_name(const std::string& code) {
+  const auto found = std::ranges::find(cluster::countries(), code, &cluster::Country::code);
+  return found == cluster::countries().end() ? std::string() : std::string(found->name);
+}
+
 Footprint known_footprint(const RunData& run) {
   const auto f = footprint_of(run);
   if (!f)
     throw UsageError("{}: no energy was measured, so there are no emissions (`molen energy list` shows the meters)",
                      run.path.string());
+  if (f->sites.empty())
+    throw UsageError(
+        "{}: no site is named, so emissions are not known; energy.site takes a country such as NL, a cluster or a file",
+        run.path.string());
   if (!f->kg_co2e)
     throw UsageError(
-        "{}: no site is named, so emissions are not known; energy.site takes a country such as NL, a "
-        "cluster or a file",
-        run.path.string());
+        "{}: an attempt of the run named no site (the sites of the others: {}), so the emissions of the "
+        "whole run are not known",
+        run.path.string(), f->sites);
   return *f;
 }
 
-// The floating-point operations of the model over the run, by the run's own formula; NaN where a step has none.
+// The floating-point operations of the model in the steps that count, by the run's own formula; NaN where a step has
+// none.
 double model_flops_of(const RunData& run) {
-  const double ranks = number_of(last_start(run), "ranks");
+  std::map<std::int64_t, double> ranks;  // of each attempt
+  for (const Json& event : run.events)
+    if (const std::string name = text_of(event, "event"); name == "start" || name == "resume")
+      if (const double attempt = number_of(event, "attempt"); std::abs(attempt) < 1e15)
+        ranks[static_cast<std::int64_t>(attempt)] = number_of(event, "ranks");
   double sum = 0.0;
-  for (const auto& m : run.metrics.steps)
-    sum += m.model_tflops_per_device ? *m.model_tflops_per_device * 1e12 * ranks * m.step_s : std::nan("");
+  for (const auto& m : run.metrics.steps) {
+    const auto of_attempt = ranks.find(m.attempt);
+    sum += m.model_tflops_per_device && of_attempt != ranks.end()
+               ? *m.model_tflops_per_device * 1e12 * of_attempt->second * m.step_s
+               : std::nan("");
+  }
   return sum;
 }
 
@@ -69,7 +90,7 @@ std::string metadata_of(const RunData& run, const std::optional<Footprint>& f) {
               "; grid: " + f->intensity_source) +
          "\n";
     s += "  training_type: \"pre-training\"\n";
-    s += "  geographical_location: " + yaml(*f->site) + "\n";
+    s += "  geographical_location: " + yaml(f->sites) + "\n";
     s += "  hardware_used: " + yaml(hardware_of(run)) + "\n";
   }
   return s + "---\n\n";
@@ -91,20 +112,23 @@ std::string data_of_card(const RunData& run) {
 std::string energy_of_card(const RunData& run, const std::optional<Footprint>& f) {
   std::string s = "## Compute and energy\n\nRegulation (EU) 2024/1689, Annex XI, section 1, point 2 (d) and (e):\n\n";
   if (const double flops = model_flops_of(run); std::isfinite(flops) && flops > 0.0)
-    s += line("floating-point operations of the model",
-              fmt::format("{:.4g} ({})", flops, run.metrics.steps.back().flops_formula));
+    s += line("floating-point operations of the model", fmt::format("{:.4g} ({}; without steps that failures undid)",
+                                                                    flops, run.metrics.steps.back().flops_formula));
   s += line("hardware", hardware_of(run)) + line("layout", layout_of(run));
+  double in_steps = 0.0;
+  for (const auto& m : run.metrics.steps) in_steps += m.step_s;
+  s += line("training time", f ? fmt::format("{} over all attempts", human(Seconds(f->seconds)))
+                               : fmt::format("{} in steps", human(Seconds(in_steps))));
   if (!f) return s + "- energy: not measured\n\n";
-  s += line("training time", fmt::format("{} over all attempts", human(Seconds(f->seconds))));
   s += line("energy of the computers", fmt::format("{:.6g} kWh, measured{}", f->computers_j / kJoulesPerKwh,
                                                    f->partial.empty() ? "" : " in part (" + f->partial + ")"));
   if (f->undone_j > 0.0)
-    s += line("of it in steps that failures undid", fmt::format("{:.4g} kWh", f->undone_j / kJoulesPerKwh));
+    s += line("energy of steps that failures undid", fmt::format("{:.4g} kWh", f->undone_j / kJoulesPerKwh));
   if (f->site_j)
     s += line("energy with the site", fmt::format("{:.6g} kWh (PUE {:.4g})", *f->site_j / kJoulesPerKwh, *f->pue));
   if (f->kg_co2e)
     s += line("emissions", fmt::format("{:.4g} kg CO2e at {:.4g} g/kWh (location: {}; {})", *f->kg_co2e,
-                                       *f->grams_per_kwh, *f->site, f->intensity_source));
+                                       f->grams_per_kwh.value_or(0.0), f->sites, f->intensity_source));
   if (f->water_l) s += line("water", fmt::format("{:.4g} l", *f->water_l));
   return s + "\n";
 }
@@ -121,11 +145,12 @@ std::string emissions_csv(const RunData& run) {
     return j && f.seconds > 0.0 ? csv_number(*j / f.seconds) : std::string();
   };
   const std::string gpu = text_of(run.environment, "gpu");
+  const double last = dates_of(run).last;
   const double memory = number_of(run.environment, "memory_bytes");
   const std::vector<std::pair<const char*, std::string>> columns{
-      {"timestamp", utc_timestamp(dates_of(run).last)},
+      {"timestamp", std::isfinite(last) ? utc_timestamp(last) : ""},
       {"project_name", run.path.filename().string()},
-      {"run_id", text_of(last_start(run), "state_hash")},
+      {"run_id", run.id},
       {"experiment_id", ""},
       {"duration", csv_number(f.seconds)},
       {"emissions", csv_number(f.kg_co2e)},
@@ -138,7 +163,7 @@ std::string emissions_csv(const RunData& run) {
       {"ram_energy", kwh(kinds.memory)},
       {"energy_consumed", kwh(f.computers_j)},
       {"water_consumed", csv_number(f.water_l)},
-      {"country_name", *f.site},
+      {"country_name", country_name(f.country)},
       {"country_iso_code", ""},
       {"region", ""},
       {"cloud_provider", ""},
@@ -154,7 +179,7 @@ std::string emissions_csv(const RunData& run) {
       {"latitude", ""},
       {"ram_total_size", std::isfinite(memory) ? csv_number(memory / (1 << 30)) : ""},
       {"tracking_mode", "machine"},
-      {"on_cloud", "N"},
+      {"on_cloud", ""},
       {"pue", csv_number(f.pue)},
       {"wue", f.water_l && f.site_j ? csv_number(*f.water_l / (*f.site_j / kJoulesPerKwh)) : ""}};
   std::string header, row;
@@ -183,6 +208,9 @@ void write_emissions(const fs::path& run_directory, const fs::path& output) {
 }
 
 void write_model_card(const fs::path& run_directory, const fs::path& output) {
+  if (fs::exists(output))
+    throw UsageError("{}: the file exists, and a person may have added to it; remove it, or choose another name",
+                     output.string());
   write_file_atomic(output, model_card(read_run(run_directory)));
 }
 

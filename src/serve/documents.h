@@ -16,6 +16,7 @@ std::string emissions_csv(const RunData& run);
 std::string model_card(const RunData& run);
 
 void write_emissions(const fs::path& run_directory, const fs::path& output);
+// Throws UsageError if the file exists, because people add to such a card.
 void write_model_card(const fs::path& run_directory, const fs::path& output);
 
 }  // namespace molen::serve

@@ -124,7 +124,7 @@ TEST(Golden, ReportOfARun) {
   write(
       "energy.jsonl",
       R"({"event":"site","name":"cellar <1>","pue":{"value":1.25},"intensity_g_per_kwh":{"value":268,"source":"a table"},"water_l_per_kwh":{"value":0.5},"price_eur_per_kwh":null}
-{"event":"totals","steps":8,"tokens":16384,"total_j":640,"j_per_token":0.039,"kg_co2e":5.96e-5,"partial":"without dram"}
+{"event":"totals","steps":8,"tokens":16384,"total_j":640,"j_per_token":0.039,"kg_co2e":5.96e-5,"spent_site_j":800,"spent_kg_co2e":5.96e-5,"spent_water_l":8.9e-5,"spent_eur":null,"partial":"without dram"}
 )");
   write("config.toml",
         "[model]\npreset = \"llama-60m\"\nlayers = 8\nhidden = 512\n[batch]\nglobal = 8\nmicro = 2\n[parallel]\nzero = "

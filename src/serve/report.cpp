@@ -65,7 +65,7 @@ Json footprint_json(const RunData& run) {
   return {{"computers_j", f->computers_j},
           {"undone_j", f->undone_j},
           {"partial", f->partial},
-          {"site", or_null(f->site)},
+          {"sites", f->sites.empty() ? Json() : Json(f->sites)},
           {"pue", or_null(f->pue)},
           {"site_j", or_null(f->site_j)},
           {"g_per_kwh", or_null(f->grams_per_kwh)},

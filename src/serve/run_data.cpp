@@ -103,6 +103,18 @@ void read_energy(const fs::path& path, RunData& run) {
   run.energy_totals = last_event(path, "totals");
   run.energy_phases = last_event(path, "phases");
   run.energy_site = last_event(path, "site");
+  store::each_line(path, [&](std::string_view line, std::int64_t) {
+    constexpr std::size_t kLongest = 1 << 14, kMostSites = 32;
+    if (line.size() > kLongest || line.find("\"site\"") == std::string_view::npos) return;
+    try {
+      const Json event = parse_json(line, path.string());
+      const std::string name = text_of(event, "name");
+      if (text_of(event, "event") == "site" && run.energy_sites.size() < kMostSites &&
+          std::ranges::find(run.energy_sites, name) == run.energy_sites.end())
+        run.energy_sites.push_back(name);
+    } catch (const UsageError&) {
+    }
+  });
 }
 
 // Reads a file beside the metrics. If the file is damaged, only its part of the page is missing.
@@ -147,6 +159,7 @@ RunData read_run(const fs::path& path) {
   }
   run.environment = read_beside(path / "environment.json", run);
   run.predicted = read_beside(path / "predicted.json", run);
+  run.id = text_of(read_beside(path / "run.json", run), "id");
   if (fs::exists(path / "events.jsonl")) read_events(path / "events.jsonl", run);
   if (fs::exists(path / "energy.jsonl")) read_energy(path / "energy.jsonl", run);
   return run;

@@ -27,6 +27,8 @@ struct RunData {
   Json environment = Json::object(), predicted;                    // predicted: null when there is none
   Json energy_totals;                                              // of the run; null when there are none
   Json energy_site;                           // the site of the last attempt that named one; null when there is none
+  std::vector<std::string> energy_sites;      // the names of all sites, in the order of their first attempts
+  std::string id;                             // the run's own (run.json); "" if it is not known
   Json energy_phases;                         // the joules of phases in the last attempt; null when there are none
   std::string config;                         // TOML text
   std::map<std::string, std::string> values;  // "table.key" -> value, of `config`

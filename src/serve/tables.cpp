@@ -142,23 +142,24 @@ std::string predicted_section(const RunData& run) {
 std::string footprint_table(const RunData& run) {
   const auto f = footprint_of(run);
   if (!f) return "";
-  if (!f->site)
+  if (f->sites.empty())
     return "<p class=none>No site is named, so emissions are not known: <code>energy.site</code> takes a country such "
-           "as "
-           "NL, a cluster or a file.</p>";
-  std::string s = "<h3>At the site " + escape(*f->site) + "</h3><div class=scroll><table>";
+           "as NL, a cluster or a file.</p>";
+  std::string s = "<h3>At the site " + escape(f->sites) + "</h3><div class=scroll><table>";
   const auto add = [&](const char* name, const std::optional<double>& value, const char* unit,
                        const std::string& note) {
     if (value) s += fmt::format("<tr><th scope=row>{}<td>{:.4g} {}<td class=text>", name, *value, unit) + escape(note);
   };
-  constexpr double kKwh = 1.0 / 3.6e6;
-  add("energy of the computers", f->computers_j * kKwh, "kWh", f->partial.empty() ? "" : "measured: " + f->partial);
-  if (f->undone_j > 0.0) add("of it in steps that failures undid", f->undone_j * kKwh, "kWh", "");
-  add("energy with the site", f->site_j ? std::optional(*f->site_j * kKwh) : std::nullopt, "kWh",
-      fmt::format("PUE {:.4g}", f->pue.value_or(std::nan(""))));
-  add("emissions", f->kg_co2e, "kg CO2e",
-      fmt::format("{:.4g} g CO2e/kWh; {}", f->grams_per_kwh.value_or(std::nan("")), f->intensity_source));
-  add("as much as a car emits on", f->car_km, "km", plan::car_emissions().source);
+  const auto kwh = [](const std::optional<double>& j) { return j ? std::optional(*j / kJoulesPerKwh) : std::nullopt; };
+  add("energy of the computers", kwh(f->computers_j), "kWh", f->partial.empty() ? "" : "measured: " + f->partial);
+  if (f->undone_j > 0.0) add("energy of steps that failures undid", kwh(f->undone_j), "kWh", "");
+  if (f->site_j) add("energy with the site", kwh(f->site_j), "kWh", fmt::format("PUE {:.4g}", f->pue.value_or(0.0)));
+  if (f->kg_co2e)
+    add("emissions", f->kg_co2e, "kg CO2e",
+        fmt::format("{:.4g} g CO2e/kWh; {}", f->grams_per_kwh.value_or(0.0), f->intensity_source));
+  else
+    s += "<tr><th scope=row>emissions<td>not known<td class=text>an attempt that measured energy named no site";
+  add("a car emits as much over", f->car_km, "km", plan::car_emissions().source);
   add("water", f->water_l, "l", "");
   add("electricity", f->eur, "EUR", "");
   return s + "</table></div>";

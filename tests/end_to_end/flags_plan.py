@@ -434,13 +434,13 @@ def plan_limits_of_a_run(case):
 @row("plan --carbon", "plan --deadline", "plan --from")
 def plan_carbon(case):
     """A forecast of hours whose third day is cleaner: the run of the best layout starts where its mean is least."""
-    hours, start = 24 * 30, datetime.datetime(2026, 3, 1, tzinfo=datetime.timezone.utc)
+    hours, start = 24 * 30, datetime.datetime(2001, 3, 1, tzinfo=datetime.timezone.utc)
     at = lambda text: datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
     grams = [50 if 48 <= h < 72 else 300 + h % 24 for h in range(hours)]
     (work / "grid.csv").write_text("time,g_per_kwh\n" + "".join(f"{(start + datetime.timedelta(hours=h)).isoformat()},{g}\n" for h, g in enumerate(grams)))
     plan = ["plan", "--model", "llama-60m", {"data.sequence_length": 512, "batch.global": 8}, "--cluster", "dgx-a100", "--ranks", 4, "--simulate", 3]
     tokens = lambda n: {"train.until": f"{n * 8 * 512} tokens"}
-    carbon = ["--carbon", "grid.csv", "--from", "2026-03-01"]
+    carbon = ["--carbon", "grid.csv", "--from", "2001-03-01"]
 
     def said(*words):
         return json.loads(case.molen(*plan, *words, "--format", "json").stdout)
@@ -464,28 +464,28 @@ def plan_carbon(case):
         close(f"{name}: the mean", found[name]["g_per_kwh"], mean(begin), 1e-3 if name == "worst" else 1e-9)
         close(f"{name}: emissions", found[name]["kg_co2e"]["value"], found["site_j"]["value"] / 3.6e6 * found[name]["g_per_kwh"] / 1e3, 1e-9)
         equal(f"{name}: its length", abs((at(found[name]["end"]) - start).total_seconds() - begin - length) <= 2, True)
-    equal("at once", found["at_once"]["start"], "2026-03-01T00:00:00Z")
-    equal("the best is the first within the clean day", found["best"]["start"], "2026-03-03T00:00:00Z")
+    equal("at once", found["at_once"]["start"], "2001-03-01T00:00:00Z")
+    equal("the best is the first within the clean day", found["best"]["start"], "2001-03-03T00:00:00Z")
     close("its mean", found["best"]["g_per_kwh"], 50)
     quarters = [mean(900.0 * i) for i in range(int((3600 * hours - length) / 900))]
     assert min(quarters) >= found["best"]["g_per_kwh"] - 1e-9 and max(quarters) <= found["worst"]["g_per_kwh"] + 1e-9
     # With a deadline, the run ends before it.
     early = said(until, *carbon, "--deadline", "30 h")["carbon"]
-    equal("the deadline", early["deadline"], "2026-03-02T06:00:00Z")
+    equal("the deadline", early["deadline"], "2001-03-02T06:00:00Z")
     assert at(early["best"]["end"]) <= at(early["deadline"]) and early["best"]["g_per_kwh"] > 250, early
-    equal("a time as the deadline", said(until, *carbon, "--deadline", "2026-03-02T06:00Z")["carbon"], early)
-    later = said(until, "--carbon", "grid.csv", "--from", "2026-03-04T00:00Z")["carbon"]
-    equal("--from", later["at_once"]["start"], "2026-03-04T00:00:00Z")
+    equal("a time as the deadline", said(until, *carbon, "--deadline", "2001-03-02T06:00Z")["carbon"], early)
+    later = said(until, "--carbon", "grid.csv", "--from", "2001-03-04T00:00Z")["carbon"]
+    equal("--from", later["at_once"]["start"], "2001-03-04T00:00:00Z")
     text = case.molen(*plan, until, *carbon).stdout
-    assert "least CO2e" in text and "2026-03-03T00:00:00Z" in text and "grid.csv" in text, text
+    assert "least CO2e" in text and "2001-03-03T00:00:00Z" in text and "grid.csv" in text, text
     equal("without a forecast", said(until)["carbon"], None)
-    for words, says in ((["--deadline", "1 h"], ["--carbon", "until the deadline"]), (["--deadline", "soon"], ["--deadline", "10 days"]), (["--deadline", "2026-02-01"], ["--deadline", "not after"])):
+    for words, says in ((["--deadline", "1 h"], ["--carbon", "until the deadline"]), (["--deadline", "soon"], ["--deadline", "10 days"]), (["--deadline", "2001-02-01"], ["--deadline", "not after"])):
         case.refused(*plan, until, *carbon, *words, says=says)
-    case.refused(*plan, until, "--carbon", "grid.csv", says=["--carbon", "--from"])  # the present is not in March 2026
+    case.refused(*plan, until, "--carbon", "grid.csv", says=["--carbon", "--from"])  # the present is not in March 2001
     case.refused(*plan, until, "--carbon", "grid.csv", "--from", "March", says="--from")
     case.refused(*plan, *carbon, says=["--carbon", "train.until"])
     case.refused(*plan, until, "--carbon", "none.csv", says="none.csv")
-    (work / "bad.csv").write_text("time,g_per_kwh\n2026-03-01,100\n2026-03-02,-5\n")
+    (work / "bad.csv").write_text("time,g_per_kwh\n2001-03-01,100\n2001-03-02,-5\n")
     case.refused(*plan, until, "--carbon", "bad.csv", says=["bad.csv:3", "g_per_kwh"])
     case.refused("plan", "--calculus", "--carbon", "grid.csv", says="--carbon")
     case.refused(*plan, until, "--deadline", "1 d", says="--carbon")

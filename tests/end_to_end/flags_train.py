@@ -252,6 +252,9 @@ def report_documents(case):
     card = (work / "card.md").read_text()
     assert card.startswith("---\n") and "co2_eq_emissions" not in card and "energy: not measured" in card, card
     case.refused("report", "runs/seen", "--emissions", "a.csv", "--model-card", "b.md", says="--emissions")
+    case.refused("report", "runs/seen", "--model-card", "b.md", "--format", "json", says="--model-card")
+    case.refused("report", "runs/seen", "--model-card", "", says="--model-card: the name of a file")
+    case.refused("report", "runs/seen", "--emissions", "a.csv", "--output", "b.html", says="--emissions")
     assert not (work / "no.csv").exists()
 
 

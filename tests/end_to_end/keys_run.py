@@ -236,9 +236,10 @@ def site(case):
     (work / "site.toml").write_text(table)
     of_file = ran(**{"energy.site": "site.toml"})
     close("a file", per_kwh(of_file), 150)
-    # Now and an hour on: one value; what is past has another.
+    # The present has one value, and the times before and after it have others.
     hour = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 1800))
-    (work / "grid.csv").write_text(f"time,g_per_kwh\n2020-01-01,900\n{hour},40\n")
+    tomorrow = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 86400))
+    (work / "grid.csv").write_text(f"time,g_per_kwh\n2020-01-01,900\n{hour},40\n{tomorrow},700\n")
     (work / "hourly.toml").write_text(table + 'intensity_file = "grid.csv"\n')
     close("by the hour", per_kwh(ran(**{"energy.site": "hourly.toml"})), 60)
     (work / "grid.csv").write_text("time,g_per_kwh\n2020-01-01,900\n2020-01-02,40\n")
@@ -255,6 +256,20 @@ def site(case):
     card = huggingface_hub.ModelCard.load(work / "card.md")
     close("the model card, read by Hugging Face", card.data.co2_eq_emissions["emissions"], 1e3 * t["kg_co2e"], 1e-5)
     equal("where", card.data.co2_eq_emissions["geographical_location"], "site.toml")
+    case.refused("report", of_file.path, "--model-card", "card.md", says=["card.md", "the file exists"])
+    # A run that goes on at another site: each attempt has the figures of its own.
+    moved = {"energy.meters": ["replay:site.jsonl"], "train.until": "6 steps", "checkpoint.every": "3 steps"}
+    first = case.train({**moved, "energy.site": "site.toml", "train.stop_after": "3 steps"}, name="moved")
+    one = [e for e in lines_of(first.path / "energy.jsonl") if e["event"] == "totals"][0]  # as the checkpoint has them
+    second = case.train({**moved, "energy.site": "NL"}, name="moved")
+    two = totals(second)
+    more = two["spent_total_j"] - one["spent_total_j"]
+    assert more > 0, (one, two)
+    # The first attempt writes its checkpoint after these totals; the joules of that count at the second site.
+    close("energy with both sites", two["spent_site_j"], 1.5 * one["spent_total_j"] + more)
+    close("emissions of both sites", two["spent_kg_co2e"], (150 * one["spent_total_j"] + 268 * more) / 3.6e9)
+    equal("water of both is not known", (one["spent_water_l"] > 0, two["spent_water_l"]), (True, None))
+    equal("both are named", json.loads(case.molen("report", second.path, "--format", "json").stdout)["footprint"]["sites"], "site.toml, Netherlands")
     page = case.molen("report", of_file.path, "--format", "json").stdout
     close("report", json.loads(page)["footprint"]["kg_co2e"], t["kg_co2e"])
     case.refused("report", none.path, "--emissions", "no.csv", says="energy.site")

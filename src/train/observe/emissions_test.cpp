@@ -15,21 +15,38 @@ cluster::RunSite test_site(bool series) {
 
 TEST(Emissions, EachJouleHasTheIntensityOfItsTime) {
   Emissions e(test_site(true), 100.0);
-  EXPECT_DOUBLE_EQ(e.so_far(10.0, 150.0), 1.5 * 10.0 * 1.0);
-  EXPECT_DOUBLE_EQ(e.so_far(10.0, 190.0), 1.5 * 10.0) << "no more joules";
-  EXPECT_DOUBLE_EQ(e.so_far(30.0, 210.0), 1.5 * (10.0 + 20.0 * 2.0)) << "half before the change, half after it";
+  const auto kg = [&](double joules, double time) { return e.so_far(joules, time).kg_co2e.value(); };
+  EXPECT_DOUBLE_EQ(kg(10.0, 150.0), 1.5 * 10.0 * 1.0);
+  EXPECT_DOUBLE_EQ(kg(10.0, 190.0), 1.5 * 10.0) << "no more joules";
+  EXPECT_DOUBLE_EQ(kg(30.0, 210.0), 1.5 * (10.0 + 20.0 * 2.0)) << "half before the change, half after it";
   EXPECT_TRUE(e.follows_series());
-  EXPECT_DOUBLE_EQ(e.of_earlier(4.0, 250.0), 1.5 * 4.0 * 3.0);
-  EXPECT_DOUBLE_EQ(e.so_far(40.0, 301.0), 1.5 * (50.0 + 10.0 * 8.0)) << "after the last value, the site's own figure";
+  EXPECT_DOUBLE_EQ(e.of_earlier(4.0, 250.0).kg_co2e.value(), 1.5 * 4.0 * 3.0);
+  // 90 s with the last value, and 30 s after it with the site's own figure.
+  EXPECT_DOUBLE_EQ(kg(40.0, 330.0), 1.5 * (50.0 + 10.0 * (0.75 * 3.0 + 0.25 * 8.0)));
   EXPECT_FALSE(e.follows_series());
-  EXPECT_DOUBLE_EQ(e.so_far(), 1.5 * (50.0 + 10.0 * 8.0));
+  EXPECT_DOUBLE_EQ(kg(50.0, 340.0), 1.5 * (92.5 + 10.0 * 8.0));
+  EXPECT_EQ(e.so_far().kg_co2e, kg(50.0, 340.0));
 }
 
-TEST(Emissions, WithoutASeriesTheyAreInProportion) {
-  Emissions e(test_site(false), 100.0);
-  EXPECT_DOUBLE_EQ(e.so_far(10.0, 150.0), 1.5 * 10.0 * 8.0);
-  EXPECT_DOUBLE_EQ(e.so_far(30.0, 120.0), 1.5 * 30.0 * 8.0) << "a clock that was set back";
-  EXPECT_TRUE(e.follows_series());
+TEST(Emissions, AClockThatIsSetBack) {
+  Emissions e(test_site(true), 150.0);
+  EXPECT_DOUBLE_EQ(e.so_far(10.0, 160.0).kg_co2e.value(), 1.5 * 10.0);
+  EXPECT_DOUBLE_EQ(e.so_far(20.0, 110.0).kg_co2e.value(), 1.5 * 20.0);
+  EXPECT_DOUBLE_EQ(e.so_far(30.0, 50.0).kg_co2e.value(), 1.5 * (20.0 + 10.0 * 8.0)) << "before the series";
+}
+
+TEST(Emissions, WaterAndMoneyWhereTheSiteHasThem) {
+  cluster::RunSite site = test_site(false);
+  Emissions plain(site, 0.0);
+  const auto unknown = plain.so_far(2.0, 10.0);
+  EXPECT_EQ(unknown.site_j, 3.0);
+  EXPECT_EQ(unknown.kg_co2e, 24.0);
+  EXPECT_FALSE(unknown.water_l || unknown.eur);
+  site.water = {0.5, 0.0, "test"}, site.price = {0.25, 0.0, "test"};
+  Emissions known(site, 0.0);
+  const auto all = known.so_far(2.0, 10.0);
+  EXPECT_EQ(all.water_l, 1000.0) << "of the computers' energy";
+  EXPECT_EQ(all.eur, 0.75) << "of the site's energy";
 }
 
 }  // namespace

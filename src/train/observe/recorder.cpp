@@ -41,6 +41,7 @@ Json figure_json(const cluster::Figure& figure, double unit) {
 Json site_json(const cluster::RunSite& site) {
   constexpr double kLitres = 1e3 * kJoulesPerKwh;  // l/kWh of m^3/J
   return {{"name", site.name},
+          {"country", site.country},
           {"pue", figure_json(site.pue, 1.0)},
           {"intensity_g_per_kwh", figure_json(site.intensity, kGramsPerKwh)},
           {"water_l_per_kwh", site.water ? figure_json(*site.water, kLitres) : Json()},
@@ -69,10 +70,11 @@ class Recorder::Impl {
     model_flops_ = arch::model_flops(job.arch, job.setting.global_batch * job.setting.sequence, job.setting.sequence,
                                      job.options.mfu)
                        .value;
+    const double opened_s = wall_time() - 1e-9 * static_cast<double>(now_ns() - energy.opened_ns());
     if (const auto& site = job.config.energy.site)
-      emissions_.emplace(cluster::find_site(*site), wall_time());
+      emissions_.emplace(cluster::find_site(*site), opened_s);
     else if (const auto& cluster = job.options.cluster; cluster && !sim::is_calibration(*cluster))
-      emissions_.emplace(cluster::site_of(cluster::find(*cluster)), wall_time());
+      emissions_.emplace(cluster::site_of(cluster::find(*cluster)), opened_s);
   }
 
   std::int64_t attempt() const { return run_.attempt(); }
@@ -156,9 +158,9 @@ class Recorder::Impl {
     if (r.energy.so_far_j || before_.total_j || undone_before_ > 0.0) {
       const double more = r.energy.so_far_j.value_or(0.0) + undone_before_;
       m.kwh_total = (more + before_.total_j.value_or(0.0)) / kJoulesPerKwh;
-      if (emissions_ && (!before_.total_j || before_.kg_co2e))
-        m.kg_co2e_total = before_.kg_co2e.value_or(0.0) + kg_so_far(r.energy.so_far_j) +
-                          emissions_->of_earlier(undone_before_, m.wall_time_s);
+      if (emissions_)
+        m.kg_co2e_total =
+            energy::sum(before_.spent_at_site, before_.spent_total_j > 0.0, at_site_so_far(r.energy.so_far_j)).kg_co2e;
     }
     m.energy_coverage = partial_;
     run_.append(m);
@@ -274,13 +276,16 @@ class Recorder::Impl {
       reading_problems_.emplace_back(error.what());
     }
     if (last_) {
-      const double used_before = before_.total_j.value_or(0.0);
+      const double used_before = before_.total_j.value_or(0.0), spent_before = before_.spent_total_j;
       before_.take_over(last_->spent.by_scope, last_->spent.total, last_->spent.seconds, last_->ended_at == step);
-      const double used = before_.total_j.value_or(0.0) - used_before;
-      if (used > 0.0 && (used_before == 0.0 || before_.kg_co2e))
-        before_.kg_co2e = emissions_
-                              ? std::optional(before_.kg_co2e.value_or(0.0) + emissions_->of_earlier(used, wall_time()))
-                              : std::nullopt;
+      // No checkpoint has these joules, so their times are not known either.
+      const auto at_site = [&](double joules) {
+        return emissions_ ? emissions_->of_earlier(joules, wall_time()) : energy::AtSite{};
+      };
+      if (const double more = before_.spent_total_j - spent_before; more > 0.0)
+        before_.spent_at_site = energy::sum(before_.spent_at_site, spent_before > 0.0, at_site(more));
+      if (const double used = before_.total_j.value_or(0.0) - used_before; used > 0.0)
+        before_.kg_co2e = energy::sum({{}, before_.kg_co2e, {}, {}}, used_before > 0.0, at_site(used)).kg_co2e;
     }
     undone_before_ = before_.undone_j();
     return {attempt(), history(), 1, {}, {before_.spent_j, before_.spent_total_j, before_.spent_s}};
@@ -307,19 +312,19 @@ class Recorder::Impl {
     }
   }
 
-  // The emissions of this attempt's joules; without a reading, those until the last one.
-  double kg_so_far(std::optional<double> joules) {
+  // What this attempt's joules came to at the site; without a reading, those until the last one.
+  energy::AtSite at_site_so_far(std::optional<double> joules) {
     if (!joules) return emissions_->so_far();
-    const double kg = emissions_->so_far(*joules, wall_time());
+    const energy::AtSite all = emissions_->so_far(*joules, wall_time());
     if (!emissions_->follows_series() && !std::exchange(series_left_, true))
       note(fmt::format("{} has no carbon intensity for the present; {:.4g} g CO2e/kWh count instead ({})",
                        emissions_->site().series->origin(), kGramsPerKwh * emissions_->site().intensity.value,
                        emissions_->site().intensity.source));
-    return kg;
+    return all;
   }
 
   energy::RunTotals totals_of(std::int64_t step, std::int64_t tokens, energy::EnergySoFar used) {
-    if (emissions_ && used.total_j) used.kg_co2e = kg_so_far(used.total_j);
+    if (emissions_ && used.total_j) used.at_site = at_site_so_far(used.total_j);
     return energy::add(before_, step - start_step_, tokens - start_tokens_, used, energy_.coverage());
   }
 

@@ -145,5 +145,27 @@ TEST_F(ReadingsOfBefore, EmissionsAreThoseOfTheSite) {
   EXPECT_DOUBLE_EQ(totals["kg_co2e"].get<double>(), kg_of_256 * 2.0) << "of what led somewhere";
 }
 
+// Undone joules are priced once, when the next attempt finds them; a third attempt at another site leaves them so.
+TEST_F(ReadingsOfBefore, UndoneJoulesKeepTheirEmissions) {
+  job.config.energy.site = "NL";
+  first_attempt();
+  last_reading(history, 300.0, -1);
+  second_attempt();
+  const double dutch = 0.268 / 3.6e6;
+  EXPECT_DOUBLE_EQ(totals["spent_kg_co2e"].get<double>(), dutch * 556.0);
+  EXPECT_DOUBLE_EQ(totals["kg_co2e"].get<double>(), dutch * 512.0);
+  EXPECT_DOUBLE_EQ(totals["spent_site_j"].get<double>(), 556.0);
+  job.config.energy.site = "FI";
+  Recorder third(job, *energy, 20, 18);
+  third.restore_totals(totals, 12, "here");
+  third.take_over_readings(12);
+  job.resume_from = "checkpoints/step-12";
+  third.begin(12, 768, {}, "0123456789abcdef", kHardwareFlops);
+  StepRecord r = record_of(13);
+  r.energy.so_far_j = 6.0;
+  third.step(r);
+  EXPECT_DOUBLE_EQ(lines("metrics.jsonl").back()["kg_co2e_total"].get<double>(), dutch * 556.0 + 0.079 / 3.6e6 * 6.0);
+}
+
 }  // namespace
 }  // namespace molen::train

@@ -159,7 +159,7 @@ TEST_F(Records, AStepForTensorBoard) {
 TEST_F(Records, TheEnergyOfTheRunSoFar) {
   energy::EnergySoFar before;
   before.total_j = 5.4e6;
-  before.kg_co2e = 1.0;
+  before.at_site.kg_co2e = 1.0;
   const Json totals = energy::to_json(energy::add({}, 6, 384, before, energy->coverage()));
   const auto written = [&] {
     recorded([&](Recorder& recorder) {
