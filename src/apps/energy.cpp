@@ -19,7 +19,7 @@ namespace molen::apps {
 namespace {
 
 int list_meters(const std::vector<std::string>& meters, const std::string& format) {
-  const auto found = energy::open_meters(meters);
+  const auto found = energy::open_meters(meters, energy::options_of_process());
   fmt::print("{}", format == "json" ? energy::list_json(found).dump(2) + "\n" : energy::list_text(found));
   return kOk;
 }
@@ -32,7 +32,7 @@ std::pair<std::size_t, std::size_t> terminal_size() {
 }
 
 int live(const std::vector<std::string>& meters, double every_s, int count, const std::string& format) {
-  energy::LiveReading reading(energy::open_meters(meters));
+  energy::LiveReading reading(energy::open_meters(meters, energy::options_of_process()));
   const bool refreshed = format != "json" && ::isatty(STDOUT_FILENO) == 1;
   energy::LiveTable table(reading.meters());
   std::ptrdiff_t shown = 0;  // lines of the table on the terminal

@@ -1,5 +1,7 @@
 #include "energy/cray.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <charconv>
 #include <map>
@@ -74,6 +76,15 @@ class Scan {
     for (const Counter& c : counters_) totals_.emplace(c.scope, Unwrapper(0, 0));
   }
 
+  // Returns the scopes that make up a node with its rest; empty if no rest can be told.
+  std::vector<std::string> parts() const {
+    if (!totals_.contains("node") || totals_.size() < 2) return {};
+    std::vector<std::string> parts;
+    for (const auto& [scope, total] : totals_)
+      if (scope != "node" && !(scope.starts_with("cpu-package") && totals_.contains("cpu"))) parts.push_back(scope);
+    return parts;
+  }
+
   Result<Reading> read(const std::string& scope) {
     const double now_s = clock_(), since = now_s - looked_s_;
     if (!state_ || since < 0 || since >= kSameScanS) state_ = look();
@@ -105,6 +116,7 @@ class Scan {
       if (startup_ && *startup_ != startup.value())  // the energy until then is unknown, whether a file is there or not
         for (auto& [scope, total] : totals_) total.restart();
       for (const auto& [scope, line] : lines) readings_.insert_or_assign(scope, reading_of(scope, line, time));
+      if (!parts().empty()) readings_.insert_or_assign("rest", rest());
       freshness_ = before.value();
       startup_ = startup.value();
       changed_s_ = time;
@@ -125,6 +137,24 @@ class Scan {
     return totals_.at(scope).add(line.value().joules, time, kCrayTick);
   }
 
+  // The joules of the node less those of its parts, of one scan. Whole joules are subtracted, so the difference may
+  // fall by a few; a total never falls.
+  Result<Reading> rest() {
+    const Result<Reading>& node = readings_.at("node");
+    if (!node) return Failure{node.reason()};
+    Reading left = node.value();
+    for (const std::string& part : parts()) {
+      const Result<Reading>& counted = readings_.at(part);
+      if (!counted) return Failure{counted.reason()};
+      left.total -= counted.value().total;
+      left.ticks -= counted.value().ticks;
+      left.gaps += counted.value().gaps;
+    }
+    if (left.ticks > rest_.ticks) rest_ = left;
+    rest_.gaps = left.gaps;
+    return rest_;
+  }
+
   struct Measured {
     std::optional<std::uint64_t> microseconds;  // by the controller
     double time_s = 0.0;                        // by this machine, when it was first seen
@@ -136,6 +166,7 @@ class Scan {
   std::map<std::string, Result<Reading>> readings_;
   std::optional<std::uint64_t> freshness_, startup_;
   std::map<std::string, Measured> measured_;
+  Reading rest_;
   std::optional<Result<bool>> state_;        // of the last look, absent before the first
   double changed_s_ = 0.0, looked_s_ = 0.0;  // when the counters changed, and when they were last looked at
 };
@@ -166,6 +197,8 @@ Meters open_cray(const Machine& machine) {
   }
   std::sort(counters.begin(), counters.end(), [](const auto& a, const auto& b) { return a.scope < b.scope; });
   const auto scan = std::make_shared<Scan>(root, counters, machine.clock);
+  if (const auto parts = scan->parts(); !parts.empty())
+    counters.push_back({"rest", fmt::format("{} less {}", (root / "energy").string(), fmt::join(parts, ", "))});
   for (const Counter& c : counters) {
     auto meter = std::make_unique<CrayMeter>(
         MeterInfo{"cray", c.scope, Source::kCounter, c.file.string(), Seconds(0), true, kCrayTick, kCrayChangesEvery},

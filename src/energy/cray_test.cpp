@@ -57,11 +57,12 @@ TEST(Cray, ANodeIsSummedInPlaceOfItsParts) {
   node.scan(50);
   node.time += 1;
   const StepEnergy step = a.end_step();
-  EXPECT_EQ(step.scopes.size(), 7u) << "power and temperature are no energy";
+  EXPECT_EQ(step.scopes.size(), 8u) << "power and temperature are no energy";
   EXPECT_EQ(joules_of(step, "node"), 600.0);
   EXPECT_EQ(joules_of(step, "cpu"), 100.0);
   EXPECT_EQ(joules_of(step, "dram"), 50.0);
   EXPECT_EQ(joules_of(step, "accel3"), 100.0);
+  EXPECT_EQ(joules_of(step, "rest"), 50.0);
   EXPECT_EQ(step.total_j, 600.0);
   const Coverage coverage = coverage_of(a.meters(), true);
   EXPECT_EQ(coverage.partial(), "");
@@ -71,16 +72,16 @@ TEST(Cray, ANodeIsSummedInPlaceOfItsParts) {
 TEST(Cray, MetersOfOneMomentHaveOneScan) {
   CrayNode node;
   Meters m = open_cray(node.machine);
-  ASSERT_EQ(m.meters.size(), 7u);
+  ASSERT_EQ(m.meters.size(), 8u);
   node.time += 1;
   node.scan(50);
   const double first = m.meters[0]->read().value().total.value;
   EXPECT_EQ(m.meters[0]->info().scope, "accel0");
   EXPECT_EQ(first, 100.0);
   node.scan(50);  // between the reading of the first and that of the last
-  EXPECT_EQ(m.meters.back()->read().value().total.value, 600.0) << m.meters.back()->info().scope;
+  EXPECT_EQ(m.meters[6]->read().value().total.value, 600.0) << m.meters[6]->info().scope;
   node.time += 0.06;
-  EXPECT_EQ(m.meters.back()->read().value().total.value, 1200.0);
+  EXPECT_EQ(m.meters[6]->read().value().total.value, 1200.0);
 }
 
 TEST(Cray, CountersThatChangeWhileTheyAreReadAreReadAgain) {
@@ -211,8 +212,9 @@ TEST(Cray, OddFilesAreReasons) {
     node.tick = {};
     const Meters m = open_cray(node.machine);
     EXPECT_EQ(m.meters.size(), 6u) << text;
-    ASSERT_EQ(m.unavailable.size(), 1u) << text;
+    ASSERT_EQ(m.unavailable.size(), 2u) << text;
     EXPECT_EQ(m.unavailable[0].scope, "node");
+    EXPECT_EQ(m.unavailable[1].scope, "rest");
     EXPECT_NE(m.unavailable[0].reason.find("pm_counters/energy"), std::string::npos) << m.unavailable[0].reason;
   }
 }
@@ -224,7 +226,7 @@ TEST(Cray, AScanThatEndsAtTheStartCostsNoMeter) {
     if (scans > 0) --scans, node.scan(10);
     return node.time;
   };
-  EXPECT_EQ(open_cray(node.machine).meters.size(), 7u);
+  EXPECT_EQ(open_cray(node.machine).meters.size(), 8u);
 }
 
 TEST(Cray, AnotherMachineHasNone) {
@@ -233,6 +235,40 @@ TEST(Cray, AnotherMachineHasNone) {
   EXPECT_TRUE(m.meters.empty());
   ASSERT_EQ(m.unavailable.size(), 1u);
   EXPECT_NE(m.unavailable[0].reason.find("no Cray node"), std::string::npos);
+}
+
+// Each file has whole joules, so the rest of a node may seem to fall by one.
+TEST(Cray, TheRestOfANodeNeverFalls) {
+  CrayNode node;
+  Meters m = open_cray(node.machine);
+  Meter& rest = *m.meters.back();
+  ASSERT_EQ(rest.info().scope, "rest");
+  EXPECT_TRUE(rest.info().detail.ends_with("energy less accel0, accel1, accel2, accel3, cpu, dram"));
+  const auto after = [&](std::uint64_t node_j, std::uint64_t memory_j) {
+    node.time += 1;
+    node.scan(0);
+    node.counter("energy", 12 * 1100 + node_j);
+    node.counter("memory_energy", 1100 + memory_j);
+    return rest.read().value();
+  };
+  EXPECT_EQ(after(5, 2).total.value, 3.0);
+  EXPECT_EQ(after(5, 3).total.value, 3.0);
+  EXPECT_EQ(after(9, 3).total.value, 6.0);
+  EXPECT_EQ(after(9, 3).ticks, 6);
+  EXPECT_EQ(after(9, 3).gaps, 0);
+  node.counter("cpu_energy", 1);
+  node.time += 1;
+  node.write("sys/cray/pm_counters/freshness", "4711\n");
+  EXPECT_FALSE(rest.read()) << "a part went back";
+}
+
+TEST(Cray, PackagesAreCountedOnceInTheRest) {
+  CrayNode node;
+  node.counter("cpu0_energy", 7);
+  const Meters m = open_cray(node.machine);
+  EXPECT_EQ(m.meters.back()->info().detail.find("cpu-package0"), std::string::npos) << "cpu has it";
+  fs::remove(node.root() / "sys/cray/pm_counters/cpu_energy");
+  EXPECT_NE(open_cray(node.machine).meters.back()->info().detail.find("cpu-package0"), std::string::npos);
 }
 
 TEST(Cray, WithoutANodeItsPartsAreSummed) {

@@ -32,7 +32,7 @@ Machine::Machine()
     : clock([] { return now().value; }),
       sleep([](double s) { std::this_thread::sleep_for(std::chrono::duration<double>(s)); }) {}
 
-Result<std::string> read_small(const fs::path& path) {
+Result<std::string> read_bytes(const fs::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return Failure{fmt::format("{}: {}", path.string(), std::strerror(errno))};
   std::string text(4096, '\0');
@@ -41,6 +41,13 @@ Result<std::string> read_small(const fs::path& path) {
   ::close(fd);
   if (n < 0) return Failure{fmt::format("{}: {}", path.string(), std::strerror(error))};
   text.resize(static_cast<std::size_t>(n));
+  return text;
+}
+
+Result<std::string> read_small(const fs::path& path) {
+  auto bytes = read_bytes(path);
+  if (!bytes) return bytes;
+  std::string text = std::move(bytes).value();
   while (!text.empty() && std::strchr(" \t\r\n", text.back()) != nullptr) text.pop_back();
   return text;
 }

@@ -16,7 +16,7 @@
 namespace molen::energy {
 
 struct Machine {
-  fs::path sys = "/sys", proc = "/proc";
+  fs::path sys = "/sys", proc = "/proc", dev = "/dev";
   std::function<double()> clock;      // seconds, monotonic
   std::function<void(double)> sleep;  // seconds
 
@@ -27,6 +27,8 @@ struct Machine {
 // counters.
 bool is_virtual(const Machine& machine);
 
+// Returns the first 4096 bytes of a kernel file as they are: one read, so that the kernel writes all of them at once.
+Result<std::string> read_bytes(const fs::path& path);
 // Returns the content of a small kernel file without its trailing white space; a failure gives the reason ("FILE:
 // Permission denied").
 Result<std::string> read_small(const fs::path& path);

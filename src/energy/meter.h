@@ -25,7 +25,7 @@ struct Reading {
 };
 
 struct MeterInfo {
-  std::string name;   // "rapl-perf", "rapl-powercap", "nvml", "cray", "hwmon", "replay", "null"
+  std::string name;   // "rapl-perf", "rapl-powercap", "nvml", "amd", "cray", "hwmon", "dcmi", "replay", "null"
   std::string scope;  // "cpu-package0", "gpu0", ...: scope.h has them all
   Source source = Source::kNone;
   std::string detail;     // the exact source: a file, an event, a device

@@ -1,13 +1,16 @@
 #include "energy/open.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "base/suggest.h"
+#include "energy/amd.h"
 #include "energy/cray.h"
 #include "energy/hwmon.h"
 #include "energy/rapl_powercap.h"
 #include "energy/replay.h"
 #include "energy/scope.h"
+#include "energy/visible.h"
 
 namespace molen::energy {
 namespace {
@@ -90,6 +93,8 @@ Meters open_one(const std::string& name, const OpenOptions& o) {
   if (name == "rapl-perf") return tested(open_perf(o.machine, o.perf), o);
   if (name == "rapl-powercap") return tested(open_powercap(o.machine), o);
   if (name == "nvml") return tested(open_nvml(o.machine, o.nvml), o);
+  if (name == "amd") return tested(open_amd(o.machine, o.nvml.visible), o);
+  if (name == "dcmi") return tested(open_dcmi(o.machine, o.ipmi(o.machine)), o);
   if (name == "cray") return tested(open_cray(o.machine), o);
   if (name == "hwmon") return tested(open_hwmon(o.machine), o);
   if (name.rfind("replay:", 0) == 0) return open_replay(o.machine, name.substr(7));
@@ -99,9 +104,15 @@ Meters open_one(const std::string& name, const OpenOptions& o) {
 
 }  // namespace
 
+OpenOptions options_of_process() {
+  OpenOptions options;
+  options.nvml.visible = visible_devices(std::getenv);
+  return options;
+}
+
 const std::vector<std::string>& meter_names() {
-  static const std::vector<std::string> names{"auto", "none", "rapl",  "rapl-perf",  "rapl-powercap",
-                                              "nvml", "cray", "hwmon", "replay:FILE"};
+  static const std::vector<std::string> names{"auto", "none", "rapl",  "rapl-perf", "rapl-powercap", "nvml",
+                                              "amd",  "cray", "hwmon", "dcmi",      "replay:FILE"};
   return names;
 }
 
@@ -115,7 +126,7 @@ Meters open_meters(const std::vector<std::string>& names, const OpenOptions& opt
     }
     if (name == "auto") {
       automatic = true;
-      for (const char* kind : {"rapl", "nvml", "cray", "hwmon"}) merge(all, open_one(kind, options));
+      for (const char* kind : {"rapl", "nvml", "amd", "cray", "hwmon", "dcmi"}) merge(all, open_one(kind, options));
       continue;
     }
     Meters found = open_one(name, options);
@@ -128,7 +139,7 @@ Meters open_meters(const std::vector<std::string>& names, const OpenOptions& opt
   // A GPU that exists but cannot be read gets a null meter with its reason: it must not be omitted from the totals
   // silently.
   for (const auto& u : all.unavailable)
-    if (u.meter == "nvml" && u.scope != "gpu" && !has_scope(all, u.scope))
+    if ((u.meter == "nvml" || u.meter == "amd") && u.scope != "gpu" && !has_scope(all, u.scope))
       all.meters.push_back(std::make_unique<NullMeter>(u.scope, u.reason));
   choose_counted(all);
   return all;

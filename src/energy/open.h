@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "energy/dcmi.h"
 #include "energy/machine.h"
 #include "energy/meter.h"
 #include "energy/nvml/nvml.h"
@@ -14,19 +15,23 @@ namespace molen::energy {
 
 struct OpenOptions {
   Machine machine;
-  NvmlOptions nvml;
+  NvmlOptions nvml;  // its `visible` holds for AMD's GPUs too
+  std::function<Result<std::shared_ptr<IpmiController>>(const Machine&)> ipmi = kernel_ipmi;
   std::shared_ptr<PerfEvents> perf = kernel_perf_events();
   double settle_s = 0.5;  // longest wait for a counter's first change; a counter that never changes is dropped
 };
+
+// Returns the options of this process: it may read the GPUs that its environment shows it (visible.h).
+OpenOptions options_of_process();
 
 // Returns the words of energy.meters.
 const std::vector<std::string>& meter_names();
 
 // Opens the meters in `names` (energy.meters): "auto" takes all that this machine has; "none"; "rapl" (perf, then
-// powercap for scopes that perf lacks), "rapl-perf", "rapl-powercap", "nvml", "cray", "hwmon", "replay:FILE". One
-// reader per node is enough: counters belong to the node, not to a rank. Under "auto" a machine without a package
-// counter gets a null meter "cpu-package" with the reason. Throws UsageError for an unknown name, and for a meter
-// requested by name that has no reading here (nothing is omitted silently).
+// powercap for scopes that perf lacks), "rapl-perf", "rapl-powercap", "nvml", "amd", "cray", "hwmon", "dcmi",
+// "replay:FILE". One reader per node is enough: counters belong to the node, not to a rank. Under "auto" a machine
+// without a package counter gets a null meter "cpu-package" with the reason. Throws UsageError for an unknown name, and
+// for a meter requested by name that has no reading here (nothing is omitted silently).
 Meters open_meters(const std::vector<std::string>& names, const OpenOptions& options = {});
 
 }  // namespace molen::energy

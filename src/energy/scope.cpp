@@ -29,7 +29,9 @@ std::optional<std::string> number_of(std::string_view scope, std::string_view pr
 }
 
 Extent extent_of(const std::string& scope) {
-  if (scope == "node") return {{"cpu", kAll}, {"dram", kAll}, {"sysio", kAll}, {"gpu", kAll}, {"accel", kAll}};
+  if (scope == "node")
+    return {{"cpu", kAll}, {"dram", kAll}, {"sysio", kAll}, {"gpu", kAll}, {"accel", kAll}, {"rest", kAll}};
+  if (scope == "rest") return {{"rest", kAll}};
   if (scope == "psys") return {{"cpu", kAll}, {"dram", kAll}};
   if (scope == "cpu" || scope == "cpu-package") return {{"cpu", kAll}};
   if (scope == "dram") return {{"dram", kAll}};
@@ -78,7 +80,7 @@ std::set<std::string> parts_of(const std::string& scope) {
   if (is_numbered(scope, "superchip")) return {"cpu", "dram", "gpu"};
   std::set<std::string> parts;
   for (const auto& [part, share] : extent_of(scope))
-    if (part != "sysio") parts.emplace(part == "accel" ? "gpu" : part);
+    if (part != "sysio" && part != "rest") parts.emplace(part == "accel" ? "gpu" : part);
   return parts;
 }
 

@@ -13,8 +13,9 @@
 //           cpu-package0-die1
 //       dram                  the memory of all packages
 //         dram0
-//     accel0                  an accelerator as the maker of a node counts it: a GPU, or a module of two
+//     accel0                  an accelerator as its maker counts it: a GPU, or a module of two
 //       gpu0
+//     rest                    what the node has beside the parts that have counters: fans, adapters, losses
 #pragma once
 
 #include <optional>

@@ -79,6 +79,7 @@ TEST(Scope, PartsAreThoseOfTheMachine) {
   EXPECT_EQ(parts_of("cpu"), (Scopes{"cpu"}));
   EXPECT_EQ(parts_of("dram"), (Scopes{"dram"}));
   EXPECT_EQ(parts_of("sysio0"), Scopes{});
+  EXPECT_EQ(parts_of("rest"), Scopes{});
   EXPECT_EQ(parts_of("modules"), Scopes{});
   EXPECT_EQ(parts_of("cpufreq"), Scopes{});
 }
@@ -109,6 +110,7 @@ const std::map<std::string, Scopes>& leaves() {
       {"grace0", all({cpu0, memory0, {"io 0"}})},
       {"grace1", all({cpu1, memory1, {"io 1"}})},
       {"sysio0", {"io 0"}},
+      {"rest", {"fans"}},
       {"accel0", gpus},
       {"gpu0", {"gpu 0"}},
       {"gpu1", {"gpu 1"}},

@@ -18,6 +18,7 @@ class FakeMachine {
     fs::create_directories(root_ / "proc");
     machine.sys = root_ / "sys";
     machine.proc = root_ / "proc";
+    machine.dev = root_ / "dev";
     machine.clock = [this] { return time; };
     machine.sleep = [this](double s) {
       time += s;

@@ -60,7 +60,7 @@ int doctor(bool json, bool measure) {
   j["launcher"] = launched.size > 0
                       ? Json(fmt::format("{}: rank {} of {}", launched.source, launched.rank, launched.size))
                       : Json(nullptr);
-  const energy::OpenOptions options;
+  const energy::OpenOptions options = energy::options_of_process();
   const energy::Meters meters = energy::open_meters({"auto"}, options);
   j["energy"] = energy_here(meters);
   if (json) {

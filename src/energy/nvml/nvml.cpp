@@ -8,6 +8,7 @@
 
 #include "energy/counter.h"
 #include "energy/power.h"
+#include "energy/visible.h"
 
 namespace molen::energy {
 namespace {
@@ -175,13 +176,7 @@ Gpu pick(const std::vector<Gpu>& gpus, const std::string& word) {
 std::vector<Gpu> visible_gpus(const std::vector<Gpu>& gpus, const std::optional<std::string>& visible) {
   if (!visible) return gpus;
   std::vector<Gpu> chosen;
-  for (std::size_t at = 0; at <= visible->size() && !visible->empty();) {
-    const std::size_t comma = std::min(visible->find(',', at), visible->size());
-    const std::string word = visible->substr(at, comma - at);
-    if (word.rfind('-', 0) == 0) break;  // as in CUDA: nothing after "-1"
-    chosen.push_back(pick(gpus, word));
-    at = comma + 1;
-  }
+  for (const std::string& word : visible_words(*visible)) chosen.push_back(pick(gpus, word));
   return chosen;
 }
 

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/utf8.h"
 #include "energy/open.h"
+#include "energy/visible.h"
 #include "launch/throw_on_all_ranks.h"
 
 namespace molen::train {
@@ -68,14 +69,8 @@ class VisibleDevices {
       all_ = true;
       return;
     }
-    const std::string text = devices.get<std::string>();
-    for (std::size_t at = 0; at < text.size();) {
-      const std::size_t comma = std::min(text.find(',', at), text.size());
-      const std::string word = text.substr(at, comma - at);
-      at = comma + 1;
-      if (word.rfind('-', 0) == 0) break;  // as in CUDA: entries after an invalid index are hidden
-      if (std::find(words_.begin(), words_.end(), word) == words_.end()) words_.push_back(word);
-    }
+    for (std::string& word : energy::visible_words(devices.get<std::string>()))
+      if (std::find(words_.begin(), words_.end(), word) == words_.end()) words_.push_back(std::move(word));
   }
   std::optional<std::string> text() const {
     if (all_) return std::nullopt;
@@ -107,9 +102,7 @@ EnergyHost this_host(std::optional<int> device) {
   // The boot id identifies a host here. Counters belong to a running kernel, which containers with different host names
   // may share.
   const auto boot = energy::read_small("/proc/sys/kernel/random/boot_id");
-  EnergyHost host{boot && !boot.value().empty() ? boot.value() : name, name, std::nullopt, device};
-  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) host.visible = visible;
-  return host;
+  return {boot && !boot.value().empty() ? boot.value() : name, name, energy::visible_devices(std::getenv), device};
 }
 
 OpenMeters open_as(const config::Config& config) {

@@ -28,7 +28,7 @@ namespace molen::train {
 struct EnergyHost {
   std::string id;                      // the same on all ranks that share one set of counters
   std::string name;                    // for people
-  std::optional<std::string> visible;  // CUDA_VISIBLE_DEVICES
+  std::optional<std::string> visible;  // energy/visible.h
   std::optional<int> device = {};      // the GPU of this rank: its place among the visible ones
 };
 

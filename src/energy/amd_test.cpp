@@ -1,0 +1,281 @@
+#include "energy/amd.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "energy/accountant.h"
+#include "energy/coverage.h"
+#include "energy/open.h"
+#include "energy/test_machine.h"
+#include "energy/visible.h"
+
+namespace molen::energy {
+namespace {
+
+// The places of a version's members, in bytes: as in the kernel's header.
+struct Version {
+  int content;
+  std::size_t size, watts, ticks, time;
+};
+constexpr Version kVersions[] = {
+    {1, 96, 22, 24, 32},  {2, 104, 22, 24, 32},  {3, 120, 22, 24, 32},  {4, 288, 10, 24, 32},  {5, 352, 10, 88, 96},
+    {6, 384, 10, 88, 96}, {6, 1664, 10, 16, 24}, {7, 1700, 10, 24, 32}, {8, 2300, 10, 24, 32},
+};
+constexpr Version kMi250 = kVersions[2], kMi300 = kVersions[3];
+
+std::string table_of(const Version& v, std::uint64_t ticks, int watts, std::uint64_t time_ns) {
+  std::string table(v.size, '\xff');
+  const auto put = [&](std::size_t at, auto value) { std::memcpy(table.data() + at, &value, sizeof value); };
+  put(0, static_cast<std::uint16_t>(v.size));
+  table[2] = 1, table[3] = static_cast<char>(v.content);
+  put(v.watts, static_cast<std::uint16_t>(watts));
+  put(v.ticks, ticks);
+  put(v.time, time_ns);
+  return table;
+}
+
+// A node with GPUs, each of which takes a constant power. Node 0 of the topology is a processor.
+class AmdNode : public FakeMachine {
+ public:
+  struct Device {
+    double watts = 0.0;
+    double shown = -1.0;  // watts as the table shows them, if not the same
+    std::string model = "0x740f";
+    Version version = kMi300;
+    double joules = 1000.0;
+  };
+
+  explicit AmdNode(std::vector<Device> devices) : devices(std::move(devices)) {
+    write("sys/class/kfd/kfd/topology/nodes/0/gpu_id", "0\n");
+    write("sys/class/kfd/kfd/topology/nodes/0/properties", "cpu_cores_count 64\n");
+    for (std::size_t i = 0; i < this->devices.size(); ++i) {
+      const std::string kfd = fmt::format("sys/class/kfd/kfd/topology/nodes/{}", i + 1);
+      write(kfd + "/gpu_id", fmt::format("{}\n", 4000 + i));
+      write(kfd + "/properties",
+            fmt::format("cpu_cores_count 0\nlocation_id {}\ndomain 0\ndrm_render_minor {}\nunique_id {}\n",
+                        256 * (i + 1), 128 + i, 0xab00 + i));
+      write(drm(i) + "/device", this->devices[i].model + "\n");
+    }
+    show();
+    tick = [this] { go(0.0); };
+  }
+
+  static std::string drm(std::size_t i) { return fmt::format("sys/class/drm/renderD{}/device", 128 + i); }
+  void show() {
+    for (std::size_t i = 0; i < devices.size(); ++i) {
+      const Device& d = devices[i];
+      const bool second = d.model == "0x7408" && d.watts == 0.0;  // of a module: the driver shows zeros
+      write(drm(i) + "/gpu_metrics",
+            table_of(d.version, second ? 0 : static_cast<std::uint64_t>(d.joules * 65536.0),
+                     static_cast<int>(d.shown < 0.0 ? d.watts : d.shown), static_cast<std::uint64_t>(time * 1e9)));
+    }
+  }
+  void go(double seconds) {
+    time += seconds;
+    for (Device& d : devices) d.joules += d.watts * (time - shown_s_);
+    shown_s_ = time;
+    show();
+  }
+  OpenOptions options() const {
+    OpenOptions o;
+    o.machine = machine;
+    o.nvml.library = "libno-such-library.so.1";
+    return o;
+  }
+
+  std::vector<Device> devices;
+
+ private:
+  double shown_s_ = time;
+};
+
+std::string scopes_of(const Meters& m) {
+  std::string text;
+  for (const auto& meter : m.meters) text += meter->info().scope + " ";
+  return text;
+}
+
+TEST(GpuMetrics, EachVersionHasItsPlaces) {
+  for (const Version& v : kVersions) {
+    const auto m = parse_gpu_metrics(table_of(v, 123456789012, 305, 77));
+    ASSERT_TRUE(m.ok()) << v.content << m.reason();
+    EXPECT_EQ(m.value().ticks, 123456789012u) << v.content;
+    EXPECT_EQ(m.value().watts, 305.0) << v.content;
+    EXPECT_EQ(m.value().time_ns, 77u) << v.content;
+  }
+}
+
+TEST(GpuMetrics, OnesStandForNothing) {
+  const auto m = parse_gpu_metrics(table_of(kMi300, ~std::uint64_t{0}, 0xffff, 1));
+  ASSERT_TRUE(m.ok());
+  EXPECT_EQ(m.value().ticks, std::nullopt);
+  EXPECT_EQ(m.value().watts, std::nullopt);
+}
+
+TEST(GpuMetrics, OtherTablesAreRefused) {
+  EXPECT_EQ(parse_gpu_metrics("").reason(), "0 bytes are no table");
+  EXPECT_FALSE(parse_gpu_metrics(std::string("\x03\x00\x01", 3)));
+  std::string table = table_of(kMi300, 1, 1, 1);
+  for (std::size_t length = 4; length < table.size(); ++length)
+    EXPECT_EQ(parse_gpu_metrics(table.substr(0, length)).reason(),
+              fmt::format("a table of {} bytes that says it has 288", length));
+  table[3] = 9;
+  EXPECT_EQ(parse_gpu_metrics(table).reason(), "a table of version 1.9; molen reads 1.1 to 1.8");
+  table[3] = 0;
+  EXPECT_FALSE(parse_gpu_metrics(table));
+  table[2] = 2, table[3] = 4;
+  EXPECT_EQ(parse_gpu_metrics(table).reason(), "a table of version 2.4; molen reads 1.1 to 1.8");
+  std::string liar = table_of(kMi300, 1, 1, 1);
+  liar[0] = 39, liar[1] = 0;  // one byte less than its members need
+  EXPECT_FALSE(parse_gpu_metrics(liar));
+}
+
+TEST(Amd, ATickIsExact) {
+  AmdNode node({{.watts = 300}, {.watts = 500}});
+  Accountant a(open_meters({"auto"}, node.options()));
+  EXPECT_EQ(scopes_of(a.meters()), "gpu0 gpu1 cpu-package ");
+  const MeterInfo& info = a.meters().meters[0]->info();
+  EXPECT_EQ(info.name, "amd");
+  EXPECT_EQ(info.source, Source::kCounter);
+  EXPECT_EQ(info.joules_per_tick, 0x1p-16);
+  a.begin_step();
+  node.go(2.0);
+  const StepEnergy step = a.end_step();
+  EXPECT_NEAR(*step.scopes.at("gpu0").joules, 600.0, 1e-4) << "15.3 uJ a tick would be 1.6 J more";
+  EXPECT_NEAR(*step.scopes.at("gpu1").joules, 1000.0, 1e-4);
+  EXPECT_NEAR(*step.total_j, 1600.0, 1e-4);
+}
+
+TEST(Amd, OnlyTheGpusOfTheJobAreRead) {
+  AmdNode node({{.watts = 100}, {.watts = 200}, {.watts = 300}});
+  const auto watts = [&](const std::string& visible) {
+    Meters m = open_amd(node.machine, visible);
+    std::string text;
+    for (const auto& meter : m.meters) {
+      const double before = meter->read().value().total.value;
+      node.go(1.0);
+      text += fmt::format("{}={:.0f} ", meter->info().scope, meter->read().value().total.value - before);
+    }
+    for (const auto& u : m.unavailable) text += fmt::format("{}: {} ", u.scope, u.reason);
+    return text;
+  };
+  EXPECT_EQ(watts("2,0"), "gpu0=300 gpu1=100 ");
+  EXPECT_EQ(watts("GPU-ab01"), "gpu0=200 ");
+  EXPECT_EQ(watts("1,-1,0"), "gpu0=200 ");
+  EXPECT_EQ(watts("7,1"), "gpu1=200 gpu0: no GPU 7: this job may use 3 ");
+  EXPECT_EQ(watts("GPU-ff"), "gpu0: no GPU is 'GPU-ff' ");
+  EXPECT_EQ(watts(""), "gpu: no GPU of ROCm that this job may use (in /sys/class/kfd) ");
+  // The job's control group hides the files of the others.
+  fs::remove(node.root() / "sys/class/kfd/kfd/topology/nodes/1/properties");
+  EXPECT_EQ(watts("0"), "gpu0=200 ");
+}
+
+TEST(Amd, GpusHaveTheOrderOfTheRuntime) {
+  std::vector<AmdNode::Device> devices;
+  for (int i = 1; i <= 11; ++i) devices.push_back({.watts = 100.0 * i});
+  AmdNode node(devices);
+  Meters m = open_amd(node.machine);
+  ASSERT_EQ(m.meters.size(), 11u);
+  node.go(1.0);
+  EXPECT_NEAR(m.meters[1]->read().value().total.value, 200.0, 1e-3) << "node 2 of the topology, not node 11";
+  EXPECT_EQ(m.meters[1]->info().scope, "gpu1");
+}
+
+AmdNode::Device half(double watts) {
+  return {.watts = watts, .model = "0x7408", .version = kMi250};
+}
+
+TEST(Amd, AModuleOfTwoCountsOnce) {
+  AmdNode node({half(400), half(0), half(500), half(0)});
+  Accountant a(open_meters({"auto"}, node.options()));
+  EXPECT_EQ(scopes_of(a.meters()), "accel0 accel1 cpu-package ");
+  a.begin_step();
+  node.go(1.0);
+  EXPECT_NEAR(*a.end_step().total_j, 900.0, 1e-4);
+  EXPECT_EQ(coverage_of(a.meters(), true).partial(), "gpu only");
+  std::string reasons;
+  for (const auto& u : a.meters().unavailable)
+    if (u.meter == "amd") reasons += u.reason + "; ";
+  EXPECT_EQ(reasons,
+            "the energy of gpu1 is counted by the other GPU of its module; the energy of gpu3 is counted by the other "
+            "GPU of its module; ");
+}
+
+TEST(Amd, AModuleThatIsSharedIsNotRead) {
+  AmdNode node({half(400), half(0), half(500), half(0)});
+  OpenOptions o = node.options();
+  o.nvml.visible = "0,2,3";
+  const Meters m = open_meters({"auto"}, o);
+  EXPECT_EQ(scopes_of(m), "accel0 cpu-package gpu0 ");
+  EXPECT_EQ(m.meters.back()->info().source, Source::kNone);
+  EXPECT_NE(m.meters.back()->info().detail.find("which is not this job's"), std::string::npos);
+}
+
+TEST(Amd, ADividedGpuIsNotRead) {
+  AmdNode node({{.watts = 100}, {.watts = 200}});
+  node.write(AmdNode::drm(0) + "/current_compute_partition", "CPX\n");
+  node.write(AmdNode::drm(1) + "/current_compute_partition", "SPX\n");
+  const Meters m = open_amd(node.machine);
+  EXPECT_EQ(scopes_of(m), "gpu1 ");
+  EXPECT_EQ(m.unavailable.at(0).reason,
+            "the GPU is divided into partitions (CPX), which have no counters of their own");
+}
+
+TEST(Amd, ACounterThatContradictsThePowerIsNotBelieved) {
+  AmdNode node({{.watts = 10, .shown = 300}, {.watts = 3000, .shown = 200}, {.watts = 40, .shown = 300}, {.watts = 0}});
+  const Meters m = open_meters({"amd"}, node.options());
+  EXPECT_EQ(scopes_of(m), "gpu2 gpu0 gpu1 gpu3 ") << "those without a reading are null meters";
+  ASSERT_EQ(m.unavailable.size(), 3u);
+  EXPECT_EQ(m.unavailable[0].reason, "its counter rose by 1 J in 0.1 s, at a power of 300 W");
+  EXPECT_EQ(m.unavailable[1].reason, "its counter rose by 300 J in 0.1 s, at a power of 200 W");
+  EXPECT_NE(m.unavailable[2].reason.find("did not change for 0.5 s"), std::string::npos) << "a frozen counter";
+}
+
+TEST(Amd, ACounterThatGoesBackOrVanishesIsNoReading) {
+  AmdNode node({{.watts = 100}});
+  Accountant a(open_amd(node.machine));
+  a.begin_step();
+  node.devices[0].joules -= 500.0;
+  node.go(1.0);
+  EXPECT_NE(a.end_step().scopes.at("gpu0").reason.find("went back"), std::string::npos);
+  node.go(1.0);
+  EXPECT_NE(a.end_step().scopes.at("gpu0").reason, "") << "of a gap";
+  node.go(1.0);
+  EXPECT_NEAR(*a.end_step().scopes.at("gpu0").joules, 100.0, 1e-4);
+  node.write(AmdNode::drm(0) + "/gpu_metrics", table_of(kMi300, ~std::uint64_t{0}, 100, 1));
+  EXPECT_EQ(a.end_step().scopes.at("gpu0").reason, "the GPU shows no energy any more");
+  fs::remove(node.root() / AmdNode::drm(0) / "gpu_metrics");
+  EXPECT_NE(a.end_step().scopes.at("gpu0").reason.find("No such file"), std::string::npos);
+}
+
+TEST(Amd, AGpuWithoutACounterSaysSo) {
+  AmdNode node({{.watts = 100}});
+  node.tick = {};
+  node.write(AmdNode::drm(0) + "/gpu_metrics", table_of(kMi300, ~std::uint64_t{0}, 100, 1));
+  EXPECT_EQ(open_amd(node.machine).unavailable.at(0).reason, "the GPU has no counter of energy");
+  FakeMachine other;
+  EXPECT_EQ(open_amd(other.machine, "0,1").unavailable.at(0).scope, "gpu") << "the list names another maker's GPUs";
+  EXPECT_EQ(open_amd(other.machine, "0,1").unavailable.size(), 1u);
+}
+
+TEST(Visible, AmdsListsAreAppliedOneAfterTheOther) {
+  const auto of = [](std::map<std::string, const char*> variables) {
+    return visible_devices([&](const char* name) -> const char* {
+      const auto found = variables.find(name);
+      return found == variables.end() ? nullptr : found->second;
+    });
+  };
+  EXPECT_EQ(of({}), std::nullopt);
+  EXPECT_EQ(of({{"CUDA_VISIBLE_DEVICES", "1,GPU-5"}}), "1,GPU-5");
+  EXPECT_EQ(of({{"CUDA_VISIBLE_DEVICES", ""}}), "");
+  EXPECT_EQ(of({{"HIP_VISIBLE_DEVICES", "2"}, {"CUDA_VISIBLE_DEVICES", "1"}}), "2");
+  EXPECT_EQ(of({{"ROCR_VISIBLE_DEVICES", "4,5,GPU-a"}}), "4,5,GPU-a");
+  EXPECT_EQ(of({{"ROCR_VISIBLE_DEVICES", "4,5,GPU-a"}, {"HIP_VISIBLE_DEVICES", "2,0"}}), "GPU-a,4");
+  EXPECT_EQ(of({{"ROCR_VISIBLE_DEVICES", "4,5"}, {"CUDA_VISIBLE_DEVICES", "1"}}), "5");
+  EXPECT_EQ(of({{"ROCR_VISIBLE_DEVICES", "4,5"}, {"HIP_VISIBLE_DEVICES", "1,7,0"}}), "5") << "an index beyond hides";
+  EXPECT_EQ(of({{"ROCR_VISIBLE_DEVICES", "4,-1,5"}, {"HIP_VISIBLE_DEVICES", "0,1"}}), "4");
+}
+
+}  // namespace
+}  // namespace molen::energy
