@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "base/units.h"
@@ -188,6 +189,28 @@ std::string energy_left_out(const RunData& run) {
 
 namespace {
 
+// Returns the loss against the energy of the run so far: what a kWh bought. The held-out losses stand where the step of
+// their validation ended.
+Chart loss_by_energy(const RunData& run) {
+  Chart c;
+  c.title = "Loss against energy";
+  c.x_name = "kWh";
+  c.y_name = "nats per token";
+  Series training, held{"held out", {}, true};
+  training.name = "training";
+  std::map<std::int64_t, double> kwh_at;
+  for (const auto& m : run.metrics.steps) {
+    if (!m.kwh_total) continue;
+    training.points.emplace_back(*m.kwh_total, m.loss);
+    kwh_at[m.step] = *m.kwh_total;
+  }
+  for (const auto& v : run.validations)
+    if (const auto at = kwh_at.find(v.step); at != kwh_at.end()) held.points.emplace_back(at->second, v.loss);
+  c.series.push_back(training);
+  if (!held.points.empty()) c.series.push_back(held);
+  return c;
+}
+
 // Returns a sentence with the run's totals, which include the energy between the steps; the chart does not.
 std::string whole_run(const RunData& run) {
   const Json& t = run.energy_totals;
@@ -315,6 +338,7 @@ std::string energy_section(const RunData& run, Charts& charts) {
        "<div class=charts>";
   s += charts.add(joules);
   s += charts.add(per_token);
+  s += charts.add(loss_by_energy(run));
   return s + "</div>" + reasons;
 }
 

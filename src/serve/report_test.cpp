@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 
@@ -253,6 +254,32 @@ TEST_F(Report, DropsWhatLiesBeyondALaterResume) {
   EXPECT_EQ(data_of(page())["charts"][0]["marks"], Json::parse(R"([{"x":4,"name":"resume"}])"));
   write("events.jsonl", events + "{\"event\":\"start\",\"step\":0}\n");
   EXPECT_TRUE(summary(dir_)["validation"].is_null());
+}
+
+// Steps without a total have no place in it, and a held-out loss stands at the energy of its step.
+TEST_F(Report, ShowsTheLossAgainstTheEnergy) {
+  std::string lines;
+  for (const int step : {1, 2, 3, 4}) {
+    store::StepMetrics m;
+    m.step = step;
+    m.loss = 9.0 - step;
+    m.energy_j = {{"node", 1000.0}};
+    m.energy_source = {{"node", "counter"}};
+    if (step != 2) m.kwh_total = 0.5 * step;
+    lines += store::to_line(m) + "\n";
+  }
+  write("metrics.jsonl", lines);
+  write("events.jsonl",
+        "{\"event\":\"validation\",\"step\":2,\"loss\":7.5}\n{\"event\":\"validation\",\"step\":3,\"loss\":6.5}\n");
+  const Json charts = data_of(page())["charts"];
+  const auto chart = std::find_if(charts.begin(), charts.end(),
+                                  [](const Json& c) { return c.is_object() && c["title"] == "Loss against energy"; });
+  ASSERT_NE(chart, charts.end());
+  EXPECT_EQ((*chart)["x"], "kWh");
+  EXPECT_EQ((*chart)["series"][0]["x"], Json::array({0.5, 1.5, 2.0}));
+  EXPECT_EQ((*chart)["series"][0]["y"], Json::array({8.0, 6.0, 5.0}));
+  EXPECT_EQ((*chart)["series"][1]["x"], Json::array({1.5}));
+  EXPECT_EQ((*chart)["series"][1]["y"], Json::array({6.5}));
 }
 
 TEST_F(Report, SaysWhatEnergyLeavesOut) {
