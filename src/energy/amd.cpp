@@ -1,7 +1,7 @@
 #include "energy/amd.h"
 
 #include <algorithm>
-#include <array>
+#include <cctype>
 #include <charconv>
 #include <cstring>
 
@@ -12,10 +12,10 @@
 namespace molen::energy {
 namespace {
 
-// AMD states no period. A counter that stands still for longer than this is taken to be late by so much.
+// AMD states no period; this is the least at which power is filtered on these GPUs.
 constexpr Seconds kAmdChangesEvery{0.1};
-// The counter's rise is compared with the power over so long.
-constexpr double kCompareS = 0.1;
+// The counter's rise is compared with the power over so long, as Zeus does.
+constexpr double kCompareS = 0.5;
 constexpr double kMostRatio = 10.0;
 
 // The places of what is read in one version of the table, in bytes.
@@ -51,7 +51,20 @@ struct AmdGpu {
   fs::path device;                           // of the driver
   std::string model;                         // "0x7408"
   std::string failure;                       // why it cannot be read
+  bool of_processor = false;                 // an APU, whose energy is metered with its package
 };
+
+constexpr const char* kMi300a = "0x74a0";
+
+// MI250X, MI250: two GPUs each. The driver shows the energy of both at the first one, and 0 at the second.
+bool is_half(const AmdGpu& gpu) {
+  return gpu.model == "0x7408" || gpu.model == "0x740c";
+}
+
+// Tables of versions 1.1 to 1.3 also belong to GPUs whose counter has 32 bits, or another unit.
+bool has_exact_counter(const AmdGpu& gpu, unsigned content) {
+  return content >= 4 || is_half(gpu) || gpu.model == "0x740f";  // MI210
+}
 
 std::uint64_t property(std::string_view properties, std::string_view key) {
   for (std::size_t at = 0; at < properties.size();) {
@@ -72,16 +85,22 @@ AmdGpu gpu_of_node(const Machine& machine, std::string_view properties) {
   gpu.unique_id = property(properties, "unique_id");
   gpu.device = machine.sys / fmt::format("class/drm/renderD{}/device", property(properties, "drm_render_minor"));
   if (const auto model = read_small(gpu.device / "device")) gpu.model = model.value();
+  gpu.of_processor = property(properties, "cpu_cores_count") > 0;
   const auto partition = read_small(gpu.device / "current_compute_partition");
-  if (partition && partition.value() != "SPX")
+  if (gpu.model == kMi300a)
+    gpu.failure = "the counter of an MI300A also has its processor and memory";
+  else if (partition && partition.value() != "SPX")
     gpu.failure = fmt::format("the GPU is divided into partitions ({}), which have no counters of their own",
                               printable(partition.value()));
   return gpu;
 }
 
-// Returns the GPUs in the order in which ROCm's runtime numbers them. It leaves out those whose files the job's control
-// group does not let it read.
-std::vector<AmdGpu> gpus_of_rocm(const Machine& machine) {
+struct AmdGpus {
+  std::vector<AmdGpu> all;  // in the order in which ROCm's runtime numbers them
+  bool hidden = false;      // the job's control group hides some of the machine's
+};
+
+AmdGpus gpus_of_rocm(const Machine& machine) {
   std::vector<std::pair<int, fs::path>> nodes;
   std::error_code error;
   for (fs::directory_iterator it(machine.sys / "class/kfd/kfd/topology/nodes", error), end; !error && it != end;
@@ -92,14 +111,21 @@ std::vector<AmdGpu> gpus_of_rocm(const Machine& machine) {
       nodes.emplace_back(number, it->path());
   }
   std::sort(nodes.begin(), nodes.end());
-  std::vector<AmdGpu> gpus;
+  AmdGpus gpus;
   for (const auto& [number, node] : nodes) {
     const auto id = read_count(node / "gpu_id");
     const auto properties = read_small(node / "properties");
-    if (!id || id.value() == 0 || !properties) continue;
-    gpus.push_back(gpu_of_node(machine, properties.value()));
+    if (!id || !properties)
+      gpus.hidden = true;
+    else if (id.value() != 0)
+      gpus.all.push_back(gpu_of_node(machine, properties.value()));
   }
   return gpus;
+}
+
+std::string lower_case(std::string text) {
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
 }
 
 AmdGpu gpu_named(const std::vector<AmdGpu>& gpus, const std::string& word) {
@@ -112,16 +138,19 @@ AmdGpu gpu_named(const std::vector<AmdGpu>& gpus, const std::string& word) {
     return none;
   }
   for (const AmdGpu& gpu : gpus)
-    if (gpu.unique_id != 0 && word == fmt::format("GPU-{:x}", gpu.unique_id)) return gpu;
+    if (gpu.unique_id != 0 && lower_case(word) == fmt::format("gpu-{:016x}", gpu.unique_id)) return gpu;
   none.failure = fmt::format("no GPU is '{}'", printable(word.substr(0, 60)));
   return none;
 }
 
-std::vector<AmdGpu> gpus_of_job(const Machine& machine, const std::optional<std::string>& visible) {
-  auto gpus = gpus_of_rocm(machine);
-  if (!visible || gpus.empty()) return gpus;  // on a machine without AMD's, the list names another maker's GPUs
+std::vector<AmdGpu> gpus_of_job(const std::vector<AmdGpu>& all, const std::optional<std::string>& visible) {
+  if (!visible || all.empty()) return all;  // on a machine without AMD's, the list names another maker's GPUs
   std::vector<AmdGpu> chosen;
-  for (const std::string& word : visible_words(*visible)) chosen.push_back(gpu_named(gpus, word));
+  for (const std::string& word : visible_words(*visible)) {
+    AmdGpu gpu = gpu_named(all, word);
+    const auto same = [&](const AmdGpu& other) { return other.device == gpu.device; };
+    if (gpu.device.empty() || std::ranges::none_of(chosen, same)) chosen.push_back(std::move(gpu));
+  }
   return chosen;
 }
 
@@ -130,11 +159,9 @@ Result<GpuMetrics> metrics_of(const AmdGpu& gpu) {
   if (!table) return Failure{table.reason()};
   const auto metrics = parse_gpu_metrics(table.value());
   if (!metrics) return Failure{fmt::format("{}: {}", (gpu.device / "gpu_metrics").string(), metrics.reason())};
+  if (!has_exact_counter(gpu, metrics.value().version))
+    return Failure{fmt::format("of GPUs of model {} it is not known that their counter has 64 bits", gpu.model)};
   return metrics;
-}
-
-bool is_half(const AmdGpu& gpu) {
-  return gpu.model == "0x7408" || gpu.model == "0x740c";  // MI250X, MI250
 }
 
 class AmdMeter : public Meter {
@@ -155,29 +182,125 @@ class AmdMeter : public Meter {
   Unwrapper counter_;
 };
 
-// Returns why a counter is not to be believed; empty if nothing speaks against it.
+// Returns why a counter is not to be believed; empty if nothing speaks against it. One that stands still is judged
+// elsewhere, by whether it ever changes.
 std::string contradiction(const GpuMetrics& before, const GpuMetrics& after) {
+  if (*after.ticks < *before.ticks)
+    return fmt::format("its counter went back from {} to {}", *before.ticks, *after.ticks);
   const double seconds = 1e-9 * static_cast<double>(after.time_ns - before.time_ns);
-  if (!before.watts || !after.watts || after.time_ns <= before.time_ns || *after.ticks <= *before.ticks) return "";
   const double joules = kAmdTick * static_cast<double>(*after.ticks - *before.ticks);
-  const double by_power = 0.5 * (*before.watts + *after.watts) * seconds;
+  const double by_power = 0.5 * (before.watts.value_or(0.0) + after.watts.value_or(0.0)) * seconds;
+  if (after.time_ns <= before.time_ns || joules == 0.0 || by_power == 0.0) return "";
   if (joules <= kMostRatio * by_power && by_power <= kMostRatio * joules) return "";
   return fmt::format("its counter rose by {:.3g} J in {:.3g} s, at a power of {:.3g} W", joules, seconds, *after.watts);
 }
 
-// Says which GPUs share a counter: on an MI250X the second one of a pair shows none, because the first one counts both.
-enum class Sharing { kOwn, kBoth, kCountedByOther, kOtherIsNotOurs };
+// The GPUs of an MI250X, by their places among those of the job.
+struct Module {
+  std::optional<std::size_t> first, second;  // absent: not the job's
+};
 
-Sharing sharing_of(const std::vector<AmdGpu>& gpus, const std::vector<Result<GpuMetrics>>& metrics, std::size_t i) {
-  if (!is_half(gpus[i]) || !metrics[i].ok()) return Sharing::kOwn;
-  const auto counts = [&](std::size_t k) { return metrics[k].ok() && metrics[k].value().ticks.value_or(0) > 0; };
-  if (!counts(i)) return Sharing::kCountedByOther;
-  std::optional<std::size_t> next;  // the one behind it on the bus
-  for (std::size_t k = 0; k < gpus.size(); ++k)
-    if (gpus[k].address > gpus[i].address && (!next || gpus[k].address < gpus[*next].address)) next = k;
-  const bool ours = next && is_half(gpus[*next]) && metrics[*next].ok() && !counts(*next);
-  return ours ? Sharing::kBoth : Sharing::kOtherIsNotOurs;
+// Returns the modules of all GPUs of a machine: its halves in the order of their addresses are first, second, first,
+// ... Returns nothing where the job does not see them all.
+std::optional<std::vector<Module>> modules_of(const AmdGpus& machine, const std::vector<AmdGpu>& job) {
+  std::vector<const AmdGpu*> halves;
+  for (const AmdGpu& gpu : machine.all)
+    if (is_half(gpu)) halves.push_back(&gpu);
+  if (machine.hidden || halves.size() % 2 != 0) return std::nullopt;
+  std::ranges::sort(halves, {}, &AmdGpu::address);
+  const auto place = [&](const AmdGpu* gpu) -> std::optional<std::size_t> {
+    for (std::size_t i = 0; i < job.size(); ++i)
+      if (job[i].device == gpu->device) return i;
+    return std::nullopt;
+  };
+  std::vector<Module> modules;
+  for (std::size_t i = 0; i < halves.size(); i += 2) modules.push_back({place(halves[i]), place(halves[i + 1])});
+  return modules;
 }
+
+// Reads the metrics of all GPUs of a job twice, and finds out which of them can be used.
+class AmdOpening {
+ public:
+  AmdOpening(const Machine& machine, const std::optional<std::string>& visible)
+      : machine_(machine), all_(gpus_of_rocm(machine)), job_(gpus_of_job(all_.all, visible)) {}
+
+  Meters open() {
+    if (job_.empty()) {
+      leave("gpu", fmt::format("no GPU of ROCm that this job may use in {}", (machine_.sys / "class/kfd").string()));
+      return std::move(found_);
+    }
+    before_ = read_all();
+    machine_.sleep(kCompareS);
+    after_ = read_all();
+    open_modules();
+    for (std::size_t i = 0; i < job_.size(); ++i) {
+      if (job_[i].of_processor)
+        leave("gpu", fmt::format("gpu{} is part of a processor, and metered with it", i));
+      else if (!is_half(job_[i]))
+        open_one(i, fmt::format("gpu{}", i), "");
+    }
+    return std::move(found_);
+  }
+
+ private:
+  std::vector<Result<GpuMetrics>> read_all() const {
+    std::vector<Result<GpuMetrics>> all;
+    for (const AmdGpu& gpu : job_)
+      all.push_back(gpu.failure.empty() ? metrics_of(gpu) : Result<GpuMetrics>(Failure{gpu.failure}));
+    return all;
+  }
+
+  void leave(const std::string& scope, const std::string& reason) {
+    found_.unavailable.push_back({"amd", scope, reason});
+  }
+
+  // Returns whether the GPU's counter is used.
+  bool open_one(std::size_t i, const std::string& scope, const std::string& detail) {
+    std::string why = before_[i].ok() ? after_[i].reason() : before_[i].reason();
+    if (why.empty() && (!before_[i].value().ticks || !after_[i].value().ticks))
+      why = "the GPU has no counter of energy";
+    if (why.empty()) why = contradiction(before_[i].value(), after_[i].value());
+    if (!why.empty()) {
+      leave(fmt::format("gpu{}", i), why);
+      return false;
+    }
+    found_.meters.push_back(std::make_unique<AmdMeter>(
+        MeterInfo{"amd", scope, Source::kCounter, (job_[i].device / "gpu_metrics").string() + detail, Seconds(0), true,
+                  kAmdTick, kAmdChangesEvery},
+        job_[i], machine_.clock));
+    (void)found_.meters.back()->read();  // from here on it counts
+    return true;
+  }
+
+  void open_modules() {
+    const auto modules = modules_of(all_, job_);
+    if (!modules) {
+      for (std::size_t i = 0; i < job_.size(); ++i)
+        if (is_half(job_[i]))
+          leave(fmt::format("gpu{}", i),
+                "its counter is that of a module of two GPUs, and this job does not see which (it sees not all GPUs of "
+                "the machine)");
+      return;
+    }
+    for (const Module& m : *modules) {
+      if (m.first && m.second) {
+        const bool read = open_one(*m.first, fmt::format("gpu{}+{}", *m.first, *m.second), ", both GPUs of a module");
+        leave(read ? "gpu" : fmt::format("gpu{}", *m.second),
+              fmt::format("the energy of gpu{} is in the counter of gpu{}, the other GPU of its module", *m.second,
+                          *m.first));
+      } else if (m.first || m.second) {
+        leave(fmt::format("gpu{}", m.first ? *m.first : *m.second),
+              "its module's counter also has the other GPU, which is not this job's");
+      }
+    }
+  }
+
+  const Machine& machine_;
+  AmdGpus all_;
+  std::vector<AmdGpu> job_;
+  std::vector<Result<GpuMetrics>> before_, after_;
+  Meters found_;
+};
 
 }  // namespace
 
@@ -193,6 +316,7 @@ Result<GpuMetrics> parse_gpu_metrics(std::string_view table) {
   if (size > table.size() || layout->time + sizeof(std::uint64_t) > size)
     return Failure{fmt::format("a table of {} bytes that says it has {}", table.size(), size)};
   GpuMetrics metrics;
+  metrics.version = content;
   metrics.ticks = member_at<std::uint64_t>(table, layout->ticks);
   if (const auto watts = member_at<std::uint16_t>(table, layout->watts)) metrics.watts = *watts;
   metrics.time_ns = member_at<std::uint64_t>(table, layout->time).value_or(0);
@@ -200,46 +324,7 @@ Result<GpuMetrics> parse_gpu_metrics(std::string_view table) {
 }
 
 Meters open_amd(const Machine& machine, const std::optional<std::string>& visible) {
-  Meters found;
-  const auto gpus = gpus_of_job(machine, visible);
-  if (gpus.empty())
-    found.unavailable.push_back({"amd", "gpu", "no GPU of ROCm that this job may use (in /sys/class/kfd)"});
-  const auto read_all = [&] {
-    std::vector<Result<GpuMetrics>> all;
-    for (const AmdGpu& gpu : gpus)
-      all.push_back(gpu.failure.empty() ? metrics_of(gpu) : Result<GpuMetrics>(Failure{gpu.failure}));
-    return all;
-  };
-  const auto before = read_all();
-  if (!gpus.empty()) machine.sleep(kCompareS);
-  const auto after = read_all();
-  int modules = 0;
-  for (std::size_t i = 0; i < gpus.size(); ++i) {
-    std::string scope = fmt::format("gpu{}", i);
-    const auto leave = [&](const std::string& reason) { found.unavailable.push_back({"amd", scope, reason}); };
-    const Sharing sharing = sharing_of(gpus, after, i);
-    if (!before[i].ok() || !after[i].ok())
-      leave(before[i].ok() ? after[i].reason() : before[i].reason());
-    else if (sharing == Sharing::kCountedByOther)  // nothing is missing, so no scope of its own is named
-      found.unavailable.push_back(
-          {"amd", "gpu", fmt::format("the energy of gpu{} is counted by the other GPU of its module", i)});
-    else if (sharing == Sharing::kOtherIsNotOurs)
-      leave("its counter also has the energy of the other GPU of its module, which is not this job's");
-    else if (!before[i].value().ticks || !after[i].value().ticks)
-      leave("the GPU has no counter of energy");
-    else if (const std::string why = contradiction(before[i].value(), after[i].value()); !why.empty())
-      leave(why);
-    else {
-      const bool both = sharing == Sharing::kBoth;
-      if (both) scope = fmt::format("accel{}", modules++);
-      const std::string detail = (gpus[i].device / "gpu_metrics").string() + (both ? ", both GPUs of a module" : "");
-      found.meters.push_back(std::make_unique<AmdMeter>(
-          MeterInfo{"amd", scope, Source::kCounter, detail, Seconds(0), true, kAmdTick, kAmdChangesEvery}, gpus[i],
-          machine.clock));
-      (void)found.meters.back()->read();  // from here on it counts
-    }
-  }
-  return found;
+  return AmdOpening(machine, visible).open();
 }
 
 }  // namespace molen::energy

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
+#include <map>
 
 #include "energy/accountant.h"
 #include "energy/coverage.h"
@@ -13,14 +15,14 @@
 namespace molen::energy {
 namespace {
 
-// The places of a version's members, in bytes: as in the kernel's header.
+// The size of a version's table and the places of its members, in bytes, by the kernel's header.
 struct Version {
   int content;
   std::size_t size, watts, ticks, time;
 };
 constexpr Version kVersions[] = {
     {1, 96, 22, 24, 32},  {2, 104, 22, 24, 32},  {3, 120, 22, 24, 32},  {4, 288, 10, 24, 32},  {5, 352, 10, 88, 96},
-    {6, 384, 10, 88, 96}, {6, 1664, 10, 16, 24}, {7, 1700, 10, 24, 32}, {8, 2300, 10, 24, 32},
+    {6, 384, 10, 88, 96}, {6, 1664, 10, 16, 24}, {7, 2208, 10, 24, 32}, {8, 2208, 10, 24, 32},
 };
 constexpr Version kMi250 = kVersions[2], kMi300 = kVersions[3];
 
@@ -41,9 +43,10 @@ class AmdNode : public FakeMachine {
   struct Device {
     double watts = 0.0;
     double shown = -1.0;  // watts as the table shows them, if not the same
-    std::string model = "0x740f";
+    std::string model = "0x74a1";
     Version version = kMi300;
     double joules = 1000.0;
+    bool processor = false;
   };
 
   explicit AmdNode(std::vector<Device> devices) : devices(std::move(devices)) {
@@ -53,8 +56,8 @@ class AmdNode : public FakeMachine {
       const std::string kfd = fmt::format("sys/class/kfd/kfd/topology/nodes/{}", i + 1);
       write(kfd + "/gpu_id", fmt::format("{}\n", 4000 + i));
       write(kfd + "/properties",
-            fmt::format("cpu_cores_count 0\nlocation_id {}\ndomain 0\ndrm_render_minor {}\nunique_id {}\n",
-                        256 * (i + 1), 128 + i, 0xab00 + i));
+            fmt::format("cpu_cores_count {}\nlocation_id {}\ndomain 0\ndrm_render_minor {}\nunique_id {}\n",
+                        this->devices[i].processor ? 8 : 0, 256 * (i + 1), 128 + i, 0xab00 + i));
       write(drm(i) + "/device", this->devices[i].model + "\n");
     }
     show();
@@ -161,11 +164,13 @@ TEST(Amd, OnlyTheGpusOfTheJobAreRead) {
     return text;
   };
   EXPECT_EQ(watts("2,0"), "gpu0=300 gpu1=100 ");
-  EXPECT_EQ(watts("GPU-ab01"), "gpu0=200 ");
+  EXPECT_EQ(watts("GPU-000000000000AB01"), "gpu0=200 ");
   EXPECT_EQ(watts("1,-1,0"), "gpu0=200 ");
+  EXPECT_EQ(watts("1,GPU-000000000000ab01"), "gpu0=200 ") << "one GPU by two names";
   EXPECT_EQ(watts("7,1"), "gpu1=200 gpu0: no GPU 7: this job may use 3 ");
   EXPECT_EQ(watts("GPU-ff"), "gpu0: no GPU is 'GPU-ff' ");
-  EXPECT_EQ(watts(""), "gpu: no GPU of ROCm that this job may use (in /sys/class/kfd) ");
+  EXPECT_EQ(watts(""),
+            fmt::format("gpu: no GPU of ROCm that this job may use in {} ", (node.root() / "sys/class/kfd").string()));
   // The job's control group hides the files of the others.
   fs::remove(node.root() / "sys/class/kfd/kfd/topology/nodes/1/properties");
   EXPECT_EQ(watts("0"), "gpu0=200 ");
@@ -189,7 +194,7 @@ AmdNode::Device half(double watts) {
 TEST(Amd, AModuleOfTwoCountsOnce) {
   AmdNode node({half(400), half(0), half(500), half(0)});
   Accountant a(open_meters({"auto"}, node.options()));
-  EXPECT_EQ(scopes_of(a.meters()), "accel0 accel1 cpu-package ");
+  EXPECT_EQ(scopes_of(a.meters()), "gpu0+1 gpu2+3 cpu-package ");
   a.begin_step();
   node.go(1.0);
   EXPECT_NEAR(*a.end_step().total_j, 900.0, 1e-4);
@@ -198,18 +203,63 @@ TEST(Amd, AModuleOfTwoCountsOnce) {
   for (const auto& u : a.meters().unavailable)
     if (u.meter == "amd") reasons += u.reason + "; ";
   EXPECT_EQ(reasons,
-            "the energy of gpu1 is counted by the other GPU of its module; the energy of gpu3 is counted by the other "
-            "GPU of its module; ");
+            "the energy of gpu1 is in the counter of gpu0, the other GPU of its module; the energy of gpu3 is in the "
+            "counter of gpu2, the other GPU of its module; ");
 }
 
+// Half of a module is another job's in each case, or may be.
 TEST(Amd, AModuleThatIsSharedIsNotRead) {
   AmdNode node({half(400), half(0), half(500), half(0)});
   OpenOptions o = node.options();
-  o.nvml.visible = "0,2,3";
-  const Meters m = open_meters({"auto"}, o);
-  EXPECT_EQ(scopes_of(m), "accel0 cpu-package gpu0 ");
-  EXPECT_EQ(m.meters.back()->info().source, Source::kNone);
-  EXPECT_NE(m.meters.back()->info().detail.find("which is not this job's"), std::string::npos);
+  const auto opened = [&](const char* visible) {
+    o.amd_visible = visible;
+    const Meters m = open_meters({"auto"}, o);
+    return scopes_of(m) + coverage_of(m, true).partial();
+  };
+  EXPECT_EQ(opened("0,2,3"), "gpu1+2 cpu-package gpu0 without cpu, dram, gpu0");
+  EXPECT_EQ(opened("1,2,3"), "gpu1+2 cpu-package gpu0 without cpu, dram, gpu0");
+  EXPECT_EQ(opened("0,3"), "cpu-package gpu0 gpu1 nothing measured");
+  EXPECT_EQ(opened("3,2"), "gpu1+0 cpu-package gpu only");
+  o.amd_visible = "0,3";
+  EXPECT_NE(open_meters({"auto"}, o).meters.back()->info().detail.find("which is not this job's"), std::string::npos);
+  fs::remove(node.root() / "sys/class/kfd/kfd/topology/nodes/2/properties");
+  o.amd_visible.reset();
+  const Meters hidden = open_meters({"auto"}, o);
+  EXPECT_EQ(scopes_of(hidden), "cpu-package gpu0 gpu1 gpu2 ");
+  EXPECT_NE(hidden.meters.back()->info().detail.find("sees not all GPUs of the machine"), std::string::npos);
+}
+
+TEST(Amd, ACounterOfACrayNodeAndThatOfTheDriverAreNotAdded) {
+  AmdNode node({half(400), half(0)});
+  node.write("sys/cray/pm_counters/startup", "1\n");
+  const auto scan = [&] {
+    node.go(0.0);
+    node.write("sys/cray/pm_counters/freshness", fmt::format("{}\n", std::llround(node.time * 100)));
+    node.write("sys/cray/pm_counters/accel1_energy", fmt::format("{} J 1 us\n", std::llround(node.time * 400)));
+  };
+  scan();
+  node.tick = scan;
+  const Meters m = open_meters({"auto"}, node.options());
+  EXPECT_EQ(scopes_of(m), "gpu0+1 accel1 cpu-package ");
+  EXPECT_EQ(coverage_of(m, true).summed, (std::set<std::string>{"accel1"}));
+}
+
+TEST(Amd, AProcessorsGpuIsMeteredWithIt) {
+  AmdNode node({{.watts = 10, .processor = true}, {.watts = 300}});
+  const Meters m = open_meters({"auto"}, node.options());
+  EXPECT_EQ(scopes_of(m), "gpu1 cpu-package ") << "it keeps its number, and nothing is missing";
+  AmdNode whole({{.watts = 500, .model = "0x74a0"}});
+  const Meters refused = open_meters({"auto"}, whole.options());
+  EXPECT_EQ(scopes_of(refused), "cpu-package gpu0 ");
+  EXPECT_EQ(refused.meters.back()->info().detail, "the counter of an MI300A also has its processor and memory");
+}
+
+TEST(Amd, ModelsWhoseCounterIsNotKnownAreNotRead) {
+  AmdNode node(
+      {{.watts = 100, .model = "0x738c", .version = kMi250}, {.watts = 100, .model = "0x740f", .version = kMi250}});
+  const Meters m = open_amd(node.machine);
+  EXPECT_EQ(scopes_of(m), "gpu1 ");
+  EXPECT_EQ(m.unavailable.at(0).reason, "of GPUs of model 0x738c it is not known that their counter has 64 bits");
 }
 
 TEST(Amd, ADividedGpuIsNotRead) {
@@ -223,13 +273,19 @@ TEST(Amd, ADividedGpuIsNotRead) {
 }
 
 TEST(Amd, ACounterThatContradictsThePowerIsNotBelieved) {
-  AmdNode node({{.watts = 10, .shown = 300}, {.watts = 3000, .shown = 200}, {.watts = 40, .shown = 300}, {.watts = 0}});
+  AmdNode node({{.watts = 10, .shown = 300},
+                {.watts = 3000, .shown = 200},
+                {.watts = 40, .shown = 300},
+                {.watts = 0},
+                {.watts = -1, .shown = 100},
+                {.watts = 20, .shown = 0}});
   const Meters m = open_meters({"amd"}, node.options());
-  EXPECT_EQ(scopes_of(m), "gpu2 gpu0 gpu1 gpu3 ") << "those without a reading are null meters";
-  ASSERT_EQ(m.unavailable.size(), 3u);
-  EXPECT_EQ(m.unavailable[0].reason, "its counter rose by 1 J in 0.1 s, at a power of 300 W");
-  EXPECT_EQ(m.unavailable[1].reason, "its counter rose by 300 J in 0.1 s, at a power of 200 W");
-  EXPECT_NE(m.unavailable[2].reason.find("did not change for 0.5 s"), std::string::npos) << "a frozen counter";
+  EXPECT_EQ(scopes_of(m), "gpu2 gpu5 gpu0 gpu1 gpu4 gpu3 ") << "those without a reading are null meters";
+  ASSERT_EQ(m.unavailable.size(), 4u);
+  EXPECT_EQ(m.unavailable[0].reason, "its counter rose by 5 J in 0.5 s, at a power of 300 W");
+  EXPECT_EQ(m.unavailable[1].reason, "its counter rose by 1.5e+03 J in 0.5 s, at a power of 200 W");
+  EXPECT_EQ(m.unavailable[2].reason, "its counter went back from 65536000 to 65503232");
+  EXPECT_NE(m.unavailable[3].reason.find("did not change for 0.5 s"), std::string::npos) << "a frozen counter";
 }
 
 TEST(Amd, ACounterThatGoesBackOrVanishesIsNoReading) {
@@ -240,7 +296,7 @@ TEST(Amd, ACounterThatGoesBackOrVanishesIsNoReading) {
   node.go(1.0);
   EXPECT_NE(a.end_step().scopes.at("gpu0").reason.find("went back"), std::string::npos);
   node.go(1.0);
-  EXPECT_NE(a.end_step().scopes.at("gpu0").reason, "") << "of a gap";
+  EXPECT_NE(a.end_step().scopes.at("gpu0").reason.find("went back"), std::string::npos) << "the step began there";
   node.go(1.0);
   EXPECT_NEAR(*a.end_step().scopes.at("gpu0").joules, 100.0, 1e-4);
   node.write(AmdNode::drm(0) + "/gpu_metrics", table_of(kMi300, ~std::uint64_t{0}, 100, 1));
@@ -259,22 +315,25 @@ TEST(Amd, AGpuWithoutACounterSaysSo) {
   EXPECT_EQ(open_amd(other.machine, "0,1").unavailable.size(), 1u);
 }
 
-TEST(Visible, AmdsListsAreAppliedOneAfterTheOther) {
+TEST(Visible, EachMakerHasItsList) {
   const auto of = [](std::map<std::string, const char*> variables) {
-    return visible_devices([&](const char* name) -> const char* {
+    return visible_gpus([&](const char* name) -> const char* {
       const auto found = variables.find(name);
       return found == variables.end() ? nullptr : found->second;
     });
   };
-  EXPECT_EQ(of({}), std::nullopt);
-  EXPECT_EQ(of({{"CUDA_VISIBLE_DEVICES", "1,GPU-5"}}), "1,GPU-5");
-  EXPECT_EQ(of({{"CUDA_VISIBLE_DEVICES", ""}}), "");
-  EXPECT_EQ(of({{"HIP_VISIBLE_DEVICES", "2"}, {"CUDA_VISIBLE_DEVICES", "1"}}), "2");
-  EXPECT_EQ(of({{"ROCR_VISIBLE_DEVICES", "4,5,GPU-a"}}), "4,5,GPU-a");
-  EXPECT_EQ(of({{"ROCR_VISIBLE_DEVICES", "4,5,GPU-a"}, {"HIP_VISIBLE_DEVICES", "2,0"}}), "GPU-a,4");
-  EXPECT_EQ(of({{"ROCR_VISIBLE_DEVICES", "4,5"}, {"CUDA_VISIBLE_DEVICES", "1"}}), "5");
-  EXPECT_EQ(of({{"ROCR_VISIBLE_DEVICES", "4,5"}, {"HIP_VISIBLE_DEVICES", "1,7,0"}}), "5") << "an index beyond hides";
-  EXPECT_EQ(of({{"ROCR_VISIBLE_DEVICES", "4,-1,5"}, {"HIP_VISIBLE_DEVICES", "0,1"}}), "4");
+  EXPECT_EQ(of({}), VisibleGpus{});
+  EXPECT_EQ(of({{"CUDA_VISIBLE_DEVICES", "1,GPU-5"}}), (VisibleGpus{"1,GPU-5", "1,GPU-5"}));
+  EXPECT_EQ(of({{"CUDA_VISIBLE_DEVICES", ""}}), (VisibleGpus{"", {}})) << "hides all of CUDA, and none of HIP";
+  EXPECT_EQ(of({{"HIP_VISIBLE_DEVICES", "2"}, {"CUDA_VISIBLE_DEVICES", "1"}}), (VisibleGpus{"1", "2"}));
+  EXPECT_EQ(of({{"HIP_VISIBLE_DEVICES", ""}, {"CUDA_VISIBLE_DEVICES", "1"}}), (VisibleGpus{"1", "1"}));
+  EXPECT_EQ(of({{"ROCR_VISIBLE_DEVICES", "4,5,GPU-a"}}), (VisibleGpus{{}, "4,5,GPU-a"}));
+  EXPECT_EQ(of({{"ROCR_VISIBLE_DEVICES", ""}}), (VisibleGpus{{}, ""}));
+  EXPECT_EQ(of({{"ROCR_VISIBLE_DEVICES", "4,5,GPU-a"}, {"HIP_VISIBLE_DEVICES", "2,0"}}).amd, "GPU-a,4");
+  EXPECT_EQ(of({{"ROCR_VISIBLE_DEVICES", "4,5"}, {"HIP_VISIBLE_DEVICES", "1,7,0"}}).amd, "5") << "hides the rest";
+  EXPECT_EQ(of({{"ROCR_VISIBLE_DEVICES", "4,-1,5"}, {"HIP_VISIBLE_DEVICES", "0,1"}}).amd, "4");
+  // Slurm sets all of them alike; NVIDIA's GPUs must not vanish by that.
+  EXPECT_EQ(of({{"CUDA_VISIBLE_DEVICES", "2,3"}, {"ROCR_VISIBLE_DEVICES", "2,3"}}).nvidia, "2,3");
 }
 
 }  // namespace

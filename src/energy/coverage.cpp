@@ -36,8 +36,11 @@ bool has_amd_gpu(const Machine& machine) {
   return false;
 }
 
-bool has_nvidia_gpu(const Machine& machine, const std::optional<std::string>& visible) {
-  if (visible && (visible->empty() || starts_with(*visible, "-"))) return false;
+bool hides_all(const std::optional<std::string>& list) {
+  return list && (list->empty() || starts_with(*list, "-"));
+}
+
+bool has_nvidia_gpu(const Machine& machine) {
   std::error_code error;
   return fs::directory_iterator(machine.proc / "driver/nvidia/gpus", error) != fs::directory_iterator() && !error;
 }
@@ -109,8 +112,8 @@ Coverage coverage_of(const Meters& meters, bool gpus) {
   return c;
 }
 
-bool has_gpus(const Machine& machine, const std::optional<std::string>& visible) {
-  return has_nvidia_gpu(machine, visible) || has_amd_gpu(machine);
+bool has_gpus(const Machine& machine, const VisibleGpus& visible) {
+  return (!hides_all(visible.nvidia) && has_nvidia_gpu(machine)) || (!hides_all(visible.amd) && has_amd_gpu(machine));
 }
 
 Json to_json(const Coverage& c) {

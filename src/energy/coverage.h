@@ -12,6 +12,7 @@
 #include "energy/machine.h"
 #include "energy/meter.h"
 #include "energy/scope.h"
+#include "energy/visible.h"
 
 namespace molen::energy {
 
@@ -31,9 +32,9 @@ struct Coverage {
 // reading is missing, and so is a single scope of a part whose other scopes are read.
 Coverage coverage_of(const Meters& meters, bool gpus);
 
-// Returns whether this process may use GPUs: NVIDIA's (by the driver's folder in /proc) unless `visible` (like
-// CUDA_VISIBLE_DEVICES) hides all; AMD's unless they are part of a processor.
-bool has_gpus(const Machine& machine, const std::optional<std::string>& visible);
+// Returns whether this process may use GPUs, which `visible` may hide: NVIDIA's, by the driver's folder in /proc;
+// AMD's, unless they are part of a processor.
+bool has_gpus(const Machine& machine, const VisibleGpus& visible);
 
 // Returns the text of `partial` for the summed scopes, and for each missing one its number of hosts among `hosts`.
 std::string partial_text(const std::set<std::string>& summed, const std::map<std::string, std::int64_t>& missing,

@@ -117,25 +117,27 @@ TEST(Totals, HostsAreTheMostAtATime) {
 
 TEST(Coverage, FindsGpusOfThisProcess) {
   FakeMachine f;
-  EXPECT_FALSE(has_gpus(f.machine, std::nullopt));
+  EXPECT_FALSE(has_gpus(f.machine, {}));
   f.write("proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: x\n");
-  EXPECT_TRUE(has_gpus(f.machine, std::nullopt));
-  EXPECT_TRUE(has_gpus(f.machine, "0,1"));
-  EXPECT_FALSE(has_gpus(f.machine, "")) << "all hidden";
-  EXPECT_FALSE(has_gpus(f.machine, "-1"));
+  EXPECT_TRUE(has_gpus(f.machine, {}));
+  EXPECT_TRUE(has_gpus(f.machine, {"0,1", ""}));
+  EXPECT_FALSE(has_gpus(f.machine, {"", {}})) << "all hidden";
+  EXPECT_FALSE(has_gpus(f.machine, {"-1", {}}));
   FakeMachine amd;
   const std::string node = "sys/class/kfd/kfd/topology/nodes/";
   amd.write(node + "0/gpu_id", "0\n");
   amd.write(node + "0/properties", "cpu_cores_count 64\nsimd_count 0\n");
-  EXPECT_FALSE(has_gpus(amd.machine, std::nullopt));
+  EXPECT_FALSE(has_gpus(amd.machine, {}));
   amd.write(node + "2/gpu_id", "5510\n");
   amd.write(node + "2/properties", "cpu_cores_count 16\nsimd_count 8\n");
-  EXPECT_FALSE(has_gpus(amd.machine, std::nullopt)) << "within a processor";
+  EXPECT_FALSE(has_gpus(amd.machine, {})) << "within a processor";
   amd.write(node + "3/properties", "cpu_cores_count 0\nsimd_count 440\n");
-  EXPECT_FALSE(has_gpus(amd.machine, std::nullopt)) << "without an id";
+  EXPECT_FALSE(has_gpus(amd.machine, {})) << "without an id";
   amd.write(node + "1/gpu_id", "51211\n");
   amd.write(node + "1/properties", "cpu_cores_count 0\nsimd_count 440\n");
-  EXPECT_TRUE(has_gpus(amd.machine, std::nullopt));
+  EXPECT_TRUE(has_gpus(amd.machine, {}));
+  EXPECT_TRUE(has_gpus(amd.machine, {"", "0"})) << "each maker has its list";
+  EXPECT_FALSE(has_gpus(amd.machine, {{}, ""}));
 }
 
 TEST(SoFar, KeepsWhatWasReadAndNamesWhatIsShort) {

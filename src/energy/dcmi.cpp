@@ -12,7 +12,6 @@ constexpr std::uint8_t kSystemPower = 0x01;
 constexpr std::uint8_t kMeasuring = 0x40;  // the bit of the state byte that says that power is measured
 constexpr std::size_t kReplySize = 18;     // with the group's byte
 
-constexpr double kAskEveryS = 1.0;
 // Controllers are often busy for some seconds.
 constexpr double kLongestSilenceS = 15.0;
 
@@ -24,7 +23,8 @@ std::uint32_t little_endian(const std::vector<std::uint8_t>& bytes, std::size_t 
 
 class DcmiMeter : public Meter {
  public:
-  DcmiMeter(MeterInfo info, std::shared_ptr<IpmiController> controller, std::function<double()> clock)
+  DcmiMeter(MeterInfo info, std::shared_ptr<IpmiController> controller, std::function<double()> clock, double watts,
+            Seconds ask_every)
       : Meter(std::move(info)),
         power_(
             [controller = std::move(controller)]() -> Result<double> {
@@ -32,9 +32,8 @@ class DcmiMeter : public Meter {
               if (!power) return Failure{power.reason()};
               return power.value().watts;
             },
-            std::move(clock), kLongestSilenceS) {
-    power_.poll();
-    power_.start(kAskEveryS);
+            std::move(clock), watts, kLongestSilenceS) {
+    power_.start(ask_every.value);
   }
 
   Result<Reading> read() override { return power_.read(); }
@@ -57,7 +56,7 @@ Result<DcmiPower> read_dcmi_power(IpmiController& controller) {
   return DcmiPower{static_cast<double>(watts), 1e-3 * little_endian(bytes, 13, 4)};
 }
 
-Meters open_dcmi(const Machine& machine, const Result<std::shared_ptr<IpmiController>>& controller) {
+Meters open_dcmi(const Machine& machine, const Result<std::shared_ptr<IpmiController>>& controller, Seconds ask_every) {
   Meters found;
   const auto power =
       controller ? read_dcmi_power(*controller.value()) : Result<DcmiPower>(Failure{controller.reason()});
@@ -67,8 +66,8 @@ Meters open_dcmi(const Machine& machine, const Result<std::shared_ptr<IpmiContro
   }
   found.meters.push_back(std::make_unique<DcmiMeter>(
       MeterInfo{"dcmi", "node", Source::kPower,
-                fmt::format("/dev/ipmi0, Get Power Reading of DCMI every {} s", kAskEveryS), Seconds(0), true},
-      controller.value(), machine.clock));
+                fmt::format("/dev/ipmi0, Get Power Reading of DCMI every {} s", ask_every.value), Seconds(0), true},
+      controller.value(), machine.clock, power.value().watts, ask_every));
   return found;
 }
 

@@ -28,7 +28,8 @@ struct DcmiPower {
 };
 Result<DcmiPower> read_dcmi_power(IpmiController& controller);
 
-// Opens the scope "node". The controller is asked once a second by a thread of its own.
-Meters open_dcmi(const Machine& machine, const Result<std::shared_ptr<IpmiController>>& controller);
+// Opens the scope "node". A thread of its own asks the controller every `ask_every`.
+Meters open_dcmi(const Machine& machine, const Result<std::shared_ptr<IpmiController>>& controller,
+                 Seconds ask_every = Seconds(1.0));
 
 }  // namespace molen::energy

@@ -80,7 +80,7 @@ TEST(Dcmi, OtherAnswersAreReasons) {
   }
 }
 
-// A power that a test sets, polled by hand.
+// A power that a test sets, polled by hand. It was 100 W at 0 s.
 struct Polled {
   double time = 0.0, takes = 0.0;
   Result<double> watts = 100.0;
@@ -88,59 +88,55 @@ struct Polled {
                       time += takes;
                       return watts;
                     },
-                    [this] { return time; }, 10.0};
+                    [this] { return time; }, 100.0, 10.0};
   double joules() { return power.read().value().total.value; }
 };
 
-TEST(PolledPower, IsIntegratedBetweenAnswersAndHeldAfterThem) {
+TEST(PolledPower, EachPowerCountsUntilTheNext) {
   Polled p;
-  EXPECT_FALSE(p.power.read()) << "no answer yet";
-  p.power.poll();
-  p.time = 2.0;
-  EXPECT_DOUBLE_EQ(p.joules(), 200.0) << "held";
-  p.watts = 300.0;
-  p.power.poll();
-  EXPECT_DOUBLE_EQ(p.joules(), 400.0) << "the trapezoid between 100 and 300 W";
-  p.time = 3.0;
-  EXPECT_DOUBLE_EQ(p.joules(), 700.0);
-}
-
-TEST(PolledPower, NeverFalls) {
-  Polled p;
-  p.power.poll();
   p.time = 2.0;
   EXPECT_DOUBLE_EQ(p.joules(), 200.0);
+  p.watts = 300.0;
+  p.power.poll();
+  EXPECT_DOUBLE_EQ(p.joules(), 200.0);
+  p.time = 3.0;
+  EXPECT_DOUBLE_EQ(p.joules(), 500.0);
   p.watts = 20.0;
-  p.power.poll();
-  EXPECT_DOUBLE_EQ(p.joules(), 200.0) << "120 J by the trapezoid";
-  p.time = 5.0;
-  EXPECT_DOUBLE_EQ(p.joules(), 200.0) << "180 J";
-  p.time = 7.0;
-  EXPECT_DOUBLE_EQ(p.joules(), 220.0);
-}
-
-TEST(PolledPower, AnAnswerHasTheTimeOfTheMiddleOfItsRequest) {
-  Polled p;
   p.takes = 2.0;
-  p.power.poll();  // from 0 to 2 s
-  EXPECT_DOUBLE_EQ(p.joules(), 100.0) << "since 1 s";
+  p.power.poll();  // from 3 s to 5 s
+  EXPECT_DOUBLE_EQ(p.joules(), 1100.0) << "until the answer";
+  p.time = 6.0;
+  EXPECT_DOUBLE_EQ(p.joules(), 1120.0);
+  EXPECT_EQ(p.power.read().value().gaps, 0);
 }
 
-TEST(PolledPower, FailuresAndSilenceAreReasons) {
+TEST(PolledPower, ABusyControllerIsBelievedForAWhile) {
   Polled p;
-  p.power.poll();
   p.watts = Failure{"busy"};
+  p.time = 4.0;
   p.power.poll();
-  EXPECT_EQ(p.power.read().reason(), "busy");
-  p.watts = 100.0;
-  p.time = 9.0;
+  EXPECT_DOUBLE_EQ(p.joules(), 400.0);
+  p.time = 10.5;
   p.power.poll();
-  EXPECT_DOUBLE_EQ(p.joules(), 900.0) << "power went on";
-  EXPECT_EQ(p.power.read().value().gaps, 0);
+  EXPECT_EQ(p.power.read().reason(), "the controller has not answered for 10 s: busy");
+  p.watts = 50.0;
   p.time = 20.0;
-  EXPECT_EQ(p.power.read().reason(), "the controller has not answered for 11 s");
   p.power.poll();
-  EXPECT_EQ(p.power.read().value().gaps, 1) << "nobody knows the power of 11 s";
+  EXPECT_DOUBLE_EQ(p.joules(), 1000.0) << "10 s of 100 W; nobody knows the power of the other 10 s";
+  EXPECT_EQ(p.power.read().value().gaps, 1);
+  p.time = 22.0;
+  EXPECT_DOUBLE_EQ(p.joules(), 1100.0);
+  EXPECT_EQ(p.power.read().value().gaps, 1);
+}
+
+TEST(PolledPower, SilenceIsAReason) {
+  Polled p;
+  p.time = 21.0;
+  EXPECT_EQ(p.power.read().reason(), "the controller has not answered for 21 s");
+  p.power.poll();
+  EXPECT_DOUBLE_EQ(p.joules(), 1000.0);
+  p.time = 20.0;
+  EXPECT_DOUBLE_EQ(p.joules(), 1000.0) << "a clock that goes back";
 }
 
 TEST(PolledPower, AThreadAsksAndNobodyWaits) {
@@ -153,7 +149,7 @@ TEST(PolledPower, AThreadAsksAndNobodyWaits) {
           while (stuck) std::this_thread::sleep_for(std::chrono::milliseconds(1));
           return 100.0;
         },
-        [] { return now().value; }, 10.0);
+        [] { return now().value; }, 100.0, 10.0);
     power.start(0.001);
     while (asked < 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     stuck = true;
@@ -170,20 +166,42 @@ TEST(PolledPower, AThreadAsksAndNobodyWaits) {
 TEST(Dcmi, ANodeIsMeasuredByItsController) {
   FakeMachine f;
   const auto controller = std::make_shared<FakeController>();
-  OpenOptions o;
-  o.machine = f.machine;
-  o.nvml.library = "libno-such-library.so.1";
-  o.ipmi = [&](const Machine&) { return Result<std::shared_ptr<IpmiController>>(controller); };
-  const Meters m = open_meters({"auto"}, o);
+  constexpr Seconds kNever(1e6);  // the test's clock is the test's alone
+  const Meters m = open_dcmi(f.machine, std::shared_ptr<IpmiController>(controller), kNever);
   ASSERT_EQ(m.meters.size(), 1u);
   const MeterInfo& info = m.meters[0]->info();
   EXPECT_EQ(info.scope, "node");
   EXPECT_EQ(info.source, Source::kPower);
   EXPECT_EQ(coverage_of(m, true).partial(), "");
-  const double before = m.meters[0]->read().value().total.value;
   f.time += 2.0;
-  EXPECT_NEAR(m.meters[0]->read().value().total.value - before, 610.0, 1e-9);
-  EXPECT_GE(controller->requests, 2) << "one to see whether it answers";
+  EXPECT_NEAR(m.meters[0]->read().value().total.value, 610.0, 1e-9);
+  EXPECT_EQ(controller->requests, 1);
+}
+
+TEST(Dcmi, IsAskedAgainAndAgain) {
+  const auto controller = std::make_shared<FakeController>();
+  const Meters m = open_dcmi(Machine(), std::shared_ptr<IpmiController>(controller), Seconds(0.001));
+  while (controller->requests < 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_GT(m.meters.at(0)->read().value().total.value, 0.0);
+}
+
+// Its power is too slow for steps, and as a node's it would count in place of exact counters.
+TEST(Dcmi, IsReadOnlyWhereItIsNamed) {
+  FakeMachine f;
+  OpenOptions o;
+  o.machine = f.machine;
+  o.nvml.library = "libno-such-library.so.1";
+  int asked = 0;
+  o.ipmi = [&](const Machine&) {
+    ++asked;
+    return Result<std::shared_ptr<IpmiController>>(std::make_shared<FakeController>());
+  };
+  f.zone("intel-rapl:0", "package-0", 1);
+  f.tick = [&] { f.zone("intel-rapl:0", "package-0", static_cast<std::uint64_t>(f.time * 1e6)); };
+  EXPECT_EQ(open_meters({"auto"}, o).meters.at(0)->info().scope, "cpu-package0");
+  EXPECT_EQ(asked, 0);
+  const Meters both = open_meters({"dcmi", "auto"}, o);
+  EXPECT_EQ(coverage_of(both, false).summed, (std::set<std::string>{"node"})) << "what is named, counts";
 }
 
 TEST(Dcmi, WithoutAControllerTheReasonIsGiven) {
@@ -191,10 +209,9 @@ TEST(Dcmi, WithoutAControllerTheReasonIsGiven) {
   OpenOptions o;
   o.machine = f.machine;
   o.nvml.library = "libno-such-library.so.1";
-  const Meters m = open_meters({"auto"}, o);
-  const auto& last = m.unavailable.back();
-  EXPECT_EQ(last.meter, "dcmi");
-  EXPECT_EQ(last.reason, (f.root() / "dev/ipmi0: No such file or directory").string());
+  const auto absent = open_dcmi(f.machine, kernel_ipmi(f.machine));
+  EXPECT_EQ(absent.unavailable.at(0).meter, "dcmi");
+  EXPECT_EQ(absent.unavailable[0].reason, (f.root() / "dev/ipmi0: No such file or directory").string());
   // A device that is no IPMI device refuses the first request.
   f.write("dev/ipmi0", "");
   const auto file = open_dcmi(f.machine, kernel_ipmi(f.machine));

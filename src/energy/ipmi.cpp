@@ -5,7 +5,9 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include "energy/dcmi.h"
@@ -13,7 +15,8 @@
 namespace molen::energy {
 namespace {
 
-constexpr int kTimeoutMs = 5000;
+// A request that takes longer has failed. A run's end waits for the last one.
+constexpr std::chrono::milliseconds kTimeout(2000);
 
 class KernelIpmi : public IpmiController {
  public:
@@ -38,12 +41,15 @@ class KernelIpmi : public IpmiController {
  private:
   // Returns the response to the last request. One to an earlier request, which came too late, is dropped.
   Result<std::vector<std::uint8_t>> response() {
+    const auto deadline = std::chrono::steady_clock::now() + kTimeout;
     for (;;) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
       pollfd ready{device_, POLLIN, 0};
-      const int events = ::poll(&ready, 1, kTimeoutMs);
+      const int events = ::poll(&ready, 1, static_cast<int>(std::max<std::int64_t>(0, left.count())));
       if (events < 0 && errno == EINTR) continue;
       if (events < 0) return failed("waiting for a response");
-      if (events == 0) return Failure{fmt::format("{}: no response within {} s", file_.string(), kTimeoutMs / 1000)};
+      if (events == 0)
+        return Failure{fmt::format("{}: no response within {} s", file_.string(), kTimeout.count() / 1000)};
       std::uint8_t data[IPMI_MAX_MSG_LENGTH];
       ipmi_system_interface_addr address{};
       ipmi_recv received{};

@@ -39,7 +39,8 @@ void drop_frozen(Meters& found, const OpenOptions& o) {
       if (alive[i]) continue;
       const auto r = found.meters[i]->read();
       if (r && !first[i]) first[i] = r.value().total.value;
-      alive[i] = r && r.value().total.value > *first[i];
+      // The rest of a node is a difference; its terms are tested themselves.
+      alive[i] = r && (r.value().total.value > *first[i] || found.meters[i]->info().scope == "rest");
 
       waiting = waiting || !alive[i];
     }
@@ -93,7 +94,7 @@ Meters open_one(const std::string& name, const OpenOptions& o) {
   if (name == "rapl-perf") return tested(open_perf(o.machine, o.perf), o);
   if (name == "rapl-powercap") return tested(open_powercap(o.machine), o);
   if (name == "nvml") return tested(open_nvml(o.machine, o.nvml), o);
-  if (name == "amd") return tested(open_amd(o.machine, o.nvml.visible), o);
+  if (name == "amd") return tested(open_amd(o.machine, o.amd_visible), o);
   if (name == "dcmi") return tested(open_dcmi(o.machine, o.ipmi(o.machine)), o);
   if (name == "cray") return tested(open_cray(o.machine), o);
   if (name == "hwmon") return tested(open_hwmon(o.machine), o);
@@ -105,8 +106,10 @@ Meters open_one(const std::string& name, const OpenOptions& o) {
 }  // namespace
 
 OpenOptions options_of_process() {
+  const VisibleGpus visible = visible_gpus(std::getenv);
   OpenOptions options;
-  options.nvml.visible = visible_devices(std::getenv);
+  options.nvml.visible = visible.nvidia;
+  options.amd_visible = visible.amd;
   return options;
 }
 
@@ -126,7 +129,7 @@ Meters open_meters(const std::vector<std::string>& names, const OpenOptions& opt
     }
     if (name == "auto") {
       automatic = true;
-      for (const char* kind : {"rapl", "nvml", "amd", "cray", "hwmon", "dcmi"}) merge(all, open_one(kind, options));
+      for (const char* kind : {"rapl", "nvml", "amd", "cray", "hwmon"}) merge(all, open_one(kind, options));
       continue;
     }
     Meters found = open_one(name, options);

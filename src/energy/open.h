@@ -15,7 +15,8 @@ namespace molen::energy {
 
 struct OpenOptions {
   Machine machine;
-  NvmlOptions nvml;  // its `visible` holds for AMD's GPUs too
+  NvmlOptions nvml;
+  std::optional<std::string> amd_visible;  // as VisibleGpus::amd
   std::function<Result<std::shared_ptr<IpmiController>>(const Machine&)> ipmi = kernel_ipmi;
   std::shared_ptr<PerfEvents> perf = kernel_perf_events();
   double settle_s = 0.5;  // longest wait for a counter's first change; a counter that never changes is dropped

@@ -7,15 +7,32 @@
 
 namespace molen::energy {
 
+PolledPower::PolledPower(Poll poll, std::function<double()> clock, double watts, double longest_s)
+    : poll_(std::move(poll)),
+      clock_(std::move(clock)),
+      watts_(watts),
+      longest_s_(longest_s),
+      answered_s_(clock_()),
+      counted_s_(answered_s_) {}
+
+void PolledPower::count_until(double time_s) {
+  const double end_s = std::min(time_s, answered_s_ + longest_s_);
+  if (end_s > counted_s_) reading_.total += Joules(watts_ * (end_s - counted_s_)), counted_s_ = end_s;
+  if (time_s <= end_s) return;
+  if (!silent_) ++reading_.gaps;
+  silent_ = true;
+}
+
 void PolledPower::poll() {
-  const double asked_s = clock_();
   const Result<double> watts = poll_();
-  const double time_s = 0.5 * (asked_s + clock_());
   const std::lock_guard lock(mutex_);
   failure_ = watts.reason();
   if (!watts) return;
-  reading_ = integral_.add(watts.value(), time_s);
-  watts_ = watts.value(), answered_s_ = time_s;
+  const double now_s = clock_();
+  count_until(now_s);
+  watts_ = watts.value();
+  answered_s_ = counted_s_ = now_s;
+  silent_ = false;
 }
 
 void PolledPower::start(double every_s) {
@@ -41,14 +58,12 @@ void PolledPower::stop() {
 
 Result<Reading> PolledPower::read() {
   const std::lock_guard lock(mutex_);
-  if (!failure_.empty()) return Failure{failure_};
-  const double silence_s = clock_() - answered_s_;
-  if (silence_s > longest_s_) return Failure{fmt::format("the controller has not answered for {:.0f} s", silence_s)};
-  Reading now = reading_;
-  // The power since the last answer may prove to have been less than is taken here; a total never falls.
-  shown_j_ = std::max(shown_j_, now.total.value + watts_ * std::max(0.0, silence_s));
-  now.total = Joules(shown_j_);
-  return now;
+  const double now_s = clock_();
+  count_until(now_s);
+  if (silent_)
+    return Failure{fmt::format("the controller has not answered for {:.0f} s{}{}", now_s - answered_s_,
+                               failure_.empty() ? "" : ": ", failure_)};
+  return reading_;
 }
 
 }  // namespace molen::energy

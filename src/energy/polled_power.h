@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "energy/meter.h"
-#include "energy/power.h"
 
 namespace molen::energy {
 
@@ -16,31 +15,32 @@ class PolledPower {
  public:
   // Returns watts now.
   using Poll = std::function<Result<double>()>;
-  // `clock`: seconds, monotonic. Answers that are further apart than `longest_s` leave a gap.
-  PolledPower(Poll poll, std::function<double()> clock, double longest_s)
-      : poll_(std::move(poll)), clock_(std::move(clock)), integral_(longest_s), longest_s_(longest_s) {}
+  // `clock`: seconds, monotonic. `watts`: now. Each power counts until the next answer, but for at most `longest_s`:
+  // what comes after is a gap.
+  PolledPower(Poll poll, std::function<double()> clock, double watts, double longest_s);
   ~PolledPower() { stop(); }
   PolledPower(const PolledPower&) = delete;
   PolledPower& operator=(const PolledPower&) = delete;
 
-  // Asks once, and takes the answer as the power of the middle of the request.
+  // Asks once, and takes the answer as the power from now on.
   void poll();
   // Asks every `every_s` in a thread, until the end.
   void start(double every_s);
-  // Returns the joules until now, with the last power since the last answer. A failure if the last request failed, or
-  // if there has been no answer for `longest_s`.
+  // Returns the joules until now. A failure, with the controller's reason, once there has been no answer for
+  // `longest_s`: until then the last power counts, because controllers are often busy.
   Result<Reading> read();
 
  private:
+  void count_until(double time_s);
   void stop();
 
   Poll poll_;
   std::function<double()> clock_;
   std::mutex mutex_;
-  PowerIntegral integral_;
-  double longest_s_, watts_ = 0.0, answered_s_ = 0.0, shown_j_ = 0.0;
+  double watts_, longest_s_, answered_s_, counted_s_;  // counted_s_: the time until which the reading counts
   Reading reading_;
-  std::string failure_ = "the controller has not answered yet";
+  std::string failure_;  // of the last request
+  bool silent_ = false;  // for longer than longest_s_
   std::condition_variable wake_;
   bool stopping_ = false;
   std::thread thread_;

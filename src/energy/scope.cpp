@@ -70,10 +70,15 @@ int order_of(const std::string& scope, bool packages) {
 
 }  // namespace
 
-std::optional<int> gpu_of(const std::string& scope) {
+std::vector<int> gpus_of(const std::string& scope) {
   for (const char* prefix : {"gpu", "superchip"})
-    if (const auto number = number_of(scope, prefix)) return std::atoi(number->c_str());
-  return std::nullopt;
+    if (const auto number = number_of(scope, prefix)) {
+      std::vector<int> gpus{std::atoi(number->c_str())};
+      if (const auto plus = number->find('+'); plus != std::string::npos)
+        gpus.push_back(std::atoi(number->c_str() + plus + 1));
+      return gpus;
+    }
+  return {};
 }
 
 std::set<std::string> parts_of(const std::string& scope) {

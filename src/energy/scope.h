@@ -13,14 +13,14 @@
 //           cpu-package0-die1
 //       dram                  the memory of all packages
 //         dram0
-//     accel0                  an accelerator as its maker counts it: a GPU, or a module of two
-//       gpu0
-//     rest                    what the node has beside the parts that have counters: fans, adapters, losses
+//     accel0                  an accelerator as the maker of a node counts it: a GPU, or a module of two
+//       gpu0, or gpu0+1       a GPU that the job may use, or two of them with one counter
+//     rest                    what the node has beside the parts that have counters
 #pragma once
 
-#include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "energy/meter.h"
 
@@ -38,9 +38,10 @@ bool contains(const std::string& outer, const std::string& inner);
 // {gpu}; empty for a name of another kind.
 std::set<std::string> parts_of(const std::string& scope);
 
-// Returns the number of the GPU, among those that the job may use, of a scope that measures one ("gpu1", "superchip1");
-// nothing for any other scope. The numbers of accelerators ("accel0") are those of the node's maker.
-std::optional<int> gpu_of(const std::string& scope);
+// Returns the numbers of the GPUs, among those that the job may use, that a scope measures: {1} for "gpu1" and
+// "superchip1", {0, 1} for "gpu0+1"; empty for any other scope. The numbers of accelerators ("accel0") are those of the
+// node's maker.
+std::vector<int> gpus_of(const std::string& scope);
 
 // Decides which of the meters a sum adds (MeterInfo::counted). A measured node counts rather than the sum of its parts,
 // because it also has fans, adapters and losses. So do other scopes that contain some which are read. psys is an

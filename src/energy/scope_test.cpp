@@ -182,9 +182,11 @@ TEST(Scope, AScopeWithoutReadingsContainsNothing) {
 }
 
 TEST(Scope, NumbersOfGpus) {
-  EXPECT_EQ(gpu_of("gpu3"), 3);
-  EXPECT_EQ(gpu_of("superchip12"), 12);
-  for (const char* scope : {"gpu", "accel0", "cpu-package1", "node", "module0"}) EXPECT_EQ(gpu_of(scope), std::nullopt);
+  using Numbers = std::vector<int>;
+  EXPECT_EQ(gpus_of("gpu3"), Numbers{3});
+  EXPECT_EQ(gpus_of("superchip12"), Numbers{12});
+  EXPECT_EQ(gpus_of("gpu10+11"), (Numbers{10, 11}));
+  for (const char* scope : {"gpu", "accel0", "cpu-package1", "node", "module0"}) EXPECT_EQ(gpus_of(scope), Numbers{});
 }
 
 }  // namespace

@@ -19,12 +19,10 @@ std::vector<std::string> visible_words(const std::string& list) {
   return words;
 }
 
-std::optional<std::string> visible_devices(const std::function<const char*(const char*)>& variable) {
-  const char* machine = variable("ROCR_VISIBLE_DEVICES");
-  const char* process = variable("HIP_VISIBLE_DEVICES");
-  if (process == nullptr) process = variable("CUDA_VISIBLE_DEVICES");
-  if (machine == nullptr) return process == nullptr ? std::nullopt : std::optional<std::string>(process);
-  if (process == nullptr) return machine;
+namespace {
+
+// Returns the words of `machine` that `process` numbers.
+std::string composed(const std::string& machine, const std::string& process) {
   const auto all = visible_words(machine);
   std::vector<std::string> chosen;
   for (const std::string& word : visible_words(process)) {
@@ -35,6 +33,23 @@ std::optional<std::string> visible_devices(const std::function<const char*(const
     chosen.push_back(number ? all[index] : word);
   }
   return fmt::format("{}", fmt::join(chosen, ","));
+}
+
+}  // namespace
+
+VisibleGpus visible_gpus(const std::function<const char*(const char*)>& variable) {
+  const char* cuda = variable("CUDA_VISIBLE_DEVICES");
+  const char* machine = variable("ROCR_VISIBLE_DEVICES");
+  const char* process = variable("HIP_VISIBLE_DEVICES");
+  if (process == nullptr || *process == '\0') process = cuda;
+  if (process != nullptr && *process == '\0') process = nullptr;
+  VisibleGpus visible;
+  if (cuda != nullptr) visible.nvidia = cuda;
+  if (machine != nullptr && process != nullptr)
+    visible.amd = composed(machine, process);
+  else if (machine != nullptr || process != nullptr)
+    visible.amd = machine != nullptr ? machine : process;
+  return visible;
 }
 
 }  // namespace molen::energy

@@ -24,7 +24,7 @@ constexpr double kDoctorSeconds = 0.1;
 Json energy_here(const energy::Meters& meters) {
   Json j = energy::list_json(meters);
   const energy::Machine machine;
-  j["partial"] = energy::coverage_of(meters, energy::has_gpus(machine, std::nullopt)).partial();
+  j["partial"] = energy::coverage_of(meters, energy::has_gpus(machine, energy::visible_gpus(std::getenv))).partial();
   return j;
 }
 

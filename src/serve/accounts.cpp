@@ -199,9 +199,11 @@ void add_to(AccountRow& row, const Attempt& a) {
   row.edp += *a.joules * a.seconds;
 }
 
-// The mean power of the scopes of one kind (W), for a column of CSV.
-std::string watts_of(const Attempt& a, const std::string& kind) {
-  const auto joules = joules_of_kind(a.by_scope, kind);
+// The mean power (W) of the scopes of the first kind that was measured, for a column of CSV.
+std::string watts_of(const Attempt& a, const std::vector<std::string>& kinds) {
+  std::optional<double> joules;
+  for (const std::string& kind : kinds)
+    if (!joules) joules = joules_of_kind(a.by_scope, kind);
   return joules && a.seconds > 0.0 ? csv_number(*joules / a.seconds) : "";
 }
 
@@ -287,10 +289,10 @@ std::string attempts_csv(const std::vector<Attempt>& attempts) {
                                          dated ? utc_timestamp(a.start_s + a.seconds) : "",
                                          csv_number(a.seconds),
                                          csv_number(a.joules),
-                                         watts_of(a, "node"),
-                                         watts_of(a, "cpu-package"),
-                                         watts_of(a, "dram"),
-                                         watts_of(a, "gpu"),
+                                         watts_of(a, {"node"}),
+                                         watts_of(a, {"cpu-package", "cpu"}),
+                                         watts_of(a, {"dram"}),
+                                         watts_of(a, {"gpu", "accel"}),
                                          a.joules ? csv_number(*a.joules * a.seconds) : "",
                                          csv_number(a.site_j),
                                          csv_number(a.kg_co2e)};

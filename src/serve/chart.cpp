@@ -121,7 +121,7 @@ std::string table(const Chart& c) {
                   escape(c.y_name) + "</caption><tr><th scope=col>" + escape(c.x_name);
   for (const auto& series : c.series) s += "<th scope=col>" + escape(series.name);
   for (const double x : table_rows(c)) {
-    s += fmt::format("<tr><th scope=row>{:.15g}", x);
+    s += fmt::format("<tr><th scope=row>{:.{}g}", x, x == std::floor(x) ? 15 : 6);
     for (const auto& series : c.series) {
       const auto at = std::lower_bound(series.points.begin(), series.points.end(), x,
                                        [](const auto& p, double v) { return p.first < v; });

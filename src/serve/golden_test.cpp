@@ -91,6 +91,7 @@ store::StepMetrics step(std::int64_t s) {
                 {"dram", std::nullopt}};
   m.energy_source = {{"package-0", s < 4 ? "counter" : "power"}, {"gpu", "counter"}, {"dram", "none"}};
   m.j_per_token = 0.04;
+  m.kwh_total = 2.3e-5 * static_cast<double>(s);
   m.energy_coverage = "cpu only";
   m.samples = {8 * (s - 1), 8 * s - 1};
   return m;

@@ -12,7 +12,7 @@ namespace molen::energy {
 
 struct NvmlOptions {
   std::string library = "libnvidia-ml.so.1";
-  // Indices or UUIDs, as in CUDA_VISIBLE_DEVICES; absent: all devices. Scope gpuN is the N-th visible device.
+  // Indices or UUIDs, as VisibleGpus::nvidia; absent: all devices. Scope gpuN is the N-th visible device.
   std::optional<std::string> visible;
   Seconds sample_every{0.1};  // of power, when there is no counter
 };

@@ -38,7 +38,8 @@
   const last = (values) => values.findLast((v) => v != null);
 
   // uPlot wants one x for all series: absent there is undefined (drawn through), null is a gap.
-  const joined = (chart) => uPlot.join(chart.series.map((s) => [s.x.map(place), s.y]));
+  const overSteps = (chart) => chart.x === "step";
+  const joined = (chart) => uPlot.join(chart.series.map((s) => [overSteps(chart) ? s.x.map(place) : s.x, s.y]));
 
   const stacked = (table) => {
     const out = [table[0]];
@@ -133,7 +134,8 @@
         { stroke: () => css("--soft"), grid: { show: false }, ticks: line, values: (u, v) => v.map(short), size: 32, font: "12px system-ui, sans-serif" },
         { stroke: () => css("--soft"), grid: line, ticks: line, values: (u, v) => v.map(short), size: 56, font: "12px system-ui, sans-serif" },
       ],
-      series: [{ label: axis, value: (u, v) => (v ?? last(table[0])).toLocaleString("en", { maximumFractionDigits: 0 }) }, ...series],
+      series: [{ label: overSteps(chart) ? axis : chart.x,
+                 value: (u, v) => (overSteps(chart) ? (v ?? last(table[0])).toLocaleString("en", { maximumFractionDigits: 0 }) : short(v ?? last(table[0]))) }, ...series],
       hooks: { draw: [marks(chart)] },
     };
   };

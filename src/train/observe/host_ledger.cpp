@@ -64,9 +64,9 @@ int shift_of(double joules_per_tick) {
 // The ranks whose phases a scope counts.
 std::vector<int> ranks_of(const std::string& scope, const std::vector<int>& device_of) {
   std::vector<int> ranks;
-  const std::optional<int> gpu = energy::gpu_of(scope);
+  const std::vector<int> gpus = energy::gpus_of(scope);
   for (std::size_t r = 0; r < device_of.size(); ++r)
-    if (!gpu || device_of[r] == *gpu) ranks.push_back(static_cast<int>(r));
+    if (gpus.empty() || std::ranges::find(gpus, device_of[r]) != gpus.end()) ranks.push_back(static_cast<int>(r));
   return ranks;
 }
 

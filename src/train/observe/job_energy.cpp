@@ -15,7 +15,6 @@
 #include "base/error.h"
 #include "base/utf8.h"
 #include "energy/open.h"
-#include "energy/visible.h"
 #include "launch/throw_on_all_ranks.h"
 
 namespace molen::train {
@@ -102,20 +101,25 @@ EnergyHost this_host(std::optional<int> device) {
   // The boot id identifies a host here. Counters belong to a running kernel, which containers with different host names
   // may share.
   const auto boot = energy::read_small("/proc/sys/kernel/random/boot_id");
-  return {boot && !boot.value().empty() ? boot.value() : name, name, energy::visible_devices(std::getenv), device};
+  return {boot && !boot.value().empty() ? boot.value() : name, name, energy::visible_gpus(std::getenv), device};
 }
 
 OpenMeters open_as(const config::Config& config) {
-  return [&config](const std::optional<std::string>& visible) {
+  return [&config](const energy::VisibleGpus& visible) {
     energy::OpenOptions o;
-    o.nvml.visible = visible;
+    o.nvml.visible = visible.nvidia;
+    o.amd_visible = visible.amd;
     o.nvml.sample_every = config.energy.sample_every;
     return energy::open_meters(config.energy.meters, o);
   };
 }
 
-bool gpus_here(const std::optional<std::string>& visible) {
+bool gpus_here(const energy::VisibleGpus& visible) {
   return energy::has_gpus(energy::Machine(), visible);
+}
+
+Json list_json(const std::optional<std::string>& list) {
+  return list ? Json(replace_invalid_utf8(*list)) : Json(nullptr);
 }
 
 // Returns what a host tells the others, or an error when its meters could not be opened.
@@ -143,9 +147,10 @@ JobEnergy::JobEnergy(comm::Communicator& world, const EnergyHost& host, const Op
       host_name_(replace_invalid_utf8(host.name)),
       description_({{"available", Json::object()}, {"unavailable", Json::object()}}) {
   const Json self{{"id", replace_invalid_utf8(host.id)},
-                  {"visible", host.visible ? Json(replace_invalid_utf8(*host.visible)) : Json(nullptr)},
+                  {"nvidia", list_json(host.visible.nvidia)},
+                  {"amd", list_json(host.visible.amd)},
                   {"device", host.device ? Json(*host.device) : Json(nullptr)}};
-  VisibleDevices devices;
+  VisibleDevices nvidia, amd;
   int lowest = world.size();
   std::vector<Json> of_host;  // the ranks of this host
   const auto ranks = gather_texts(world, self.dump());
@@ -153,14 +158,16 @@ JobEnergy::JobEnergy(comm::Communicator& world, const EnergyHost& host, const Op
     const Json other = Json::parse(ranks[static_cast<std::size_t>(r)]);
     if (other["id"] != self["id"]) continue;
     lowest = std::min(lowest, r);
-    devices.add(other["visible"]);
+    nvidia.add(other["nvidia"]);
+    amd.add(other["amd"]);
     of_host.push_back(other);
   }
   std::string own;
   if (world.rank() == lowest) {
+    const energy::VisibleGpus visible{nvidia.text(), amd.text()};
     try {
-      accountant_ = std::make_unique<energy::Accountant>(open(devices.text()), sample_every);
-      own = describe_host(host_name_, *accountant_, has_gpus(devices.text())).dump();
+      accountant_ = std::make_unique<energy::Accountant>(open(visible), sample_every);
+      own = describe_host(host_name_, *accountant_, has_gpus(visible)).dump();
     } catch (const UsageError& error) {
       own = Json{{"name", host_name_}, {"error", replace_invalid_utf8(error.what())}}.dump();
     }
@@ -168,7 +175,11 @@ JobEnergy::JobEnergy(comm::Communicator& world, const EnergyHost& host, const Op
   opened_ = now().value;
   exchange(world, own);
   std::vector<int> device_of;
-  for (const Json& rank : of_host) device_of.push_back(devices.number_of(rank["visible"], rank["device"]));
+  for (const Json& rank : of_host) {
+    const bool of_amd = rank["nvidia"].is_null() && !rank["amd"].is_null();
+    device_of.push_back(of_amd ? amd.number_of(rank["amd"], rank["device"])
+                               : nvidia.number_of(rank["nvidia"], rank["device"]));
+  }
   if (sample_every.value > 0) divide_by_phases(lowest, device_of, sample_every);
 }
 

@@ -19,6 +19,7 @@
 #include "energy/accountant.h"
 #include "energy/coverage.h"
 #include "energy/totals.h"
+#include "energy/visible.h"
 #include "store/energy_ring.h"
 #include "train/observe/phase_energy.h"
 
@@ -26,16 +27,16 @@ namespace molen::train {
 
 // This rank's host, as the meters see it.
 struct EnergyHost {
-  std::string id;                      // the same on all ranks that share one set of counters
-  std::string name;                    // for people
-  std::optional<std::string> visible;  // energy/visible.h
-  std::optional<int> device = {};      // the GPU of this rank: its place among the visible ones
+  std::string id;                  // the same on all ranks that share one set of counters
+  std::string name;                // for people
+  energy::VisibleGpus visible;     // the GPUs of this rank
+  std::optional<int> device = {};  // the GPU of this rank: its place among the visible ones
 };
 
 // Opens one host's meters; `visible` holds the devices of all its ranks. Throws UsageError when a meter that the
 // configuration names is not there.
-using OpenMeters = std::function<energy::Meters(const std::optional<std::string>& visible)>;
-using HasGpus = std::function<bool(const std::optional<std::string>& visible)>;
+using OpenMeters = std::function<energy::Meters(const energy::VisibleGpus& visible)>;
+using HasGpus = std::function<bool(const energy::VisibleGpus& visible)>;
 
 class JobEnergy {
  public:

@@ -36,7 +36,7 @@ class Hosts : public ::testing::Test {
   fs::path folder_ = fs::temp_directory_path() / ("molen_job_energy_" + std::to_string(::getpid()));
   std::atomic<double> time_ = 0;
   std::atomic<int> opened_ = 0;
-  std::map<std::string, std::string> visible_of_;  // devices that each host's meters were opened for
+  std::map<std::string, std::string> visible_of_, amd_of_;  // devices that each host's meters were opened for
   std::mutex mutex_;
 
   void SetUp() override { fs::create_directories(folder_); }
@@ -47,10 +47,11 @@ class Hosts : public ::testing::Test {
     for (const auto& line : lines) out << line << "\n";
   }
 
-  energy::Meters open(const std::string& host, const std::optional<std::string>& visible) {
+  energy::Meters open(const std::string& host, const energy::VisibleGpus& visible) {
     ++opened_;
     const std::lock_guard lock(mutex_);
-    visible_of_[host] = visible.value_or("all");
+    visible_of_[host] = visible.nvidia.value_or("all");
+    amd_of_[host] = visible.amd.value_or("all");
     energy::Meters none;
     none.unavailable.push_back({"rapl", "cpu-package", "Permission denied"});
     if (!fs::exists(folder_ / host)) return none;
@@ -100,7 +101,7 @@ class Hosts : public ::testing::Test {
 };
 
 EnergyHost at(const std::string& name, std::optional<std::string> visible = {}) {
-  return {"boot-" + name, name, std::move(visible)};
+  return {"boot-" + name, name, {std::move(visible), {}}};
 }
 
 TEST_F(Hosts, JoulesOfAStepAreTheSumOverHosts) {
@@ -348,6 +349,12 @@ TEST_F(Hosts, ARankWithDevicesOfItsOwnAddsThemToItsHost) {
   EXPECT_EQ(visible_of_.at("b"), "all") << "one rank sees all";
   on({at("c", ""), at("c", "-1")}, [](JobEnergy&, comm::Communicator&) {});
   EXPECT_EQ(visible_of_.at("c"), "");
+  // A launcher may set the lists of both makers; each is merged by itself.
+  EnergyHost first = at("d", "0"), second = at("d", "1");
+  first.visible.amd = "4", second.visible.amd = "4,6";
+  on({first, second}, [](JobEnergy&, comm::Communicator&) {});
+  EXPECT_EQ(visible_of_.at("d"), "0,1");
+  EXPECT_EQ(amd_of_.at("d"), "4,6");
 }
 
 TEST_F(Hosts, AMeterMissingOnOneHostIsAnErrorOnAll) {
