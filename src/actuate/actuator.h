@@ -25,7 +25,7 @@ using State = std::vector<std::int64_t>;
 
 struct Part {
   std::string name;                  // unique within the actuator: "policy0", "intel-rapl:0"
-  std::int64_t least = 0, most = 0;  // what the device permits, whatever was found
+  std::int64_t least = 0, most = 0;  // what the device permits, whatever was found; most 0: nothing tells
 };
 
 struct ActuatorInfo {

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include "actuate/journal.h"
 #include "actuate/open.h"
 #include "actuate/test_tree.h"
 
@@ -65,6 +66,25 @@ TEST_F(NvmlSettings, LocksAndUnlocksClocks) {
   EXPECT_EQ(clock->restore().restored, 1);
   EXPECT_EQ(settings(1), (GpuSettings{700000, 0, 0}));
   EXPECT_EQ(clock->restore().restored, 0) << "nothing is ours any more";
+}
+
+// What a guardian does for a job that was killed.
+TEST_F(NvmlSettings, AJournalUnlocksClocksByUuid) {
+  {
+    Actuators job = open();
+    ASSERT_TRUE(find_actuator(job, "nvml-clock", "gpu1")->set(1410000).ok());
+    ASSERT_TRUE(find_actuator(job, "nvml-power", "gpu1")->set(450000000).ok());
+  }
+  EXPECT_EQ(settings(1), (GpuSettings{450000, 345, 1410}));
+  Journal journal;
+  journal.entries = {{"nvml-clock:GPU-b0000000", {"GPU-b0000000"}, {0}, {{1410000}}},
+                     {"nvml-power:GPU-b0000000", {"GPU-b0000000"}, {700000000}, {{450000000}}}};
+  Actuators here = open("1");
+  const Restoration done = restore_journal(journal, here);
+  EXPECT_TRUE(done.complete());
+  EXPECT_EQ(done.notes, (std::vector<std::string>{"nvml-clock of gpu0: put back to no limit",
+                                                  "nvml-power of gpu0: put back to 700 W"}));
+  EXPECT_EQ(settings(1), (GpuSettings{700000, 0, 0}));
 }
 
 TEST_F(NvmlSettings, LimitsPowerAndRestoresIt) {

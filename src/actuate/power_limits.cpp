@@ -39,7 +39,6 @@ void add_zone(Actuators& found, const fs::path& zone, const std::string& scope) 
   const std::int64_t rated = value_or_zero(zone / fmt::format("constraint_{}_max_power_uw", n));
   const std::int64_t named = value_or_zero(zone / fmt::format("constraint_{}_min_power_uw", n));
   const std::int64_t now = value_or_zero(limit);
-  const std::int64_t most = std::max(rated, now);
   const auto share = static_cast<std::int64_t>(kLeastShare * static_cast<double>(rated > 0 ? rated : now));
   ActuatorInfo info;
   info.name = "powercap";
@@ -48,7 +47,7 @@ void add_zone(Actuators& found, const fs::path& zone, const std::string& scope) 
   info.kind = Kind::kPower;
   info.step = info.rounding = kRaplStepUw;
   add_file_actuator(found, std::move(info),
-                    {{limit, {zone.filename().string(), named > 0 ? named : share / kRaplStepUw * kRaplStepUw, most}}});
+                    {{limit, {zone.filename().string(), named > 0 ? named : share / kRaplStepUw * kRaplStepUw, 0}}});
 }
 
 }  // namespace

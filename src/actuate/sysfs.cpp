@@ -111,7 +111,7 @@ void add_file_actuator(Actuators& found, ActuatorInfo info, const std::vector<Fi
   for (const auto& [file, part] : files) {
     const auto value = read_value(file);
     if (!value) return refuse(value.reason());
-    if (part.least <= 0 || part.most < part.least)
+    if (part.least <= 0 || (part.most != 0 && part.most < part.least))
       return refuse(fmt::format("{}: {} between {} and {} is no usable range", file.string(), value.value(), part.least,
                                 part.most));
     const int fd = open_setting(file);
