@@ -152,6 +152,20 @@ RC_GTEST_PROP(Actuator, RestoresWhateverHappened, ()) {
     RC_ASSERT(tree.at(tree.policy(part)) == (changed.contains(part) ? 123456 : 3000000));
 }
 
+// Without SMT, half of the policies have no processor that is switched on, and cannot be read.
+TEST(Cpufreq, ProcessorsThatAreOffAreLeftOut) {
+  const FakeTree tree;
+  tree.cpufreq();
+  for (const int p : {1, 3}) {
+    tree.write(tree.policy(p, "affected_cpus"), "\n");
+    tree.write(tree.policy(p), "<unsupported>\n");
+  }
+  const Actuators found = open_cpufreq(tree.machine);
+  ASSERT_EQ(found.actuators.size(), 2u) << list_text(found);
+  EXPECT_TRUE(found.actuators[1]->set(2000000).ok());
+  EXPECT_EQ(tree.at(tree.policy(2)), 2000000);
+}
+
 TEST(Cpufreq, ReasonsAreSentences) {
   const FakeTree tree;
   EXPECT_TRUE(contains_text(why_not(open_cpufreq(tree.machine), "cpufreq", "cpu-package"), "no cpufreq driver"));

@@ -72,6 +72,8 @@ Actuators open_cpufreq(const energy::Machine& machine) {
   }
   std::map<std::uint64_t, Package> packages;
   for (const std::string& policy : policies) {
+    const auto processors = energy::read_small(root / policy / "affected_cpus");
+    if (processors && processors.value().empty()) continue;  // all of them are switched off, as without SMT
     const auto number = package_of_policy(machine, root / policy);
     const auto part = number ? policy_part(root / policy) : Result<FilePart>(Failure{number.reason()});
     if (!part) {

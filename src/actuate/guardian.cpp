@@ -53,7 +53,15 @@ int spawn_guardian(const std::vector<std::string>& command, int control, int rea
   ::posix_spawnattr_init(&attributes);
   ::posix_spawn_file_actions_adddup2(&files, control, STDIN_FILENO);
   ::posix_spawn_file_actions_adddup2(&files, ready, STDOUT_FILENO);
-  for (const int fd : inherited) ::posix_spawn_file_actions_adddup2(&files, fd, fd);  // stays open over exec
+  // The locks come to 3, 4, ... (a sorted list of descriptors from 3 on never overwrites one of its own), and
+  // everything else is closed: a socket of the job that stayed open here would hide the job's death from its peers.
+  std::vector<int> sorted = inherited;
+  std::sort(sorted.begin(), sorted.end());
+  int next = STDERR_FILENO + 1;
+  for (const int fd : sorted) ::posix_spawn_file_actions_adddup2(&files, fd, next++);
+#if __GLIBC_PREREQ(2, 34)
+  ::posix_spawn_file_actions_addclosefrom_np(&files, next);
+#endif
   sigset_t none, all;
   ::sigemptyset(&none);
   ::sigfillset(&all);

@@ -18,7 +18,7 @@ namespace molen::actuate {
 class Guardian {
  public:
   // Starts `command` with the journal's path as its last argument, and waits until it is ready. `inherited`: locks that
-  // it holds as well. A failure has the guardian's own words.
+  // it holds as well, none below 3. A failure has the guardian's own words.
   static Result<std::unique_ptr<Guardian>> start(const std::vector<std::string>& command, const fs::path& journal,
                                                  const std::vector<int>& inherited, Seconds patience);
   // Lets the guardian go, as the death of the job does; waits for its end for at most ten seconds.

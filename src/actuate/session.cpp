@@ -69,7 +69,10 @@ bool recover_one(const fs::path& file, Actuators& here, const std::function<void
   if (done.restored + done.left_alone + done.failed > 0)
     said(fmt::format("{} ended without restoring what it had set", owner.text()));
   for (const std::string& note : done.notes) said(note);
-  if (done.complete()) remove_journal(file);
+  if (done.complete())
+    remove_journal(file);
+  else
+    said(fmt::format("{}: stays until all of it is restored; remove it where that is not wanted", file.string()));
   return done.complete();
 }
 
@@ -106,7 +109,10 @@ Result<std::unique_ptr<Session>> Session::open(Actuators here, const std::vector
                                                SessionOptions options) {
   try {
     make_own_folder(options.journals);
-    recover_journals(options.journals, here, options.said, options.patience);
+    // What a dead job has set must not be taken for what was found.
+    if (!recover_journals(options.journals, here, options.said, options.patience))
+      return Failure{fmt::format("nothing is set as long as {} has a journal that could not be restored",
+                                 options.journals.string())};
     std::vector<std::unique_ptr<Actuator>> used;
     std::vector<const Actuator*> locked;
     for (const std::string& id : ids) {

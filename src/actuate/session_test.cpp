@@ -180,6 +180,36 @@ TEST_F(Watchdog, AChildOfTheJobDoesNotHoldTheGuardianBack) {
   ::close(ends[1]);
 }
 
+// A peer must see the end of the job's sockets when the job ends, not when its guardian does.
+TEST_F(Watchdog, TheGuardianHoldsNothingElseOfTheJobOpen) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);  // without O_CLOEXEC, as libraries open them
+  const auto session = open();
+  ASSERT_TRUE(session.ok()) << session.reason();
+  ::close(ends[1]);
+  pollfd end{ends[0], POLLIN, 0};
+  EXPECT_EQ(::poll(&end, 1, 5000), 1);
+  EXPECT_NE(end.revents & POLLHUP, 0);
+  ::close(ends[0]);
+}
+
+// Between the death of a job and the restoration by its guardian, no other job may take what it finds for its own.
+TEST_F(Watchdog, TheGuardianHoldsTheLockUntilItHasRestored) {
+  const Job job = start_job();
+  ASSERT_EQ(::kill(job.guardian, SIGSTOP), 0);
+  finish(job.pid, SIGKILL);
+  SessionOptions hasty = options();
+  hasty.patience = Seconds(0.1);
+  const auto early = Session::open(open_cpufreq(tree_.machine), {kFirst}, hasty);
+  ASSERT_FALSE(early.ok());
+  EXPECT_NE(early.reason().find("and only one job may; wait for it to end"), std::string::npos) << early.reason();
+  EXPECT_EQ(tree_.clocks(), kSet);
+  ASSERT_EQ(::kill(job.guardian, SIGCONT), 0);
+  const auto later = open();
+  ASSERT_TRUE(later.ok()) << later.reason();
+  EXPECT_EQ(later.value()->actuator(0).most(), 3000000);
+}
+
 TEST_F(Watchdog, AJobWhoseGuardianWasKilledRestoresItself) {
   auto session = open();
   ASSERT_TRUE(session.ok()) << session.reason();
@@ -401,7 +431,8 @@ TEST_F(Watchdog, DamagedAndHostileJournalsChangeNothing) {
   kept("it has no part ../../../../etc/passwd");
   j.entries[0] = {"cpufreq:\x1b[2J", {"policy0"}, {3000000}, {{1500000}}};
   kept("cpufreq:\\x1b[2J cannot be restored: this machine has no such setting");
-  // A link to another file is no journal of molen's, and a folder into which others may write is not read.
+  EXPECT_EQ(open().reason(),
+            fmt::format("nothing is set as long as {} has a journal that could not be restored", journals().string()));
   fs::remove(file);
   fs::permissions(journals(), fs::perms(0777));
   Actuators here = open_cpufreq(tree_.machine);
