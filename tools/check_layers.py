@@ -8,7 +8,7 @@ import sys
 LEVELS = [
     {"base"},
     {"arch", "mesh", "config", "cluster", "store", "energy", "math"},
-    {"program", "comm", "data", "checkpoint", "optim"},
+    {"program", "comm", "data", "checkpoint", "optim", "actuate"},
     {"model"},
     {"sim", "exec", "ledger", "policy"},
     {"plan"},

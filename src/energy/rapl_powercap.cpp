@@ -33,26 +33,14 @@ class PowercapMeter : public Meter {
   Unwrapper counter_;
 };
 
-// Returns "0" for "package-0" and "0-die1" for "package-0-die-1"; "" for another name.
-std::string package_of(const std::string& zone_name) {
-  if (zone_name.rfind("package-", 0) != 0) return "";
-  std::string rest = zone_name.substr(8);
-  if (const auto die = rest.find("-die-"); die != std::string::npos)
-    rest = rest.substr(0, die) + "-die" + rest.substr(die + 5);
-  const bool plain = !rest.empty() && std::all_of(rest.begin(), rest.end(), [](char c) {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || c == '-';
-  });
-  return plain ? rest : "";
-}
-
 // Returns the scope of a zone, or "" for a zone that is not read.
 std::string scope_of(const fs::path& root, const std::string& zone, const std::string& name) {
   if (name == "psys") return "psys";
-  if (const std::string package = package_of(name); !package.empty()) return "cpu-package" + package;
+  if (const std::string package = package_number(name); !package.empty()) return "cpu-package" + package;
   if (name != "dram") return "";
   const std::string parent = zone.substr(0, zone.rfind(':'));
   const auto parent_name = read_small(root / parent / "name");
-  const std::string package = parent_name ? package_of(parent_name.value()) : "";
+  const std::string package = parent_name ? package_number(parent_name.value()) : "";
   return "dram" + (package.empty() ? parent.substr(parent.find(':') + 1) : package);
 }
 
@@ -78,6 +66,17 @@ std::string advice(const std::string& reason) {
 }
 
 }  // namespace
+
+std::string package_number(const std::string& zone_name) {
+  if (zone_name.rfind("package-", 0) != 0) return "";
+  std::string rest = zone_name.substr(8);
+  if (const auto die = rest.find("-die-"); die != std::string::npos)
+    rest = rest.substr(0, die) + "-die" + rest.substr(die + 5);
+  const bool plain = !rest.empty() && std::all_of(rest.begin(), rest.end(), [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || c == '-';
+  });
+  return plain ? rest : "";
+}
 
 Meters open_powercap(const Machine& machine) {
   Meters found;

@@ -89,15 +89,6 @@ std::int64_t start_of(std::int64_t pid) {
   return at == std::string::npos ? 0 : std::strtoll(stat.c_str() + at + 1, nullptr, 10);
 }
 
-enum class Life { kAlive, kDead, kUnknown };
-Life life_of(const Owner& owner, const Owner& self) {
-  if (owner.boot.empty() || owner.boot != self.boot || owner.host != self.host ||
-      owner.pid_namespace != self.pid_namespace)
-    return Life::kUnknown;
-  const std::int64_t start = start_of(owner.pid);
-  return start != 0 && start == owner.process_start ? Life::kAlive : Life::kDead;
-}
-
 std::string holder_of(const Held& held) {
   return held.known ? held.owner.text() : "another process";
 }
@@ -151,6 +142,14 @@ class Watch {
 };
 
 }  // namespace
+
+Life life_of(const Owner& owner, const Owner& self) {
+  if (owner.boot.empty() || owner.boot != self.boot || owner.host != self.host ||
+      owner.pid_namespace != self.pid_namespace)
+    return Life::kUnknown;
+  const std::int64_t start = start_of(owner.pid);
+  return start != 0 && start == owner.process_start ? Life::kAlive : Life::kDead;
+}
 
 Owner Owner::self() {
   Owner owner;

@@ -39,6 +39,11 @@ struct Owner {
   bool operator==(const Owner&) const = default;
 };
 
+// Whether the process of an owner still runs, as far as `self` can tell: kUnknown for one of another host, boot or
+// process namespace.
+enum class Life { kAlive, kDead, kUnknown };
+Life life_of(const Owner& owner, const Owner& self);
+
 struct LeaseOptions {
   double period_s = 60;  // without a renewal for this long, others regard this owner as dead
   Owner owner = Owner::self();

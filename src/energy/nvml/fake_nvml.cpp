@@ -7,12 +7,21 @@ struct FakeGpu {
   unsigned long long millijoules = 0;
   unsigned milliwatts = 0;
   int energy_error = 0, power_error = 0;
+  unsigned limit = 700000;                   // mW
+  unsigned lowest_mhz = 0, highest_mhz = 0;  // locked clocks; 0: not locked
 };
 FakeGpu gpus[8];
 unsigned gpu_count = 2;
 int init_error = 0, users = 0;
 const char* model = "Fake GPU";
 unsigned mig = 0;
+int set_error = 0;
+constexpr unsigned kLeastMilliwatts = 200000, kMostMilliwatts = 700000;
+struct FakePci {
+  char legacy[16];
+  unsigned domain, bus, device, pci_device_id, pci_subsystem_id;
+  char id[32];
+};
 }  // namespace
 
 extern "C" {
@@ -20,7 +29,9 @@ extern "C" {
 // The test's controls.
 void fake_nvml_set(unsigned index, unsigned long long millijoules, unsigned milliwatts, int energy_error,
                    int power_error) {
-  gpus[index] = {millijoules, milliwatts, energy_error, power_error};
+  FakeGpu& gpu = gpus[index];
+  gpu.millijoules = millijoules, gpu.milliwatts = milliwatts;
+  gpu.energy_error = energy_error, gpu.power_error = power_error;
 }
 void fake_nvml_reset(unsigned count, int error) {
   for (FakeGpu& gpu : gpus) gpu = {};
@@ -28,6 +39,14 @@ void fake_nvml_reset(unsigned count, int error) {
   init_error = error;
   model = "Fake GPU";
   mig = 0;
+  set_error = 0;
+}
+void fake_nvml_set_error(int error) {
+  set_error = error;
+}
+// The settings of a GPU: its limit in mW, and its locked clocks in MHz.
+void fake_nvml_settings(unsigned index, unsigned* limit, unsigned* lowest, unsigned* highest) {
+  *limit = gpus[index].limit, *lowest = gpus[index].lowest_mhz, *highest = gpus[index].highest_mhz;
 }
 void fake_nvml_model(const char* name) {
   model = name;
@@ -74,6 +93,45 @@ int nvmlDeviceGetPowerUsage(void* device, unsigned* milliwatts) {
   const auto* gpu = static_cast<FakeGpu*>(device);
   *milliwatts = gpu->milliwatts;
   return gpu->power_error;
+}
+int nvmlDeviceGetPciInfo_v3(void* device, FakePci* pci) {
+  *pci = {};
+  pci->bus = 0x10 + static_cast<unsigned>(static_cast<FakeGpu*>(device) - gpus);
+  return 0;
+}
+int nvmlDeviceGetPowerManagementLimit(void* device, unsigned* milliwatts) {
+  return *milliwatts = static_cast<FakeGpu*>(device)->limit, 0;
+}
+int nvmlDeviceGetPowerManagementLimitConstraints(void*, unsigned* least, unsigned* most) {
+  return *least = kLeastMilliwatts, *most = kMostMilliwatts, 0;
+}
+int nvmlDeviceSetPowerManagementLimit(void* device, unsigned milliwatts) {
+  if (set_error != 0) return set_error;
+  if (milliwatts < kLeastMilliwatts || milliwatts > kMostMilliwatts) return 2;
+  return static_cast<FakeGpu*>(device)->limit = milliwatts, 0;
+}
+// Like the library, these two want to be told how long the list may be.
+int nvmlDeviceGetSupportedMemoryClocks(void*, unsigned* count, unsigned* mhz) {
+  if (*count < 2) return *count = 2, 7;
+  mhz[0] = 2619, mhz[1] = 1593;
+  return *count = 2, 0;
+}
+int nvmlDeviceGetSupportedGraphicsClocks(void*, unsigned memory_mhz, unsigned* count, unsigned* mhz) {
+  if (memory_mhz != 2619) return 2;
+  const unsigned clocks = (1980 - 345) / 15 + 1;
+  if (*count < clocks) return *count = clocks, 7;
+  for (unsigned i = 0; i < clocks; ++i) mhz[i] = 1980 - 15 * i;
+  return *count = clocks, 0;
+}
+int nvmlDeviceSetGpuLockedClocks(void* device, unsigned lowest, unsigned highest) {
+  if (set_error != 0) return set_error;
+  auto* gpu = static_cast<FakeGpu*>(device);
+  return gpu->lowest_mhz = lowest, gpu->highest_mhz = highest, 0;
+}
+int nvmlDeviceResetGpuLockedClocks(void* device) {
+  if (set_error != 0) return set_error;
+  auto* gpu = static_cast<FakeGpu*>(device);
+  return gpu->lowest_mhz = gpu->highest_mhz = 0, 0;
 }
 const char* nvmlErrorString(int error) {
   return error == 3   ? "Not Supported"

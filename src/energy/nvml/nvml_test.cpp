@@ -164,7 +164,7 @@ TEST_F(Nvml, WhatIsSaidOfEachDevice) {
   EXPECT_EQ(why("GPU-"), "'GPU-' in the visible devices names 2 GPUs");
   EXPECT_EQ(why("GPU-x"), "'GPU-x' in the visible devices names 0 GPUs");
   EXPECT_EQ(why("1x"), "'1x' in the visible devices names 0 GPUs");
-  EXPECT_EQ(why("MIG-1"), "MIG-1: a MIG instance has no energy reading of its own");
+  EXPECT_EQ(why("MIG-1"), "MIG-1: a MIG instance has no energy reading, clock or power limit of its own");
   EXPECT_EQ(why((std::string("GPU-") + std::string(80, 'x')).c_str()),
             "'GPU-" + std::string(56, 'x') + "' in the visible devices names 0 GPUs");
   set(0, 0, 0, 9, 9);

@@ -1,0 +1,226 @@
+#include "actuate/session.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <utility>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/utf8.h"
+
+namespace molen::actuate {
+namespace {
+
+// Throws where the folder is another user's: its owner could plant journals.
+void require_own_folder(const fs::path& folder) {
+  struct stat status {};
+  if (::lstat(folder.c_str(), &status) != 0) throw_read_error(folder, -errno);
+  if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+    throw UsageError("{}: must be a folder of user {} into which nobody else may write", folder.string(), ::geteuid());
+}
+
+void make_own_folder(const fs::path& folder) {
+  if (folder.has_parent_path()) make_directories(folder.parent_path());
+  constexpr int kOwnerOnly = 0700;
+  if (const int code = file_system().make_directory(folder, kOwnerOnly); code < 0 && code != -EEXIST)
+    throw_write_error(folder, code);
+  require_own_folder(folder);
+}
+
+// What becomes of one journal; false where something is left to restore.
+bool recover_one(const fs::path& file, Actuators& here, const std::function<void(const std::string&)>& said,
+                 Seconds patience) {
+  const store::Owner self = store::Owner::self();
+  Journal journal;
+  try {
+    journal = read_journal(file);
+  } catch (const IoError&) {
+    throw;
+  } catch (const Error& error) {
+    const fs::path aside = file.string() + ".damaged";
+    rename_path(file, aside);
+    said(fmt::format("{}; what it held is not restored, and it is kept as {}", error.what(), aside.string()));
+    return true;
+  }
+  const store::Owner& owner = journal.owner;
+  if (owner.host != self.host) return true;
+  if (owner.boot != self.boot) {
+    remove_file(file);
+    said(fmt::format("{}: from before this machine was started, which has reset its settings", file.string()));
+    return true;
+  }
+  const bool known_alive =
+      store::life_of(owner, self) == store::Life::kAlive && is_running(owner.pid);  // it may be a zombie
+  if (known_alive) return true;
+  std::vector<const Actuator*> needed;
+  for (const auto& actuator : here.actuators)
+    if (std::any_of(journal.entries.begin(), journal.entries.end(),
+                    [&](const JournalEntry& e) { return e.id == actuator->info().id; }))
+      needed.push_back(actuator.get());
+  // The locks are those of the owner and of its guardian, so whoever has them knows that both are dead.
+  const auto locks = Locks::take(needed, patience);
+  if (!locks) return true;              // alive, in another process namespace
+  if (!path_exists(file)) return true;  // its guardian was faster
+  const Restoration done = restore_journal(read_journal(file), here);
+  if (done.restored + done.left_alone + done.failed > 0)
+    said(fmt::format("{} ended without restoring what it had set", owner.text()));
+  for (const std::string& note : done.notes) said(note);
+  if (done.complete())
+    remove_journal(file);
+  else
+    said(fmt::format("{}: stays until all of it is restored; remove it where that is not wanted", file.string()));
+  return done.complete();
+}
+
+}  // namespace
+
+fs::path default_journals() {
+  if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && runtime[0] == '/')
+    return fs::path(runtime) / "molen";
+  return fs::temp_directory_path() / fmt::format("molen-{}", ::geteuid());
+}
+
+bool recover_journals(const fs::path& folder, Actuators& here, const std::function<void(const std::string&)>& said,
+                      Seconds patience) {
+  if (!path_exists(folder)) return true;
+  require_own_folder(folder);
+  bool complete = true;
+  const store::Owner self = store::Owner::self();
+  for (const DirectoryEntry& entry : list_directory(folder)) {
+    if (const std::int64_t pid = unfinished_of(entry.name, self); pid > 0 && !is_running(pid))
+      remove_file(folder / entry.name);
+    if (!entry.is_directory && is_journal_name(entry.name))
+      complete = recover_one(folder / entry.name, here, said, patience) && complete;
+  }
+  return complete;
+}
+
+Session::Session(std::vector<std::unique_ptr<Actuator>> used, Locks locks, SessionOptions options)
+    : used_(std::move(used)), locks_(std::move(locks)), options_(std::move(options)), process_(::getpid()) {
+  journal_.owner = store::Owner::self();
+  file_ = journal_file(options_.journals, journal_.owner);
+}
+
+Result<std::unique_ptr<Session>> Session::open(Actuators here, const std::vector<std::string>& ids,
+                                               SessionOptions options) {
+  try {
+    make_own_folder(options.journals);
+    // What a dead job has set must not be taken for what was found.
+    if (!recover_journals(options.journals, here, options.said, options.patience))
+      return Failure{fmt::format("nothing is set as long as {} has a journal that could not be restored",
+                                 options.journals.string())};
+    std::vector<std::unique_ptr<Actuator>> used;
+    std::vector<const Actuator*> locked;
+    for (const std::string& id : ids) {
+      const auto at = std::find_if(here.actuators.begin(), here.actuators.end(),
+                                   [&](const auto& a) { return a && a->info().id == id; });
+      if (at == here.actuators.end()) {
+        std::string why = "this machine has no such setting (molen energy list shows them)";
+        for (const Unavailable& u : here.unavailable)
+          if (id.rfind(u.meter, 0) == 0) why = u.reason;
+        return Failure{fmt::format("{} cannot be set: {}", printable(id), why)};
+      }
+      locked.push_back(at->get());
+      used.push_back(std::move(*at));
+    }
+    auto locks = Locks::take(locked, options.patience);
+    if (!locks) return Failure{locks.reason()};
+    auto session = std::unique_ptr<Session>(new Session(std::move(used), std::move(locks).value(), std::move(options)));
+    if (const auto begun = session->begin(); !begun) return Failure{begun.reason()};
+    return session;
+  } catch (const Error& error) {
+    return Failure{error.what()};
+  }
+}
+
+Result<Done> Session::begin() {
+  for (const auto& actuator : used_) {
+    // What was found before the lock may have been another job's setting.
+    if (const auto remembered = actuator->remember(); !remembered) return remembered;
+    JournalEntry entry{actuator->info().id, {}, actuator->original(), {}};
+    for (const Part& part : actuator->info().parts) entry.parts.push_back(part.name);
+    journal_.entries.push_back(std::move(entry));
+  }
+  if (path_exists(file_))
+    return Failure{fmt::format("{}: a session of this process, or a journal that could not be restored, is there",
+                               file_.string())};
+  open_ = true;  // from here on, the destructor removes the journal
+  if (auto recorded = record(); !recorded) return recorded;
+  return keep_guarded();
+}
+
+Result<Done> Session::record() {
+  try {
+    write_file_atomic(file_, journal_text(journal_));
+    return Done{};
+  } catch (const Error& error) {
+    return Failure{error.what()};
+  }
+}
+
+Result<Done> Session::keep_guarded() {
+  if (guardian_ && guardian_->alive()) return Done{};
+  const bool again = guardian_ != nullptr;
+  guardian_.reset();
+  auto started = Guardian::start(options_.guardian, file_, locks_.descriptors(), options_.patience);
+  if (!started) return Failure{fmt::format("nothing is set without a guardian: {}", started.reason())};
+  guardian_ = std::move(started).value();
+  if (again) options_.said("the guardian of the settings was killed; another one has taken its place");
+  return Done{};
+}
+
+Result<Done> Session::set(std::size_t index, std::int64_t value) {
+  Actuator& actuator = *used_.at(index);
+  if (!open_) return Failure{"the session has ended"};
+  auto wanted = actuator.state_for(value);
+  if (!wanted) return Failure{wanted.reason()};
+  if (auto guarded = keep_guarded(); !guarded) return guarded;
+  JournalEntry& entry = journal_.entries[index];
+  const std::vector<State> before = entry.written;
+  if (std::find(before.begin(), before.end(), wanted.value()) == before.end()) entry.written.push_back(wanted.value());
+  if (auto recorded = record(); !recorded) {
+    entry.written = before;
+    return Failure{fmt::format("nothing is set that could not be restored: {}", recorded.reason())};
+  }
+  auto set = actuator.set(value);
+  // From now on only the new state is ours; after a failure, any of them may be. The next record says so.
+  if (set) entry.written = {wanted.value()};
+  return set;
+}
+
+Restoration Session::end() {
+  Restoration all;
+  if (!open_ || process_ != ::getpid()) return all;
+  open_ = false;
+  for (const auto& actuator : used_) {
+    const Restoration one = actuator->restore();
+    all.notes.insert(all.notes.end(), one.notes.begin(), one.notes.end());
+    all.restored += one.restored;
+    all.left_alone += one.left_alone;
+    all.failed += one.failed;
+  }
+  for (const std::string& note : all.notes) options_.said(note);
+  if (all.complete()) {
+    try {
+      remove_journal(file_);
+    } catch (const Error& error) {  // the guardian removes it
+      options_.said(error.what());
+    }
+  }
+  guardian_.reset();  // tries again where something has failed
+  return all;
+}
+
+Session::~Session() {
+  try {
+    end();
+  } catch (const std::exception& error) {  // no memory, say: the guardian restores
+    guardian_.reset();
+  }
+}
+
+}  // namespace molen::actuate

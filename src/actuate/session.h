@@ -1,0 +1,75 @@
+// The settings that one job changes on one host. Whatever ends the job, they are restored:
+//   its end, or an exception        this object restores them
+//   SIGTERM, SIGKILL, a crash       the guardian restores them
+//   also the guardian was killed    the job itself restores them, and starts another guardian at the next change
+//   both were killed                the next job that opens a session with the same folder of journals, or
+//                                   `molen energy restore`
+// Before the first change, the journal is on disk and the guardian is ready; else nothing is changed.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "actuate/guardian.h"
+#include "actuate/journal.h"
+#include "actuate/locks.h"
+
+namespace molen::actuate {
+
+struct SessionOptions {
+  fs::path journals;                             // a folder on this host, of this user
+  std::vector<std::string> guardian;             // the program and its arguments; the journal's path is added
+  std::function<void(const std::string&)> said;  // what the user must know: a sentence each
+  Seconds patience{30.0};                        // for the guardian's start, and for one that restores
+};
+
+// Returns the folder of this user's journals on this host: $XDG_RUNTIME_DIR/molen, else molen-UID in the folder for
+// temporary files.
+fs::path default_journals();
+
+// Restores the journals that dead jobs have left in the folder, and says so. A journal of a living job is not touched,
+// nor is one of another host. One of an earlier boot is removed, because a restart resets all settings. One that cannot
+// be read is renamed to NAME.damaged. Returns whether nothing is left to restore.
+bool recover_journals(const fs::path& folder, Actuators& here, const std::function<void(const std::string&)>& said,
+                      Seconds patience);
+
+// Not thread-safe.
+class Session {
+ public:
+  // Restores what earlier jobs have left, locks the settings in `ids`, remembers what they are, and starts the
+  // guardian. `here` is what open_actuators found. A failure says which setting cannot be used and why, or which job
+  // has it.
+  static Result<std::unique_ptr<Session>> open(Actuators here, const std::vector<std::string>& ids,
+                                               SessionOptions options);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  std::size_t size() const { return used_.size(); }
+  const Actuator& actuator(std::size_t index) const { return *used_.at(index); }
+  // Sets one of them; a failure leaves it as it was.
+  Result<Done> set(std::size_t index, std::int64_t value);
+  // Starts another guardian if the last one was killed. To be called now and then; `set` calls it too.
+  Result<Done> keep_guarded();
+  // Restores all. A second call does nothing.
+  Restoration end();
+  int guardian_pid() const { return guardian_ ? guardian_->pid() : -1; }
+
+ private:
+  Session(std::vector<std::unique_ptr<Actuator>> used, Locks locks, SessionOptions options);
+  Result<Done> begin();
+  Result<Done> record();
+
+  std::vector<std::unique_ptr<Actuator>> used_;
+  Locks locks_;
+  SessionOptions options_;
+  Journal journal_;
+  fs::path file_;
+  std::unique_ptr<Guardian> guardian_;
+  int process_;  // a fork of the job must not restore
+  bool open_ = false;
+};
+
+}  // namespace molen::actuate
