@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <charconv>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 
@@ -29,7 +30,8 @@ const char* name_of(Source source) {
 }
 
 Machine::Machine()
-    : clock([] { return now().value; }),
+    : sys(std::getenv("MOLEN_SYSFS") != nullptr ? std::getenv("MOLEN_SYSFS") : "/sys"),
+      clock([] { return now().value; }),
       sleep([](double s) { std::this_thread::sleep_for(std::chrono::duration<double>(s)); }) {}
 
 Result<std::string> read_bytes(const fs::path& path) {

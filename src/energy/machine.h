@@ -16,11 +16,12 @@
 namespace molen::energy {
 
 struct Machine {
-  fs::path sys = "/sys", proc = "/proc", dev = "/dev";
+  fs::path sys, proc = "/proc", dev = "/dev";
   std::function<double()> clock;      // seconds, monotonic
   std::function<void(double)> sleep;  // seconds
 
-  Machine();  // this machine
+  // This machine. MOLEN_SYSFS names the folder where /sys is, for containers that have the host's elsewhere.
+  Machine();
 };
 
 // Returns whether the CPU has the flag "hypervisor". The host of a virtual machine usually does not pass on the energy

@@ -1,5 +1,6 @@
 #include "plan/resolve.h"
 
+#include <fmt/ranges.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -8,8 +9,10 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/suggest.h"
 #include "plan/recompute.h"
 #include "plan/resolve_parallel.h"
+#include "policy/step_policy.h"
 #include "program/build/build.h"
 #include "program/parts/part.h"
 
@@ -116,10 +119,25 @@ void not_built(const Config& config, bool wanted, const std::string& key, const 
 }
 
 void refuse_unbuilt(const Config& c) {
-  not_built(c, c.energy.policy != "none", "energy.policy", "\"none\"");
-  not_built(c, c.energy.slowdown > 0, "energy.slowdown", "0");
-  not_built(c, c.energy.power_budget.has_value(), "energy.power_budget", "no budget");
   not_built(c, !c.train.deterministic, "train.deterministic", "true");
+}
+
+// Refuses an energy policy that there is not, and keys that would have no effect beside it.
+void check_energy_policy(const Config& c) {
+  const std::string& name = c.energy.policy;
+  std::vector<std::string> names = policy::step_policy_names();
+  names.insert(names.begin(), "none");
+  if (std::ranges::find(names, name) == names.end())
+    throw UsageError("{}: no policy is called '{}'; there are {}{}{}", c.where("energy.policy"), name,
+                     fmt::join(names, ", "), did_you_mean(name, names),
+                     name == "slack" ? " (`molen simulate --clocks` plans a slack plan; no run sets one yet)" : "");
+  if (c.energy.slowdown > 0 && name != "min_energy" && name != "sweep")
+    throw UsageError("{}: only the policies min_energy and sweep take a bound of the slowdown; energy.policy is {}",
+                     c.where("energy.slowdown"), name);
+  if (c.energy.power_budget && name != "none" && name != "monitor")
+    throw UsageError(
+        "{}: a budget of power chooses the settings itself, so energy.policy must be none or monitor; it is {}",
+        c.where("energy.power_budget"), name);
 }
 
 void resolve_offload(const Config& c, const arch::Architecture& arch, program::Setting& s) {
@@ -284,6 +302,7 @@ void resolve_attention(const Config& c, const arch::Architecture& arch, const Ma
 
 program::Setting resolve_setting(Config& c, const arch::Architecture& arch, const Machine& machine) {
   refuse_unbuilt(c);
+  check_energy_policy(c);
   program::Setting s;
   resolve_parallel(c, arch, machine, s);
   resolve_offload(c, arch, s);

@@ -225,8 +225,7 @@ TEST(Setting, AttentionWithoutTiles) {
 TEST(Setting, RefusesWhatIsNotBuilt) {
   const GoldenMessages golden;
   for (const char* set : {"parallel.context_form=ring", "parallel.virtual_stages=2", "parallel.schedule=gpipe",
-                          "parallel.schedule=interleaved", "train.deterministic=false", "energy.slowdown=\"5 %\"",
-                          "precision.reduce=fp64", "energy.power_budget=\"300 W\""}) {
+                          "parallel.schedule=interleaved", "train.deterministic=false", "precision.reduce=fp64"}) {
     SCOPED_TRACE(set);
     Machine two;
     two.ranks = two.local_ranks = 2;
@@ -442,8 +441,22 @@ TEST(Setting, RefusalsSayWhatWouldDo) {
     machine.cuda = cuda;
     return call_refusal([&] { setting(sets, machine); });
   };
-  EXPECT_EQ(refused({"energy.slowdown=\"5 %\""}), "--set energy.slowdown: only 0 is built yet");
-  EXPECT_EQ(refused({"energy.power_budget=\"300 W\""}), "--set energy.power_budget: only no budget is built yet");
+  EXPECT_EQ(
+      refused({"energy.slowdown=\"5 %\""}),
+      "--set energy.slowdown: only the policies min_energy and sweep take a bound of the slowdown; energy.policy is "
+      "none");
+  EXPECT_EQ(
+      refused({"energy.power_budget=\"300 W\"", "energy.policy=min_energy"}),
+      "--set energy.power_budget: a budget of power chooses the settings itself, so energy.policy must be none or "
+      "monitor; it is min_energy");
+  EXPECT_EQ(refused({"energy.policy=min_enery"}),
+            "--set energy.policy: no policy is called 'min_enery'; there are none, monitor, min_energy, min_time, "
+            "min_time_energy, sweep; did you mean 'min_energy'?");
+  EXPECT_NE(refused({"energy.policy=slack"}).find("simulate --clocks"), std::string::npos);
+  for (const char* policy : {"none", "monitor", "min_energy", "min_time", "min_time_energy", "sweep"})
+    EXPECT_EQ(refused({fmt::format("energy.policy={}", policy)}), "accepted");
+  EXPECT_EQ(refused({"energy.policy=min_energy", "energy.slowdown=\"5 %\""}), "accepted");
+  EXPECT_EQ(refused({"energy.power_budget=\"300 W\""}), "accepted");
   EXPECT_EQ(refused({"math.flash_attention=false", "precision.compute=bf16"}, true), "accepted");
 
   EXPECT_EQ(refused({"train.deterministic=false"}), "--set train.deterministic: only true is built yet");

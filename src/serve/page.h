@@ -26,6 +26,9 @@ std::string energy_section(const RunData& run, Charts& charts);
 // Returns a table of what follows from the run's energy at its site; a sentence where no site is named; "" where no
 // energy was measured.
 std::string footprint_table(const RunData& run);
+// Returns what the energy policy of the last attempt chose and what it saved, with intervals; "" where none was asked
+// for.
+std::string policy_table(const RunData& run);
 std::string predicted_section(const RunData& run);
 std::string events_section(const RunData& run);
 std::string config_section(const RunData& run);

@@ -282,6 +282,31 @@ TEST_F(Report, ShowsTheLossAgainstTheEnergy) {
   EXPECT_EQ((*chart)["series"][1]["y"], Json::array({6.5}));
 }
 
+TEST_F(Report, ShowsWhatAPolicySaved) {
+  store::StepMetrics m;
+  m.step = 1;
+  m.energy_j = {{"node", 1000.0}};
+  m.energy_source = {{"node", "counter"}};
+  write("metrics.jsonl", store::to_line(m) + "\n");
+  EXPECT_EQ(page().find("Energy policy"), std::string::npos);
+  write("events.jsonl",
+        R"({"event":"policy","policy":"min_energy","kind":"clock","unit":"Hz","chosen":1.2e9,"savings":{"joules":)"
+        R"({"value":812,"low":776,"high":848,"pairs":8},"seconds":{"value":-0.02,"low":-0.03,"high":-0.01,"pairs":8}}})"
+        "\n");
+  const std::string html = page();
+  EXPECT_NE(html.find("min_energy set the clock of the job's devices between steps, and chose 1200 MHz."),
+            std::string::npos);
+  EXPECT_NE(html.find("<th scope=row>energy<td>812 J<td>776 to 848 J<td>8"), std::string::npos);
+  EXPECT_NE(html.find("<th scope=row>time<td>-20 ms<td>-30 to -10 ms<td>8"), std::string::npos);
+  write("events.jsonl",
+        R"({"event":"policy","policy":"sweep","kind":"power limit","unit":"W","chosen":null,"savings":{}})"
+        "\n");
+  EXPECT_NE(page().find("<th scope=row>energy<td>not measured"), std::string::npos);
+  write("events.jsonl", R"({"event":"policy","policy":"power_budget","kind":"power limit","unit":"W"})"
+                        "\n");
+  EXPECT_EQ(page().find("Saved in a step"), std::string::npos) << "a budget is kept, and saves nothing by itself";
+}
+
 TEST_F(Report, SaysWhatEnergyLeavesOut) {
   store::StepMetrics m;
   m.step = 1;

@@ -103,7 +103,40 @@ std::string later_stages(const Json& stages) {
   return s + "</table></div>" + details;
 }
 
+// One row of savings: the mean over pairs of steps, and the interval that holds it with 95 % confidence.
+std::string saving_row(const std::string& name, const Json& savings, const std::string& key, double unit,
+                       const char* unit_name) {
+  const Json& s = savings.is_object() && savings.contains(key) ? savings[key] : Json();
+  const double value = number_of(s, "value"), low = number_of(s, "low"), high = number_of(s, "high");
+  if (!std::isfinite(value) || !std::isfinite(low) || !std::isfinite(high))
+    return "<tr><th scope=row>" + escape(name) + "<td>not measured<td><td>";
+  return "<tr><th scope=row>" + escape(name) +
+         fmt::format("<td>{:.4g} {}<td>{:.4g} to {:.4g} {}<td>{:.0f}", value / unit, unit_name, low / unit, high / unit,
+                     unit_name, number_of(s, "pairs"));
+}
+
 }  // namespace
+
+std::string policy_table(const RunData& run) {
+  const Json* policy = nullptr;
+  for (const Json& e : run.events)
+    if (text_of(e, "event") == "policy") policy = &e;
+  if (policy == nullptr) return "";
+  const bool clock = text_of(*policy, "unit") == "Hz";
+  const double unit = clock ? 1e6 : 1.0, chosen = number_of(*policy, "chosen");
+  std::string s = "<h3>Energy policy</h3><p>" + escape(text_of(*policy, "policy")) + " set the " +
+                  escape(text_of(*policy, "kind")) + " of the job's devices between steps";
+  if (std::isfinite(chosen)) s += fmt::format(", and chose {:.4g} {}", chosen / unit, clock ? "MHz" : "W");
+  s += ".</p>";
+  if (text_of(*policy, "policy") == "power_budget") return s;
+  const Json savings = policy->contains("savings") ? (*policy)["savings"] : Json();
+  return s +
+         "<div class=scroll><table><caption>Saved in a step beside the reference setting, measured in turn with it "
+         "after the choice</caption><tr><th scope=col>saved<th scope=col>mean<th scope=col>95 % interval<th "
+         "scope=col>pairs" +
+         saving_row("energy", savings, "joules", 1.0, "J") + saving_row("time", savings, "seconds", 1e-3, "ms") +
+         "</table></div>";
+}
 
 std::string predicted_section(const RunData& run) {
   std::string s = "<h2>Predicted beside measured</h2>";

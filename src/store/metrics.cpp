@@ -74,6 +74,7 @@ std::string to_line(const StepMetrics& m) {
   if (m.dropped_share) j["dropped_share"] = number(m.dropped_share);
   if (!m.flops_formula.empty()) j["flops_formula"] = m.flops_formula;
   if (!m.energy_coverage.empty()) j["energy_coverage"] = m.energy_coverage;
+  if (m.policy_setting) j["policy_setting"] = number(m.policy_setting);
   if (!m.run_id.empty()) {
     j["run_id"] = m.run_id;
     j["history"] = m.history;
@@ -115,6 +116,7 @@ StepMetrics from_json(const Json& j, std::string_view origin) {
   if (j.contains("kg_co2e_total")) m.kg_co2e_total = optional_number(j, "kg_co2e_total", origin);
   if (j.contains("flops_formula")) m.flops_formula = get<std::string>(j, "flops_formula", origin);
   if (j.contains("energy_coverage")) m.energy_coverage = get<std::string>(j, "energy_coverage", origin);
+  if (j.contains("policy_setting")) m.policy_setting = optional_number(j, "policy_setting", origin);
   if (j.contains("run_id")) m.run_id = get<std::string>(j, "run_id", origin);
   if (j.contains("history")) m.history = fields.integer("history");
   const Json& samples = json_member(j, "samples", origin);

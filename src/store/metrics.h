@@ -43,6 +43,8 @@ struct StepMetrics {
   // keys.
   std::optional<double> kwh_total, kg_co2e_total;
   std::string energy_coverage;  // parts that j_per_token leaves out: "gpu only"; empty (no key in the file): none
+  // The clock (Hz) or the power limit (W) that an energy policy had set in this step; absent (no key) where none did.
+  std::optional<double> policy_setting;
   std::array<std::int64_t, 2> samples{};  // first and last position in the global order
   std::string run_id;                     // run.json; empty (no key) in older files
   std::int64_t history = 1;               // no key in older files either

@@ -64,6 +64,10 @@ TEST(MetricsLine, CoverageIsThereOnlyWhereSomethingIsLeftOut) {
   StepMetrics m = at(1, 1, 2.0);
   EXPECT_EQ(to_line(m).find("energy_coverage"), std::string::npos);
   EXPECT_EQ(from_line(to_line(m), "test").energy_coverage, "");
+  EXPECT_EQ(to_line(m).find("policy_setting"), std::string::npos);
+  EXPECT_EQ(from_line(to_line(m), "test").policy_setting, std::nullopt);
+  m.policy_setting = 1.2e9;
+  EXPECT_EQ(from_line(to_line(m), "test").policy_setting, 1.2e9);
   m.energy_coverage = "gpu only";
   EXPECT_NE(to_line(m).find("\"energy_coverage\":\"gpu only\""), std::string::npos);
   EXPECT_EQ(from_line(to_line(m), "test").energy_coverage, "gpu only");

@@ -27,6 +27,7 @@
 #include "train/observe/job_energy.h"
 #include "train/observe/predicted.h"
 #include "train/observe/recorder.h"
+#include "train/policy/energy_policy.h"
 #include "train/signals.h"
 #include "train/state/ownership.h"
 #include "train/state/saved_state.h"
@@ -58,6 +59,7 @@ class Loop {
     open_validation();
     energy_ = std::make_unique<JobEnergy>(world, job.config,
                                           job.machine.cuda ? std::optional<int>(job.machine.device) : std::nullopt);
+    policy_ = EnergyPolicy::open(world, *energy_, job.config, policy_options_here(job.machine.cuda));
   }
 
   // Takes the directories, loads the state and begins to record. Returns false, on all ranks, when the job must be
@@ -255,10 +257,24 @@ class Loop {
     r.first_sample = state_.next_sample - job_.setting.global_batch;
     r.last_sample = state_.next_sample - 1;
     r.energy = energy_->step(std::span(sums).subspan(means));
+    if (policy_) r.policy_setting = policy_->setting();
     recorder_->step(r);
+    if (policy_) policy_->took(reading_of(r));
+    tell_policy_news();
     const auto& traced = job_.config.train.trace_steps;
     if (std::find(traced.begin(), traced.end(), state_.step) != traced.end())
       recorder_->trace(state_.step, executor_.ops(), result.timeline);
+  }
+
+  static policy::StepReading reading_of(const StepRecord& r) {
+    policy::StepReading reading{Seconds(r.step_s), {}};
+    if (r.energy.total_j) reading.joules = Joules(*r.energy.total_j);
+    return reading;
+  }
+
+  void tell_policy_news() {
+    if (policy_)
+      for (const std::string& news : policy_->take_news()) recorder_->note(news);
   }
 
   struct Decision {
@@ -268,11 +284,15 @@ class Loop {
   };
   // Makes all decisions that depend on a clock or a signal on all ranks together.
   Decision decide(double begun) {
-    std::int32_t flags[4] = {stop_requested() ? 1 : 0,
+    std::int32_t flags[6] = {stop_requested() ? 1 : 0,
                              stop_seconds_ > 0 && now().value - begun >= stop_seconds_ ? 1 : 0,
-                             save_every_.due(state_.step) ? 1 : 0, energy_->phases_due() ? 1 : 0};
-    world_.all_reduce(flags, 4, DType::kI32, comm::Reduce::kMax);
+                             save_every_.due(state_.step) ? 1 : 0,
+                             energy_->phases_due() ? 1 : 0,
+                             policy_ && policy_->refused() ? 1 : 0,
+                             policy_ ? policy_->wanted() : 0};
+    world_.all_reduce(flags, 6, DType::kI32, comm::Reduce::kMax);
     if (flags[3]) energy_->collect_phases();
+    if (policy_) policy_->set(flags[5], flags[4] != 0);
     stopped_ = flags[0] != 0;
     if (stopped_) return {true, "stopped by a signal", true};
     if (flags[1]) return {true, "reached train.stop_after", true};
@@ -331,9 +351,12 @@ class Loop {
     flight_.phase(store::FlightPhase::kFinish, state_.step);
     const std::int64_t rss = peak_resident().value;
     if (predicted_) compare_with_prediction(rss);
+    if (policy_) policy_->end();
     const energy::EnergySoFar used = energy_->so_far();
     energy_->end(state_.step);
     if (!recorder_) return;
+    tell_policy_news();
+    if (policy_) recorder_->policy(state_.step, policy_->summary());
     recorder_->end(
         state_.step, state_.tokens_total, used, communication_,
         fmt::format("{}; peak resident memory {}, {:.1f}% {} the {} predicted", reason, human(Bytes(rss)),
@@ -360,6 +383,7 @@ class Loop {
   launch::Communication communication_{executor_};
   std::unique_ptr<exec::Executor> evaluator_;
   std::unique_ptr<JobEnergy> energy_;
+  std::unique_ptr<EnergyPolicy> policy_;  // null where nothing is set
   std::unique_ptr<Recorder> recorder_;
   data::Loader* loader_ = nullptr;
   optim::Schedule schedule_;

@@ -7,7 +7,9 @@ import pwd
 import re
 import shutil
 import signal
+import statistics
 import subprocess
+import threading
 import time
 
 import huggingface_hub
@@ -287,12 +289,81 @@ def site(case):
     case.refused("train", "tiny.toml", {"energy.site": "lumi"}, says=["energy.site", "did you mean 'lumi-g'"])
 
 
+class LimitedPackage:
+    """A package of 200 W in place of /sys, whose counter runs no faster than its power limit."""
+
+    def __init__(self, folder, watts=200.0):
+        self.zone, self.watts, self.stop = folder / "class/powercap/intel-rapl:0", watts, threading.Event()
+        self.zone.mkdir(parents=True)
+        for name, value in (("name", "package-0"), ("enabled", 1), ("max_energy_range_uj", 2**40), ("constraint_0_name", "long_term"), ("constraint_0_power_limit_uw", 250_000_000), ("constraint_0_max_power_uw", 250_000_000)):
+            (self.zone / name).write_text(f"{value}\n")
+        self.energy = os.open(self.zone / "energy_uj", os.O_CREAT | os.O_WRONLY)
+        self.env = {"MOLEN_SYSFS": str(folder), "XDG_RUNTIME_DIR": str(folder / "runtime")}
+        os.pwrite(self.energy, b"0000000000000000\n", 0)
+        self.thread = threading.Thread(target=self.count, daemon=True)
+        self.thread.start()
+
+    def limit(self):
+        return int((self.zone / "constraint_0_power_limit_uw").read_text() or 0) * 1e-6
+
+    def count(self):
+        joules, before = 0.0, time.monotonic()
+        while not self.stop.wait(0.001):
+            now = time.monotonic()
+            joules, before = joules + min(self.watts, self.limit() or self.watts) * (now - before), now
+            os.pwrite(self.energy, b"%016d\n" % int(joules * 1e6), 0)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop.set()
+        self.thread.join()
+
+
+def until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.01)
+
+
 @row("energy.policy", "energy.slowdown", "energy.power_budget")
 def policies(case):
-    """None is built; each is refused by its name, and what asks for nothing is accepted."""
-    assert case.train({"energy.policy": "none", "energy.slowdown": 0, "energy.power_budget": "none"}).steps
-    for key, value in (("energy.policy", "race"), ("energy.slowdown", "5 %"), ("energy.power_budget", "300 W")):
-        case.refused("train", "tiny.toml", {key: value}, says=[key, "built"])
+    """A budget is kept on a package that stands in for the machine's; the limit is restored, also after SIGKILL; no bit of the loss differs."""
+    plain = case.train({"energy.policy": "none", "energy.slowdown": 0, "energy.power_budget": "none"})
+    long = {"train.until": "40 steps", "energy.meters": ["rapl-powercap"], "batch.global": 16}
+    with LimitedPackage(work / "sys") as package:
+        free = case.train(long, env=package.env)
+        kept = case.train(long, {"energy.power_budget": "120 W"}, env=package.env)
+        equal("the limit at the end", package.limit(), 250)
+        watts = {name: [s["energy_j"]["cpu-package0"] / s["step_s"] for s in r.steps if s["energy_j"]["cpu-package0"]] for name, r in (("free", free), ("kept", kept))}
+        middle = {name: statistics.median(w[len(w) // 2:]) for name, w in watts.items()}
+        assert middle["free"] > 180 and middle["kept"] <= 125, middle
+        equal("no setting without a budget", {"policy_setting" in s for s in free.steps}, {False})
+        settings = [s["policy_setting"] for s in kept.steps]
+        equal("the first step", settings[0], 250)
+        assert all(90 <= x <= 120 for x in settings[-10:]), settings
+        equal("the losses", [s["loss"] for s in kept.steps], [s["loss"] for s in free.steps])
+        equal("the event", [(e["policy"], e["kind"]) for e in kept.events("policy")], [("power_budget", "power limit")])
+        # A killed run leaves its limit to the guardian.
+        words = case.words_of([{"run.name": "killed", "train.until": "100000 steps", "energy.meters": ["rapl-powercap"], "energy.power_budget": "60 W"}])
+        run = started([MOLEN, "train", "tiny.toml", *words], env={**ENV, **package.env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until(lambda: 0 < package.limit() < 100)
+        run.kill()
+        until(lambda: package.limit() == 250)
+        # A policy that searches tries a lower limit in its first seconds, and says at the end that it claims nothing yet.
+        searched = case.train(long, {"energy.policy": "min_energy", "energy.slowdown": 0.2, "train.until": "100000 steps", "train.stop_after": "4 s"}, env=package.env)
+        assert len({s["policy_setting"] for s in searched.steps}) > 1
+        equal("what it saved", [e["savings"]["joules"] for e in searched.events("policy")], [None])
+        equal("its limit at the end", package.limit(), 250)
+        case.refused("train", "tiny.toml", {"energy.policy": "min_energy", "energy.meters": ["none"]}, env=package.env, says=["energy.policy", "joules"])
+        (package.zone / "constraint_0_power_limit_uw").unlink()
+        case.refused("train", "tiny.toml", {"energy.policy": "sweep", "energy.meters": ["rapl-powercap"]}, env=package.env, says=["energy.policy", "can be set here"])
+    assert plain.steps
+    case.refused("train", "tiny.toml", {"energy.policy": "race"}, says=["energy.policy", "min_energy"])
+    case.refused("train", "tiny.toml", {"energy.slowdown": "5 %"}, says=["energy.slowdown", "min_energy"])
+    case.refused("train", "tiny.toml", {"energy.power_budget": "300 W", "energy.policy": "sweep"}, says=["energy.power_budget", "monitor"])
 
 
 # --- the run and its device ----------------------------------------------------------------------------------------------------------

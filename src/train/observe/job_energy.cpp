@@ -9,12 +9,12 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <limits>
-#include <numeric>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/utf8.h"
 #include "energy/open.h"
+#include "launch/gather_texts.h"
 #include "launch/throw_on_all_ranks.h"
 
 namespace molen::train {
@@ -22,43 +22,6 @@ namespace {
 
 constexpr std::size_t kReadingsKept = 4096;
 constexpr std::chrono::seconds kSyncEvery(5);
-
-std::vector<std::int64_t> sizes_of_texts(comm::Communicator& world, const std::string& own) {
-  const auto ranks = static_cast<std::size_t>(world.size());
-  const std::int64_t size = static_cast<std::int64_t>(own.size());
-  std::vector<std::int64_t> sizes(ranks);
-  world.all_gather(&size, sizes.data(), std::vector<std::int64_t>(ranks, 1), DType::kI64);
-  return sizes;
-}
-
-std::vector<std::string> split_texts(const std::string& all, const std::vector<std::int64_t>& sizes) {
-  std::vector<std::string> texts;
-  std::size_t at = 0;
-  for (const std::int64_t n : sizes) {
-    texts.push_back(all.substr(at, static_cast<std::size_t>(n)));
-    at += static_cast<std::size_t>(n);
-  }
-  return texts;
-}
-
-// Returns every rank's text on every rank.
-std::vector<std::string> gather_texts(comm::Communicator& world, const std::string& own) {
-  const std::vector<std::int64_t> sizes = sizes_of_texts(world, own);
-  std::string all(static_cast<std::size_t>(std::reduce(sizes.begin(), sizes.end())), '\0');
-  world.all_gather(own.data(), all.data(), sizes, DType::kU8);
-  return split_texts(all, sizes);
-}
-
-// Returns every rank's text on rank 0, and nothing on the others.
-std::vector<std::string> texts_at_root(comm::Communicator& world, const std::string& own) {
-  const std::vector<std::int64_t> sizes = sizes_of_texts(world, own);
-  std::vector<std::int64_t> sent(sizes.size(), 0), received(sizes.size(), 0);
-  sent[0] = static_cast<std::int64_t>(own.size());
-  if (world.rank() == 0) received = sizes;
-  std::string all(static_cast<std::size_t>(std::reduce(received.begin(), received.end())), '\0');
-  world.all_to_all(own.data(), sent, all.data(), received, DType::kU8);
-  return world.rank() == 0 ? split_texts(all, sizes) : std::vector<std::string>();
-}
 
 // Merges the devices of all ranks of a host: a launcher may give each rank its own.
 class VisibleDevices {
@@ -153,7 +116,7 @@ JobEnergy::JobEnergy(comm::Communicator& world, const EnergyHost& host, const Op
   VisibleDevices nvidia, amd;
   int lowest = world.size();
   std::vector<Json> of_host;  // the ranks of this host
-  const auto ranks = gather_texts(world, self.dump());
+  const auto ranks = launch::gather_texts(world, self.dump());
   for (int r = 0; r < world.size(); ++r) {
     const Json other = Json::parse(ranks[static_cast<std::size_t>(r)]);
     if (other["id"] != self["id"]) continue;
@@ -222,7 +185,7 @@ std::vector<std::string> JobEnergy::keep_readings(const fs::path& folder, const 
     });
     if (ring_ && hosts_ > 1) syncing_ = std::jthread([this](const std::stop_token& stop) { sync_readings(stop); });
   }
-  std::vector<std::string> failures = gather_texts(world_, failure);
+  std::vector<std::string> failures = launch::gather_texts(world_, failure);
   std::erase(failures, "");
   return failures;
 }
@@ -272,7 +235,7 @@ std::vector<JobEnergy::Power> JobEnergy::power_between(std::int64_t start_ns, st
 
 void JobEnergy::exchange(comm::Communicator& world, const std::string& own) {
   std::vector<Json> hosts;
-  for (const std::string& text : gather_texts(world, own))
+  for (const std::string& text : launch::gather_texts(world, own))
     if (!text.empty()) hosts.push_back(Json::parse(text));
   hosts_ = static_cast<std::int64_t>(hosts.size());
   for (const Json& host : hosts)
@@ -393,7 +356,7 @@ Json JobEnergy::phases() {
   phases_->collect();
   const std::string own = accountant_ ? Json{{"host", host_name_}, {"scopes", phases_->accounts()}}.dump() : "";
   std::map<std::string, Json> by_host;
-  for (const std::string& text : texts_at_root(world_, own)) {
+  for (const std::string& text : launch::texts_at_root(world_, own)) {
     if (text.empty()) continue;
     Json account = Json::parse(text);
     std::string name = account["host"].get<std::string>();

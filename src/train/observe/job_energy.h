@@ -87,6 +87,8 @@ class JobEnergy {
   std::int64_t opened_ns() const;  // the time of the steady clock at which the meters were opened
 
   const energy::Coverage& coverage() const { return coverage_; }
+  // Returns whether this rank reads its host's meters; one rank of each host does.
+  bool leads_host() const { return accountant_ != nullptr; }
   // Returns the meters for the run's events, as Accountant::describe does. When there are several hosts, each key
   // begins with "HOST: ".
   const Json& describe() const { return description_; }

@@ -163,6 +163,7 @@ class Recorder::Impl {
             energy::sum(before_.spent_at_site, before_.spent_total_j > 0.0, at_site_so_far(r.energy.so_far_j)).kg_co2e;
     }
     m.energy_coverage = partial_;
+    m.policy_setting = r.policy_setting;
     run_.append(m);
     unread(r.step, r.energy);
     telemetry([&] { to_tensorboard(m); });
@@ -230,6 +231,13 @@ class Recorder::Impl {
                                                 : Json{{"failure", p.stages[i].reason()}});
     telemetry([&] { run_.write_prediction(all); });
     console_.prediction(p, measured_j, partial_);
+  }
+
+  void policy(std::int64_t step, Json summary) {
+    summary["step"] = step;
+    const std::string text = summary["text"].get<std::string>();
+    console_.note(fmt::format("energy policy {}: {}", summary["policy"].get<std::string>(), text));
+    run_.event("policy", std::move(summary));
   }
 
   void note(const std::string& text) {
@@ -529,6 +537,9 @@ Json Recorder::identity() const {
 }
 void Recorder::sync() {
   impl_->sync();
+}
+void Recorder::policy(std::int64_t step, const Json& summary) {
+  impl_->policy(step, summary);
 }
 void Recorder::note(const std::string& text) {
   impl_->note(text);

@@ -36,7 +36,8 @@ struct StepRecord {
   std::map<std::string, double> phase_s;             // by program::phase_keys; sums to step_s
   std::int64_t memory_peak = 0, memory_planned = 0;  // Executor::high_water; MemoryPlan::peak
   std::int64_t first_sample = 0, last_sample = 0;
-  energy::StepEnergy energy;  // of all hosts
+  energy::StepEnergy energy;             // of all hosts
+  std::optional<double> policy_setting;  // the clock or power limit of an energy policy (Hz, W)
 };
 
 class Recorder {
@@ -57,9 +58,10 @@ class Recorder {
   void prediction(const Prediction& prediction, const MemoryPrediction& memory, std::int64_t planned_peak,
                   std::optional<Bytes> touched, std::int64_t measured_rss);
   std::int64_t attempt() const;
-  Json identity() const;               // {"id", "attempt", "history"}, for a checkpoint
-  void sync();                         // writes all records so far to disk; reports a failure and tries again later
-  void note(const std::string& text);  // a line for people, which is also an event
+  Json identity() const;  // {"id", "attempt", "history"}, for a checkpoint
+  void sync();            // writes all records so far to disk; reports a failure and tries again later
+  void policy(std::int64_t step, const Json& summary);  // EnergyPolicy::summary, at the end
+  void note(const std::string& text);                   // a line for people, which is also an event
   // Records the end. `tokens` and `used` are as in `totals`.
   void end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used,
            const launch::Communication& communication, const std::string& reason);

@@ -1,0 +1,228 @@
+#include "train/policy/energy_policy.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "actuate/open.h"
+#include "base/error.h"
+#include "base/utf8.h"
+#include "launch/gather_texts.h"
+#include "launch/throw_on_all_ranks.h"
+
+namespace molen::train {
+namespace {
+
+// The settings that a search may try: over the range of an A100, a step of the clock is then 6 % of the highest one.
+constexpr std::size_t kSettings = 16;
+// min_time climbs from here, as EAR's default does (P-state 4).
+constexpr std::size_t kClimbFrom = 4;
+
+double in_si(actuate::Kind kind, std::int64_t value) {
+  return static_cast<double>(value) * (kind == actuate::Kind::kClock ? 1e3 : 1e-6);
+}
+
+// Returns whether a job that computes on this kind of device may change the setting. The clock of the uncore is left to
+// the processor.
+bool is_for(const actuate::ActuatorInfo& info, bool cuda) {
+  const auto starts = [&](const char* prefix) { return info.scope.starts_with(prefix); };
+  if (info.name == "uncore") return false;
+  return cuda ? starts("gpu") || starts("superchip") || starts("accel") : starts("cpu");
+}
+
+std::vector<std::string> ids_of(const actuate::Actuators& here, actuate::Kind kind, bool cuda) {
+  std::vector<std::string> ids;
+  for (const auto& a : here.actuators)
+    if (a->info().kind == kind && is_for(a->info(), cuda)) ids.push_back(a->info().id);
+  return ids;
+}
+
+// What a host tells the others: the values of each kind that it can set, and why it cannot set others.
+Json host_settings(const actuate::Actuators& here, bool cuda) {
+  Json host{{"clock", Json::array()}, {"power limit", Json::array()}, {"why", Json::array()}};
+  for (const auto& a : here.actuators)
+    if (Json& values = host[name_of(a->info().kind)]; values.empty() && is_for(a->info(), cuda))
+      for (const std::int64_t value : a->ladder(kSettings)) values.push_back(value);
+  for (const auto& u : here.unavailable)
+    host["why"].push_back(replace_invalid_utf8(fmt::format("{} of {}: {}", u.meter, u.scope, u.reason)));
+  return host;
+}
+
+// Returns the greatest value of a device that is no more than the wanted one; its least value if there is none.
+std::int64_t value_for(const actuate::Actuator& device, std::int64_t wanted) {
+  if (wanted >= device.most()) return device.most();
+  std::int64_t best = device.least();
+  if (device.info().values.empty()) return std::max(wanted, best);
+  for (const std::int64_t value : device.info().values)  // ascending
+    if (value >= device.least() && (value <= wanted || best < device.least())) best = value;
+  return best;
+}
+
+Json interval_json(const std::optional<policy::Interval>& interval) {
+  if (!interval) return Json();
+  return {{"value", interval->value}, {"low", interval->low}, {"high", interval->high}, {"pairs", interval->pairs}};
+}
+
+// Returns the setting with which the others are compared, by its place in the ladder.
+std::size_t reference_of(const std::string& policy, std::size_t settings) {
+  return policy == "min_time" || policy == "min_time_energy" ? std::min(kClimbFrom, settings - 1) : 0;
+}
+
+std::unique_ptr<policy::StepPolicy> step_policy(const std::string& name, const config::Config& config,
+                                                std::vector<double> settings, const policy::SamplingOptions& sampling) {
+  policy::StepPolicyOptions o;
+  o.reference = reference_of(name, settings.size());
+  o.settings = std::move(settings);
+  o.sampling = sampling;
+  if (config.energy.slowdown > 0.0) {
+    o.slowdown = config.energy.slowdown;
+    o.selector = policy::Selector::kMaxSlowdown;
+  }
+  return policy::make_step_policy(name, o);
+}
+
+}  // namespace
+
+EnergyPolicyOptions policy_options_here(bool cuda) {
+  EnergyPolicyOptions o;
+  o.open = [] { return actuate::open_actuators(actuate::options_here()); };
+  o.session.journals = actuate::default_journals();
+  o.session.guardian = {fs::read_symlink("/proc/self/exe").string(), "energy", "guard", "--journal"};
+  o.cuda = cuda;
+  return o;
+}
+
+std::unique_ptr<EnergyPolicy> EnergyPolicy::open(comm::Communicator& world, const JobEnergy& energy,
+                                                 const config::Config& config, EnergyPolicyOptions options) {
+  const std::string& name = config.energy.policy;
+  const auto& budget = config.energy.power_budget;
+  if (!budget && (name == "none" || name == "monitor")) return nullptr;
+  const std::string key = config.where(budget ? "energy.power_budget" : "energy.policy");
+  if (energy.coverage().summed.empty() && (budget || name != "min_time"))
+    throw UsageError("{}: needs the joules of a step, and no meter here reads any (`molen energy list` says why)", key);
+  std::unique_ptr<EnergyPolicy> made(new EnergyPolicy(world, budget ? "power_budget" : name));
+  actuate::Actuators here;
+  std::string own;
+  if (energy.leads_host()) {
+    here = options.open();
+    own = host_settings(here, options.cuda).dump();
+  }
+  std::vector<Json> hosts;
+  for (const std::string& text : launch::gather_texts(world, own))
+    if (!text.empty()) hosts.push_back(Json::parse(text));
+  made->choose_settings(hosts, budget.has_value() || name == "sweep", key);
+  options.session.said = [policy = made.get()](const std::string& text) { policy->news_.push_back(text); };
+  launch::throw_on_all_ranks(world, [&] {
+    if (energy.leads_host()) made->open_session(std::move(here), options);
+  });
+  std::vector<double> settings;
+  for (const std::int64_t value : made->ladder_) settings.push_back(in_si(made->kind_, value));
+  if (world.rank() == 0 && budget)
+    made->budget_.emplace(settings, *budget);
+  else if (world.rank() == 0)
+    made->policy_ = step_policy(name, config, settings, options.sampling);
+  if (!budget) made->next_ = reference_of(name, made->ladder_.size());
+  made->set(static_cast<std::int32_t>(made->next_) + 1, false);  // the first step runs at the reference
+  return made;
+}
+
+// Takes the first kind of which every host has a setting. All hosts get the values of the first one.
+void EnergyPolicy::choose_settings(const std::vector<Json>& hosts, bool power_first, const std::string& key) {
+  const auto kinds = power_first ? std::array{actuate::Kind::kPower, actuate::Kind::kClock}
+                                 : std::array{actuate::Kind::kClock, actuate::Kind::kPower};
+  for (const actuate::Kind kind : kinds) {
+    const auto has = [&](const Json& host) { return host[name_of(kind)].size() > 1; };
+    if (!std::ranges::all_of(hosts, has)) continue;
+    kind_ = kind;
+    ladder_ = hosts.front()[name_of(kind)].get<std::vector<std::int64_t>>();
+    return;
+  }
+  std::vector<std::string> why;
+  for (const Json& host : hosts)
+    for (const Json& reason : host["why"])
+      if (std::ranges::find(why, reason.get<std::string>()) == why.end()) why.push_back(reason.get<std::string>());
+  throw UsageError("{}: no clock and no power limit of the job's devices can be set here: {}", key,
+                   fmt::join(why, "; "));
+}
+
+void EnergyPolicy::open_session(actuate::Actuators here, const EnergyPolicyOptions& options) {
+  const auto ids = ids_of(here, kind_, options.cuda);
+  auto session = actuate::Session::open(std::move(here), ids, options.session);
+  if (!session) throw UsageError("energy.policy: {}", session.reason());
+  session_ = std::move(session).value();
+}
+
+void EnergyPolicy::took(const policy::StepReading& reading) {
+  if (ended_) return;
+  if (policy_) {
+    policy::Decision decision = policy_->next(reading);
+    next_ = decision.setting;
+    if (!decision.news.empty()) news_.push_back(fmt::format("energy.policy {}: {}", name_, decision.news));
+  } else if (budget_) {
+    next_ = budget_->next(reading);
+    if (budget_->out_of_reach() && !std::exchange(out_of_reach_, true))
+      news_.push_back(fmt::format("energy.power_budget: even at the least setting, {}, more power is expected",
+                                  actuate::quantity_text(kind_, ladder_.back())));
+  }
+}
+
+std::int32_t EnergyPolicy::wanted() const {
+  return policy_ || budget_ ? static_cast<std::int32_t>(next_) + 1 : 0;
+}
+
+void EnergyPolicy::set(std::int32_t wanted, bool refused) {
+  if (ended_) return;
+  if (refused) {
+    for (const std::string& why : launch::gather_texts(world_, replace_invalid_utf8(failure_)))
+      if (!why.empty()) news_.push_back("the energy policy ends, and what was found is restored: " + why);
+    end();
+    return;
+  }
+  const auto place = static_cast<std::size_t>(std::max(wanted - 1, 0));
+  if (place == present_ || place >= ladder_.size()) return;
+  present_ = place;
+  for (std::size_t i = 0; session_ && i < session_->size(); ++i) {
+    const auto done = session_->set(i, value_for(session_->actuator(i), ladder_[place]));
+    if (!done && failure_.empty()) failure_ = done.reason();
+  }
+}
+
+void EnergyPolicy::end() {
+  if (ended_) return;
+  ended_ = true;
+  if (!session_) return;
+  for (const std::string& note : session_->end().notes) news_.push_back(note);
+  session_.reset();
+}
+
+std::optional<double> EnergyPolicy::setting() const {
+  return ended_ ? std::nullopt : std::optional(in_si(kind_, ladder_[present_]));
+}
+
+std::vector<std::string> EnergyPolicy::take_news() {
+  return std::exchange(news_, {});
+}
+
+Json EnergyPolicy::summary() const {
+  Json settings = Json::array();
+  for (const std::int64_t value : ladder_) settings.push_back(in_si(kind_, value));
+  Json all{{"policy", name_},
+           {"kind", actuate::name_of(kind_)},
+           {"unit", kind_ == actuate::Kind::kClock ? "Hz" : "W"},
+           {"settings", settings},
+           {"chosen", nullptr},
+           {"savings", {{"joules", nullptr}, {"seconds", nullptr}}},
+           {"text", ""}};
+  if (!policy_) return all;
+  if (const auto chosen = policy_->chosen()) all["chosen"] = in_si(kind_, ladder_[*chosen]);
+  const policy::Savings& savings = policy_->savings();
+  all["savings"] = {{"joules", interval_json(savings.joules())}, {"seconds", interval_json(savings.seconds())}};
+  all["text"] =
+      savings.pairs() > 1 ? savings.text() : "nothing is claimed: the chosen setting was not measured in pairs";
+  return all;
+}
+
+}  // namespace molen::train

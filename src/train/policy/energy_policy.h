@@ -1,0 +1,77 @@
+// The policy of a run that changes clocks or power limits between its steps (energy.policy, energy.power_budget).
+// Rank 0 decides by the steps as all ranks measured them, and one rank of each host sets the devices of its host.
+// A policy changes how fast a step runs, and no value of it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "actuate/session.h"
+#include "base/json.h"
+#include "comm/communicator.h"
+#include "config/config.h"
+#include "policy/power_budget.h"
+#include "policy/step_policy.h"
+#include "train/observe/job_energy.h"
+
+namespace molen::train {
+
+struct EnergyPolicyOptions {
+  std::function<actuate::Actuators()> open;  // what this host can set; called on the rank that leads it
+  actuate::SessionOptions session;
+  policy::SamplingOptions sampling;
+  bool cuda = false;  // the job computes on GPUs, so their settings are those that count
+};
+// Uses this machine, and `molen energy guard` of this program as the guardian.
+EnergyPolicyOptions policy_options_here(bool cuda);
+
+class EnergyPolicy {
+ public:
+  // Returns null where the configuration asks for no policy that sets something. Throws UsageError on all ranks, with
+  // the key and the reason, if a host has no setting that the job may change, or if the policy needs joules that no
+  // meter reads. Collective.
+  static std::unique_ptr<EnergyPolicy> open(comm::Communicator& world, const JobEnergy& energy,
+                                            const config::Config& config, EnergyPolicyOptions options);
+
+  // Takes a step of all ranks; to be called on rank 0.
+  void took(const policy::StepReading& reading);
+  // Returns what rank 0 tells the others, and 0 on them: the maximum over ranks is what `set` takes.
+  std::int32_t wanted() const;
+  // Returns whether a device of this host refused a setting; so that all ranks know, `set` takes the maximum.
+  bool refused() const { return !failure_.empty(); }
+  // Makes the setting of the next step. Once a host has been refused one, all hosts restore what they found, and the
+  // policy ends. To be called on all ranks with the same values; collective only if `refused`.
+  void set(std::int32_t wanted, bool refused);
+  // Restores what was found.
+  void end();
+
+  // The setting of the present step, in Hz or W; absent once the policy has ended.
+  std::optional<double> setting() const;
+  // Returns the sentences since the last call, for the log.
+  std::vector<std::string> take_news();
+  // Returns what the policy did, for the end of the run: {"policy", "kind", "unit", "settings", "chosen", "savings":
+  // {"joules", "seconds": each {"value", "low", "high", "pairs"} or null}, "text"}.
+  Json summary() const;
+
+ private:
+  EnergyPolicy(comm::Communicator& world, std::string name) : world_(world), name_(std::move(name)) {}
+  void choose_settings(const std::vector<Json>& hosts, bool power_first, const std::string& key);
+  void open_session(actuate::Actuators here, const EnergyPolicyOptions& options);
+
+  comm::Communicator& world_;
+  std::string name_;
+  actuate::Kind kind_ = actuate::Kind::kClock;
+  std::vector<std::int64_t> ladder_;            // descending, in the units of `kind_`
+  std::unique_ptr<policy::StepPolicy> policy_;  // on rank 0, if no budget is asked for
+  std::optional<policy::PowerBudget> budget_;   // on rank 0
+  std::unique_ptr<actuate::Session> session_;   // on one rank of each host
+  std::size_t next_ = 0, present_ = 0;          // places in the ladder
+  bool ended_ = false, out_of_reach_ = false;
+  std::string failure_;
+  std::vector<std::string> news_;
+};
+
+}  // namespace molen::train
