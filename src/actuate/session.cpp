@@ -81,7 +81,9 @@ bool recover_one(const fs::path& file, Actuators& here, const std::function<void
 fs::path default_journals() {
   if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && runtime[0] == '/')
     return fs::path(runtime) / "molen";
-  return fs::temp_directory_path() / fmt::format("molen-{}", ::geteuid());
+  std::error_code missing;  // TMPDIR may name a folder that is not there
+  const fs::path temporary = fs::temp_directory_path(missing);
+  return (missing ? fs::path("/tmp") : temporary) / fmt::format("molen-{}", ::geteuid());
 }
 
 bool recover_journals(const fs::path& folder, Actuators& here, const std::function<void(const std::string&)>& said,

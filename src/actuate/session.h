@@ -1,4 +1,4 @@
-// The settings that one job changes on one host. Whatever ends the job, they are restored:
+// The settings that one job changes on one host, by one of its ranks there. Whatever ends the job, they are restored:
 //   its end, or an exception        this object restores them
 //   SIGTERM, SIGKILL, a crash       the guardian restores them
 //   also the guardian was killed    the job itself restores them, and starts another guardian at the next change

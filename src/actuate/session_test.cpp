@@ -8,8 +8,10 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <thread>
+#include <utility>
 
 #include "actuate/sysfs.h"
 #include "actuate/test_tree.h"
@@ -459,6 +461,20 @@ TEST_F(Watchdog, UnfinishedJournalsOfDeadJobsAreRemoved) {
   EXPECT_TRUE(fs::exists(mine));
   EXPECT_FALSE(fs::exists(of_dead));
   EXPECT_TRUE(fs::exists(elsewhere));
+}
+
+TEST(DefaultJournals, AreThoseOfThisUser) {
+  const auto with = [](const char* runtime, const char* temporary) {
+    for (const auto& [name, value] : {std::pair{"XDG_RUNTIME_DIR", runtime}, {"TMPDIR", temporary}})
+      value != nullptr ? ::setenv(name, value, 1) : ::unsetenv(name);
+    return default_journals().string();
+  };
+  const std::string runtime = std::getenv("XDG_RUNTIME_DIR") ? std::getenv("XDG_RUNTIME_DIR") : "";
+  const std::string temporary = std::getenv("TMPDIR") ? std::getenv("TMPDIR") : "";
+  EXPECT_EQ(with("/run/user/7", nullptr), "/run/user/7/molen");
+  EXPECT_EQ(with("not/absolute", "/"), fmt::format("/molen-{}", ::geteuid()));
+  EXPECT_EQ(with(nullptr, "/no/such/folder"), fmt::format("/tmp/molen-{}", ::geteuid()));
+  with(runtime.empty() ? nullptr : runtime.c_str(), temporary.empty() ? nullptr : temporary.c_str());
 }
 
 TEST(Locks, TheHolderIsFoundInTheKernelsList) {

@@ -1,4 +1,4 @@
-// molen energy list | live | account
+// molen energy list | live | account | restore | guard
 #include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -8,9 +8,12 @@
 #include <cstdio>
 #include <thread>
 
+#include "actuate/open.h"
+#include "actuate/session.h"
 #include "apps/cli.h"
 #include "apps/energy_account.h"
 #include "base/error.h"
+#include "base/utf8.h"
 #include "energy/commands.h"
 #include "energy/open.h"
 #include "serve/accounts.h"
@@ -20,7 +23,14 @@ namespace {
 
 int list_meters(const std::vector<std::string>& meters, const std::string& format) {
   const auto found = energy::open_meters(meters, energy::options_of_process());
-  fmt::print("{}", format == "json" ? energy::list_json(found).dump(2) + "\n" : energy::list_text(found));
+  const auto settings = actuate::open_actuators(actuate::options_here());
+  if (format == "json") {
+    Json all = energy::list_json(found);
+    all["settings"] = actuate::list_json(settings);
+    fmt::print("{}\n", all.dump(2));
+  } else {
+    fmt::print("{}\nsettings:\n{}", energy::list_text(found), actuate::list_text(settings));
+  }
   return kOk;
 }
 
@@ -80,17 +90,47 @@ void add_account_verb(CLI::App& energy, Chosen& chosen) {
   });
 }
 
+void add_restore_verbs(CLI::App& energy, Chosen& chosen) {
+  CLI::App* restore = energy.add_subcommand(
+      "restore",
+      "put back clocks and power limits that a killed job and its guardian have left set; exits 1 if some "
+      "cannot be put back");
+  auto folder = std::make_shared<std::string>(actuate::default_journals().string());
+  restore->add_option("--journals", *folder, "folder of the journals of such jobs")->capture_default_str();
+  restore->callback([&chosen, folder] {
+    chosen.action = [=] {
+      constexpr Seconds kPatience{30.0};
+      auto here = actuate::open_actuators(actuate::options_here());
+      const auto print = [](const std::string& sentence) { fmt::print("{}\n", printable(sentence)); };
+      return actuate::recover_journals(*folder, here, print, kPatience) ? kOk : kFailed;
+    };
+  });
+  CLI::App* guard = energy.add_subcommand(
+      "guard",
+      "wait for the end of a job and restore what it had set; molen starts this itself for a job that sets "
+      "clocks or power limits");
+  auto journal = std::make_shared<std::string>();
+  guard->add_option("--journal", *journal, "journal of the job")->required();
+  guard->callback([&chosen, journal] {
+    chosen.action = [=] {
+      return actuate::guard(*journal, [] { return actuate::open_actuators(actuate::options_here()); });
+    };
+  });
+}
+
 }  // namespace
 
 void add_energy_verb(CLI::App& app, Chosen& chosen) {
-  CLI::App* verb = app.add_subcommand("energy", "meters of this machine, live readings, and the energy of runs");
+  CLI::App* verb =
+      app.add_subcommand("energy", "meters and settings of this machine, live readings, and the energy of runs");
   verb->require_subcommand(1);
   add_account_verb(*verb, chosen);
+  add_restore_verbs(*verb, chosen);
   auto meters = std::make_shared<std::vector<std::string>>(1, "auto");
   auto format = std::make_shared<std::string>("text");
   auto every = std::make_shared<double>(1.0);
   auto count = std::make_shared<int>(5);
-  CLI::App* all = verb->add_subcommand("list", "what can be read here, and why the rest cannot");
+  CLI::App* all = verb->add_subcommand("list", "what can be read and set here, and why the rest cannot");
   CLI::App* now = verb->add_subcommand("live",
                                        "watts by scope: a table that a terminal shows anew each period, elsewhere a "
                                        "line a period; exits 1 if nothing can be "

@@ -4,6 +4,7 @@
 #include <ATen/DeviceAccelerator.h>
 #include <fmt/format.h>
 
+#include "actuate/open.h"
 #include "base/units.h"
 #include "comm/mpi/mpi.h"
 #include "energy/commands.h"
@@ -63,18 +64,22 @@ int doctor(bool json, bool measure) {
   const energy::OpenOptions options = energy::options_of_process();
   const energy::Meters meters = energy::open_meters({"auto"}, options);
   j["energy"] = energy_here(meters);
+  const actuate::Actuators settings = actuate::open_actuators(actuate::options_here());
+  j["settings"] = actuate::list_json(settings);
   if (json) {
     fmt::print("{}\n", j.dump(2));
     return 0;
   }
   for (const auto& [key, value] : j.items())
-    if (key != "energy") fmt::print("{:<18} {}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
+    if (key != "energy" && key != "settings")
+      fmt::print("{:<18} {}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
   fmt::print("\nprecision.compute = \"auto\" chooses {}: {}\n", j["precision_auto"].get<std::string>(),
              j["precision_reason"].get<std::string>());
   if (!comm::mpi_available())
     fmt::print("MPI is not built in: one rank, or --ranks N threads; install libopenmpi-dev and build again\n");
   if (!at::hasCUDA()) fmt::print("no CUDA in this libtorch: cpu devices only\n");
   print_energy(meters, j["energy"]);
+  fmt::print("\nclocks and power limits:\n{}", actuate::list_text(settings));
   return 0;
 }
 

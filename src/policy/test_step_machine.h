@@ -1,6 +1,7 @@
 // A machine with known time and power at each setting, with noise, drift and steps that stall.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <numbers>

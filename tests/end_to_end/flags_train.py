@@ -2,8 +2,10 @@
 import csv
 import datetime
 import json
+import os
 import pathlib
 import re
+import socket
 import time
 
 import torch_model
@@ -289,6 +291,44 @@ def energy(case):
     case.molen("energy", "live", "--meters", "none", "--every", 0.01, "--count", 1, code=1)
     shown = case.terminal("energy", "live", "--meters", "replay:watts.jsonl", "--every", 0.05, "--count", 3)
     assert sum("mean W" in x for x in shown) == 3 and sum("\x1b[3F\x1b[J" in x for x in shown) == 2, f"a table of three lines that is shown anew: {shown}"
+
+
+def journal_of(name, **changes):
+    """A journal of a dead process of this machine; pid 999999999 is beyond the kernel's largest."""
+    owner = dict(host=socket.gethostname(), boot=pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip(), pid_namespace=os.readlink("/proc/self/ns/pid"), pid=999999999, process_start=1, job="")
+    folder = work / name
+    folder.mkdir(mode=0o700, exist_ok=True)
+    file = folder / f"actuators-{owner['host']}-{owner['pid']}.json"
+    file.write_text(json.dumps(dict(journal_version=1, owner=dict(owner, **changes), entries=[])))
+    return file
+
+
+@row("energy restore --journals", "energy guard --journal")
+def settings(case):
+    """What they restore is judged in src/actuate/session_test.cpp, on a fake machine: real clocks are not for tests to set."""
+    listed = json.loads(case.molen("energy", "list", "--format", "json").stdout)["settings"]
+    text = case.molen("energy", "list").stdout
+    assert all(u["reason"] in text for u in listed["unavailable"]) and all(a["files"] in text for a in listed["available"]), text
+    equal("doctor", json.loads(case.molen("doctor", "--format", "json").stdout)["settings"], listed)
+    assert all(u["reason"] in case.molen("doctor").stdout for u in listed["unavailable"][:1])
+    dead = journal_of("dead")
+    equal("guard", case.molen("energy", "guard", "--journal", dead).stdout, "ready\n")
+    assert not dead.exists(), "all of it is restored"
+    equal("no journal", case.molen("energy", "guard", "--journal", dead, code=1).stdout, f"{dead}: cannot be read: No such file or directory\n")
+    equal("restore", case.molen("energy", "restore", "--journals", "nothing").stdout, "")
+    before = journal_of("before", boot="another")
+    assert "from before this machine was started" in case.molen("energy", "restore", "--journals", "before").stdout and not before.exists()
+    cut = journal_of("cut")
+    cut.write_text(cut.read_text()[:40])
+    assert "it is kept as" in case.molen("energy", "restore", "--journals", "cut").stdout and not cut.exists() and cut.with_name(cut.name + ".damaged").exists()
+    elsewhere = journal_of("elsewhere", host="elsewhere")
+    equal("another host", case.molen("energy", "restore", "--journals", "elsewhere").stdout, "")
+    assert elsewhere.exists()
+    other = journal_of("other")
+    other.write_text(other.read_text().replace('"entries": []', '"entries": [{"id": "cpufreq:cpu-package99", "parts": ["p"], "original": [1], "written": [[2]]}]'))
+    assert "cpufreq:cpu-package99 cannot be restored" in case.molen("energy", "restore", "--journals", "other", code=1).stdout and other.exists()
+    (work / "other").chmod(0o777)
+    case.refused("energy", "restore", "--journals", "other", says="into which nobody else may write")
 
 
 @row("doctor --format", "config reference --format", "config show --format", "config show --set", "config show --model")
