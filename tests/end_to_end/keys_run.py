@@ -295,7 +295,7 @@ class LimitedPackage:
     def __init__(self, folder, watts=200.0):
         self.zone, self.watts, self.stop = folder / "class/powercap/intel-rapl:0", watts, threading.Event()
         self.zone.mkdir(parents=True)
-        for name, value in (("name", "package-0"), ("enabled", 1), ("max_energy_range_uj", 2**40), ("constraint_0_name", "long_term"), ("constraint_0_power_limit_uw", 250_000_000), ("constraint_0_max_power_uw", 250_000_000)):
+        for name, value in (("name", "package-0"), ("enabled", 1), ("max_energy_range_uj", 2**40), ("constraint_0_name", "long_term"), ("constraint_0_power_limit_uw", 250_000_000), ("constraint_0_max_power_uw", 250_000_000), ("constraint_0_min_power_uw", 20_000_000)):
             (self.zone / name).write_text(f"{value}\n")
         self.energy = os.open(self.zone / "energy_uj", os.O_CREAT | os.O_WRONLY)
         self.env = {"MOLEN_SYSFS": str(folder), "XDG_RUNTIME_DIR": str(folder / "runtime")}
@@ -304,7 +304,8 @@ class LimitedPackage:
         self.thread.start()
 
     def limit(self):
-        return int((self.zone / "constraint_0_power_limit_uw").read_text() or 0) * 1e-6
+        file = self.zone / "constraint_0_power_limit_uw"
+        return int(file.read_text() or 0) * 1e-6 if file.exists() else 0.0
 
     def count(self):
         joules, before = 0.0, time.monotonic()
@@ -339,11 +340,11 @@ def policies(case):
         equal("the limit at the end", package.limit(), 250)
         watts = {name: [s["energy_j"]["cpu-package0"] / s["step_s"] for s in r.steps if s["energy_j"]["cpu-package0"]] for name, r in (("free", free), ("kept", kept))}
         middle = {name: statistics.median(w[len(w) // 2:]) for name, w in watts.items()}
-        assert middle["free"] > 180 and middle["kept"] <= 125, middle
+        assert middle["free"] > 180 and middle["kept"] <= 126, middle
         equal("no setting without a budget", {"policy_setting" in s for s in free.steps}, {False})
         settings = [s["policy_setting"] for s in kept.steps]
         equal("the first step", settings[0], 250)
-        assert all(90 <= x <= 120 for x in settings[-10:]), settings
+        assert all(60 <= x <= 120 for x in settings[-10:]), settings
         equal("the losses", [s["loss"] for s in kept.steps], [s["loss"] for s in free.steps])
         equal("the event", [(e["policy"], e["kind"]) for e in kept.events("policy")], [("power_budget", "power limit")])
         # A killed run leaves its limit to the guardian.

@@ -215,7 +215,7 @@ Json EnergyPolicy::summary() const {
            {"settings", settings},
            {"chosen", nullptr},
            {"savings", {{"joules", nullptr}, {"seconds", nullptr}}},
-           {"text", ""}};
+           {"text", fmt::format("the last setting was {}", actuate::quantity_text(kind_, ladder_[present_]))}};
   if (!policy_) return all;
   if (const auto chosen = policy_->chosen()) all["chosen"] = in_si(kind_, ladder_[*chosen]);
   const policy::Savings& savings = policy_->savings();
