@@ -68,7 +68,7 @@ TEST_F(NvmlSettings, LocksAndUnlocksClocks) {
   EXPECT_EQ(clock->restore().restored, 0) << "nothing is ours any more";
 }
 
-// What a guardian does for a job that was killed.
+// A guardian does this for a job that was killed.
 TEST_F(NvmlSettings, AJournalUnlocksClocksByUuid) {
   {
     Actuators job = open();

@@ -31,7 +31,7 @@ void make_own_folder(const fs::path& folder) {
   require_own_folder(folder);
 }
 
-// What becomes of one journal; false where something is left to restore.
+// Restores, removes or leaves one journal; returns false where something is left to restore.
 bool recover_one(const fs::path& file, Actuators& here, const std::function<void(const std::string&)>& said,
                  Seconds patience) {
   const store::Owner self = store::Owner::self();
@@ -111,7 +111,7 @@ Result<std::unique_ptr<Session>> Session::open(Actuators here, const std::vector
                                                SessionOptions options) {
   try {
     make_own_folder(options.journals);
-    // What a dead job has set must not be taken for what was found.
+    // The settings of a dead job must not be taken for those that were found.
     if (!recover_journals(options.journals, here, options.said, options.patience))
       return Failure{fmt::format("nothing is set as long as {} has a journal that could not be restored",
                                  options.journals.string())};
@@ -141,7 +141,7 @@ Result<std::unique_ptr<Session>> Session::open(Actuators here, const std::vector
 
 Result<Done> Session::begin() {
   for (const auto& actuator : used_) {
-    // What was found before the lock may have been another job's setting.
+    // A value that was read before the lock may have been another job's.
     if (const auto remembered = actuator->remember(); !remembered) return remembered;
     JournalEntry entry{actuator->info().id, {}, actuator->original(), {}};
     for (const Part& part : actuator->info().parts) entry.parts.push_back(part.name);

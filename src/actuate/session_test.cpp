@@ -9,92 +9,16 @@
 
 #include <chrono>
 #include <cstdlib>
-#include <functional>
 #include <thread>
 #include <utility>
 
 #include "actuate/sysfs.h"
-#include "actuate/test_tree.h"
-#include "base/clock.h"
-#include "base/file.h"
+#include "actuate/test_watchdog.h"
 #include "base/test_filesystem.h"
 #include "base/test_sanitized.h"
 
 namespace molen::actuate {
 namespace {
-
-const State kFound{3000000, 3000000, 3000000, 3000000};
-const State kSet{1500000, 1500000, 3000000, 3000000};
-constexpr const char* kFirst = "cpufreq:cpu-package0";
-
-class Watchdog : public ::testing::Test {
- protected:
-  Watchdog() { tree_.cpufreq(); }
-
-  fs::path journals() const { return tree_.root() / "journals"; }
-  std::vector<std::string> left() const {
-    std::vector<std::string> names;
-    if (fs::exists(journals()))
-      for (const auto& entry : fs::directory_iterator(journals())) names.push_back(entry.path().filename().string());
-    return names;
-  }
-  SessionOptions options() {
-    return {journals(),
-            {MOLEN_GUARDIAN, tree_.root().string()},
-            [this](const std::string& s) { said_ += s + "\n"; },
-            Seconds(20)};
-  }
-  Result<std::unique_ptr<Session>> open(const std::string& id = kFirst) {
-    return Session::open(open_cpufreq(tree_.machine), {id}, options());
-  }
-  void recover() {
-    Actuators here = open_cpufreq(tree_.machine);
-    recover_journals(
-        journals(), here, [this](const std::string& s) { said_ += s + "\n"; }, Seconds(10));
-  }
-  bool said(const std::string& part) const { return said_.find(part) != std::string::npos; }
-
-  // Waits until a condition holds, at most 20 s.
-  template <class Condition>
-  static bool soon(Condition condition) {
-    for (const Seconds until = now() + Seconds(20); now() < until;) {
-      if (condition()) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    return condition();
-  }
-
-  struct Job {
-    pid_t pid = -1, guardian = -1;
-  };
-  // Starts a job that sets 1.5 GHz and then runs `then`, by default for ever.
-  Job start_job(const std::function<void(Session&)>& then = [](Session&) { ::pause(); }) {
-    int ends[2];
-    EXPECT_EQ(::pipe(ends), 0);
-    const pid_t pid = ::fork();
-    if (pid == 0) {
-      int guardian = -1;
-      auto session = open();
-      if (session && session.value()->set(0, 1500000)) guardian = session.value()->guardian_pid();
-      (void)!::write(ends[1], &guardian, sizeof guardian);
-      if (guardian > 0) then(*session.value());
-      std::_Exit(0);
-    }
-    Job job{pid, -1};
-    EXPECT_EQ(::read(ends[0], &job.guardian, sizeof job.guardian), static_cast<ssize_t>(sizeof job.guardian));
-    ::close(ends[0]);
-    ::close(ends[1]);
-    EXPECT_GT(job.guardian, 0);
-    return job;
-  }
-  static void finish(pid_t pid, int signal) {
-    if (signal != 0) EXPECT_EQ(::kill(pid, signal), 0);
-    EXPECT_EQ(::waitpid(pid, nullptr, 0), pid);
-  }
-
-  FakeTree tree_;
-  std::string said_;
-};
 
 TEST_F(Watchdog, ASessionRestoresAtItsEnd) {
   {
@@ -135,7 +59,7 @@ TEST_F(Watchdog, TheGuardianRestoresAfterAKill) {
   }
 }
 
-// What kills a process group, such as a terminal or a launcher, does not reach the guardian.
+// A signal to the process group, as a terminal or a launcher sends it, does not reach the guardian.
 TEST_F(Watchdog, AKillOfTheProcessGroupSparesTheGuardian) {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
@@ -355,112 +279,6 @@ TEST_F(Watchdog, AKillAtAnyMomentIsRestored) {
     ASSERT_TRUE(soon([&] { return left().empty(); })) << round << ": " << left().at(0);
     ASSERT_EQ(tree_.clocks(), kFound) << round;
   }
-}
-
-TEST_F(Watchdog, JournalsOfOthersAreNotTouched) {
-  ASSERT_TRUE(open().ok());  // makes the folder
-  const auto journal = [&](const std::function<void(Journal&)>& change) {
-    Journal j;
-    j.owner = store::Owner::self();
-    j.owner.pid = 999999999;
-    j.entries = {{kFirst, {"policy0", "policy1"}, {3000000, 3000000}, {{1500000, 1500000}}}};
-    change(j);
-    const fs::path file = journal_file(journals(), j.owner);
-    write_file_atomic(file, journal_text(j));
-    return file;
-  };
-  const auto set = [&] {
-    for (int p = 0; p < 2; ++p) tree_.number(tree_.policy(p), 1500000);
-  };
-  set();
-  const fs::path other_host = journal([](Journal& j) { j.owner.host = "elsewhere"; });
-  recover();
-  EXPECT_TRUE(fs::exists(other_host));
-  EXPECT_EQ(said_, "");
-  EXPECT_EQ(tree_.clocks(), kSet);
-  fs::remove(other_host);
-  const fs::path alive = journal([](Journal& j) { j.owner = store::Owner::self(); });
-  recover();
-  EXPECT_TRUE(fs::exists(alive));
-  EXPECT_EQ(tree_.clocks(), kSet);
-  fs::remove(alive);
-  const fs::path old = journal([](Journal& j) { j.owner.boot = "before"; });
-  recover();
-  EXPECT_FALSE(fs::exists(old));
-  EXPECT_TRUE(said("from before this machine was started"));
-  EXPECT_EQ(tree_.clocks(), kSet) << "a restart has reset them; what is set now is somebody else's";
-  // A process number that is used again: another start time.
-  const fs::path used_again = journal([](Journal& j) {
-    j.owner = store::Owner::self();
-    j.owner.process_start -= 1;
-  });
-  recover();
-  EXPECT_FALSE(fs::exists(used_again));
-  EXPECT_EQ(tree_.clocks(), kFound);
-}
-
-TEST_F(Watchdog, DamagedAndHostileJournalsChangeNothing) {
-  ASSERT_TRUE(open().ok());
-  Journal j;
-  j.owner = store::Owner::self();
-  j.owner.pid = 999999999;
-  j.entries = {{kFirst, {"policy0", "policy1"}, {3000000, 3000000}, {{1500000, 1500000}}}};
-  const fs::path file = journal_file(journals(), j.owner);
-  for (int p = 0; p < 2; ++p) tree_.number(tree_.policy(p), 1500000);
-  const std::string text = journal_text(j);
-  for (const std::size_t size : {std::size_t{0}, text.size() / 2, text.size() - 3}) {
-    write_file_atomic(file, text.substr(0, size));
-    recover();
-    EXPECT_FALSE(fs::exists(file));
-    EXPECT_TRUE(fs::exists(file.string() + ".damaged"));
-    EXPECT_TRUE(said("what it held is not restored, and it is kept as"));
-    fs::remove(file.string() + ".damaged");
-  }
-  const auto kept = [&](const std::string& why) {
-    said_.clear();
-    write_file_atomic(file, journal_text(j));
-    recover();
-    EXPECT_TRUE(said(why)) << said_;
-    EXPECT_TRUE(fs::exists(file));
-    EXPECT_EQ(tree_.clocks(), kSet);
-  };
-  j.entries[0].original = {3000001, 3000000};
-  kept("3 GHz is no value of policy0");
-  j.entries[0].original = {0, 3000000};
-  kept("0 GHz is no value of policy0");
-  j.entries[0].original = {3000000, 3000000};
-  j.entries[0].parts = {"policy0", "../../../../etc/passwd"};
-  kept("it has no part ../../../../etc/passwd");
-  j.entries[0] = {"cpufreq:\x1b[2J", {"policy0"}, {3000000}, {{1500000}}};
-  kept("cpufreq:\\x1b[2J cannot be restored: this machine has no such setting");
-  EXPECT_EQ(open().reason(),
-            fmt::format("nothing is set as long as {} has a journal that could not be restored", journals().string()));
-  fs::remove(file);
-  fs::permissions(journals(), fs::perms(0777));
-  Actuators here = open_cpufreq(tree_.machine);
-  EXPECT_THROW(recover_journals(journals(), here, options().said, Seconds(1)), UsageError);
-  fs::permissions(journals(), fs::perms(0700));
-}
-
-// A job that was killed while it wrote its first journal has no guardian yet.
-TEST_F(Watchdog, UnfinishedJournalsOfDeadJobsAreRemoved) {
-  ASSERT_TRUE(open().ok());
-  store::Owner dead = store::Owner::self(), other = dead;
-  const std::int64_t alive = dead.pid;
-  dead.pid = 999999999;
-  other.host = "elsewhere";
-  const std::string suffix = ".part-0123456789abcdef";
-  const auto unfinished = [&](const store::Owner& owner) {
-    const fs::path file = journal_file(journals(), owner).string() + suffix;
-    write_file_atomic(file, "{");
-    return file;
-  };
-  const fs::path mine = unfinished(store::Owner::self()), of_dead = unfinished(dead), elsewhere = unfinished(other);
-  EXPECT_EQ(unfinished_of(mine.filename().string(), dead), alive);
-  recover();
-  EXPECT_TRUE(fs::exists(mine));
-  EXPECT_FALSE(fs::exists(of_dead));
-  EXPECT_TRUE(fs::exists(elsewhere));
 }
 
 TEST(DefaultJournals, AreThoseOfThisUser) {

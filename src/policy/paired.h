@@ -88,8 +88,8 @@ class Experiment {
   std::vector<Pair> pairs_;
 };
 
-// What a setting saves in a step beside the reference, by pairs that were measured after the setting was chosen: the
-// pairs of the search would flatter it. It is the only source of savings that molen claims.
+// The joules and seconds that a setting saves in a step beside the reference, by pairs that were measured after the
+// setting was chosen: the pairs of the search would flatter it. It is the only source of savings that molen claims.
 class Savings {
  public:
   void add(const Pair& pair) { pairs_.push_back(pair); }

@@ -118,7 +118,7 @@ TEST(MinEnergy, ClimbsBackWhenTheWorkChanges) {
   std::size_t setting = *policy->chosen();
   for (std::uint64_t n = 3000; n < 9000; ++n) setting = policy->next(later.run(setting, n)).setting;
   EXPECT_LE(later.slowdown(*policy->chosen()), 0.06);
-  // What is claimed is of the present choice, without the pairs of those before it.
+  // The claim is of the present choice, without the pairs of those before it.
   const auto saved = policy->savings().seconds();
   EXPECT_EQ(saved.has_value(), *policy->chosen() != 0);
   if (saved) EXPECT_NEAR(-saved->value / later.seconds(0), later.slowdown(*policy->chosen()), 0.01);

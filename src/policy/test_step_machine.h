@@ -43,7 +43,7 @@ struct StepMachine {
   }
 };
 
-// What a policy did on a machine.
+// The settings that a policy chose on a machine.
 struct Course {
   std::vector<std::size_t> settings;  // of each step
   double seconds = 0.0;               // by the machine without noise

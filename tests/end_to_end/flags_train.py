@@ -5,12 +5,14 @@ import json
 import os
 import pathlib
 import re
+import signal
 import socket
+import subprocess
 import time
 
 import torch_model
 from effects import all_close, close, equal, lines_of, row
-from harness import run, work
+from harness import MOLEN, run, work
 
 LLAMA = {"model.vocabulary": 320, "math.threads": 1, "data.sequence_length": 16, "data.train": [{"path": "data/train"}], "batch.global": 2, "train.until": "1 steps", "schedule.warmup": "1 steps", "precision.compute": "fp64", "energy.meters": ["none"]}
 
@@ -315,6 +317,17 @@ def settings(case):
     equal("guard", case.molen("energy", "guard", "--journal", dead).stdout, "ready\n")
     assert not dead.exists(), "all of it is restored"
     equal("no journal", case.molen("energy", "guard", "--journal", dead, code=1).stdout, f"{dead}: cannot be read: No such file or directory\n")
+    of_init = journal_of("init", pid=1)
+    assert "only that process may start its guardian" in case.molen("energy", "guard", "--journal", of_init, code=1).stdout and of_init.exists()
+    mine = journal_of("mine", pid=os.getpid())
+    guard = subprocess.Popen([MOLEN, "energy", "guard", "--journal", mine], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=work)
+    equal("its first words", guard.stdout.readline(), b"ready\n")
+    guard.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert guard.poll() is None and mine.exists(), "a guardian outlives the signals that end jobs"
+    guard.stdin.close()
+    equal("its status", guard.wait(60), 0)
+    assert not mine.exists()
     equal("restore", case.molen("energy", "restore", "--journals", "nothing").stdout, "")
     before = journal_of("before", boot="another")
     assert "from before this machine was started" in case.molen("energy", "restore", "--journals", "before").stdout and not before.exists()
