@@ -126,14 +126,29 @@ Accountant::Snapshot Accountant::snapshot(For what) {
 
 void Accountant::begin_step() {
   begin_ = snapshot(For::kStep);
+  begin_j_ = counted_so_far().value_or(0.0);
 }
 
 StepEnergy Accountant::end_step() {
   Snapshot end = snapshot(For::kStep);
   StepEnergy step = between(begin_, end);
   step.so_far_j = counted_so_far();
+  if (reads_all_counted(step)) step.added_j = step.so_far_j.value_or(0.0) - begin_j_;
+  begin_j_ = step.so_far_j.value_or(0.0);
   begin_ = std::move(end);
   return step;
+}
+
+bool Accountant::reads_all_counted(const StepEnergy& step) const {
+  bool any = false;
+  for (const auto& m : meters_.meters) {
+    const MeterInfo& info = m->info();
+    if (!info.counted || info.source == Source::kNone) continue;
+    const ScopeEnergy& e = step.scopes.at(info.scope);
+    if (!e.joules && !e.unchanged) return false;
+    any = true;
+  }
+  return any;
 }
 
 StepEnergy Accountant::since_start() {

@@ -34,6 +34,10 @@ struct StepEnergy {
   std::string total_reason;
   // The joules of the counted scopes since the meters were opened, at the step's end, as EnergySoFar::total_j has them.
   std::optional<double> so_far_j;
+  // By how much so_far_j rose in this step: 0 where a counter did not change, unlike total_j, so that it can be added
+  // up over steps that are shorter than the counters' updates. Null where a counted scope lost energy or has no
+  // reading.
+  std::optional<double> added_j;
 
   // Return the two maps of metrics.jsonl: the joules by scope, and the source by scope.
   std::map<std::string, std::optional<double>> joules() const;
@@ -88,6 +92,8 @@ class Accountant {
   Snapshot snapshot(For what);
   StepEnergy between(const Snapshot& a, const Snapshot& b) const;
   std::optional<double> counted_so_far() const;
+  // Returns whether each counted scope has a reading, be it that its counter did not change.
+  bool reads_all_counted(const StepEnergy& step) const;
   void keep_reading(double every_s);
   Result<Reading> sample(std::size_t meter);  // reads and keeps the reading
   bool is_sampled(std::size_t meter) const;
@@ -109,6 +115,7 @@ class Accountant {
   std::vector<Sampled> sampled_;  // by meter
   std::mutex mutex_;
   Snapshot begin_, start_;
+  double begin_j_ = 0.0;               // counted_so_far at `begin_`
   std::vector<Span> spans_;            // by meter
   std::vector<double> since_start_j_;  // by meter, for the sink
   Sink sink_;

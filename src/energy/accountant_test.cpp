@@ -215,6 +215,26 @@ TEST(Accountant, MissingIsNullNeverZero) {
   EXPECT_NE(a.end_step().scopes["gpu0"].reason.find("lost"), std::string::npos);
 }
 
+// Steps that are shorter than a counter's updates still add up to what it counts.
+TEST(Accountant, ShortStepsAddUp) {
+  Scripted cpu, gpu;
+  cpu.reading = Reading{Joules(5), 0}, gpu.reading = Reading{Joules(1), 0};
+  Accountant a(scripted(cpu, gpu));
+  const auto step = [&](double cpu_j, double gpu_j, std::int64_t gaps = 0) {
+    a.begin_step();
+    cpu.reading = Reading{Joules(cpu_j), 0}, gpu.reading = Reading{Joules(gpu_j), gaps};
+    return a.end_step();
+  };
+  EXPECT_EQ(step(5, 1).added_j, 0.0);
+  EXPECT_EQ(step(5, 1).total_j, std::nullopt) << "where each step stands by itself, it has none";
+  EXPECT_EQ(step(8, 1).added_j, 3.0);
+  EXPECT_EQ(step(8, 4).added_j, 3.0);
+  cpu.reading = Reading{Joules(20), 0};
+  EXPECT_EQ(step(21, 6).added_j, 3.0) << "not what was counted between the steps";
+  EXPECT_EQ(step(22, 7, 1).added_j, std::nullopt) << "a gap";
+  EXPECT_EQ(step(23, 9, 1).added_j, 3.0);
+}
+
 TEST(Accountant, NoMeterHasNoTotal) {
   Meters m;
   m.meters.push_back(std::make_unique<NullMeter>("cpu-package", "none here"));
@@ -224,6 +244,7 @@ TEST(Accountant, NoMeterHasNoTotal) {
   EXPECT_EQ(step.joules().at("cpu-package"), std::nullopt);
   EXPECT_EQ(step.scopes.at("cpu-package").reason, "none here");
   EXPECT_EQ(step.total_reason, "no meter");
+  EXPECT_EQ(step.added_j, std::nullopt);
 }
 
 TEST(Accountant, AThreadReadsWhatMustBeReadOften) {

@@ -268,7 +268,7 @@ class Loop {
 
   static policy::StepReading reading_of(const StepRecord& r) {
     policy::StepReading reading{Seconds(r.step_s), {}};
-    if (r.energy.total_j) reading.joules = Joules(*r.energy.total_j);
+    if (r.energy.added_j) reading.joules = Joules(*r.energy.added_j);
     return reading;
   }
 

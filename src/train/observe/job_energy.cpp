@@ -287,6 +287,7 @@ void JobEnergy::end_step(std::vector<double>& sums) {
   }
   put(own_.total_j);
   put(own_.so_far_j);
+  put(own_.added_j);
 }
 
 energy::StepEnergy JobEnergy::step(std::span<const double> summed) const {
@@ -313,6 +314,7 @@ energy::StepEnergy JobEnergy::step(std::span<const double> summed) const {
   }
   job.total_j = take(unmetered_, own_.total_reason, job.total_reason);
   if (summed[at + 1] > 0) job.so_far_j = summed[at];
+  if (summed[at + 3] == static_cast<double>(hosts_)) job.added_j = summed[at + 2];
   return job;
 }
 

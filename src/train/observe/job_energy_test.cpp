@@ -115,6 +115,7 @@ TEST_F(Hosts, JoulesOfAStepAreTheSumOverHosts) {
       EXPECT_DOUBLE_EQ(e.scopes.at("dram0").joules.value(), 12 * seconds);
       EXPECT_DOUBLE_EQ(e.total_j.value(), 92 * seconds);
       EXPECT_DOUBLE_EQ(e.so_far_j.value(), 92 * (seconds == 2.0 ? 2.0 : 2.5));
+      EXPECT_DOUBLE_EQ(e.added_j.value(), 92 * seconds);
       EXPECT_EQ(e.sources().at("dram0"), "counter");
     }
     EXPECT_EQ(job.coverage().hosts, 2);
