@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "collect/record.h"
@@ -43,5 +45,13 @@ class Database {
 // UsageError for other words or a database that cannot be used, VersionError for tables of another version of molen,
 // and Error if the database does not answer.
 std::unique_ptr<Database> open_database(const std::string& words);
+
+// Returns whether the words are a URI of PostgreSQL.
+bool is_postgres_uri(const std::string& words);
+// Returns the file of "sqlite:FILE". Throws UsageError for words that name neither kind of database.
+std::string sqlite_file(const std::string& words);
+
+// Rows of an answer to a query: columns as text, nothing for null.
+using DatabaseRows = std::vector<std::vector<std::optional<std::string>>>;
 
 }  // namespace molen::collect

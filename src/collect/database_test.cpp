@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "collect/schema.h"
 #include "collect/sqlite/sqlite.h"
+#include "collect/sums.h"
 #include "collect/test_any_database.h"
 #include "collect/test_records.h"
 
@@ -112,6 +113,42 @@ TEST_P(Database_, ViewsSumWhatCounts) {
   ASSERT_TRUE(open_database(words())->store(test_batches("d", 100, 110)));
   EXPECT_NEAR(kwh("energy_by_day", "day = '2023-11-15'"), 400, 1e-9);
   EXPECT_NEAR(kwh("energy_by_day", "day = '2023-11-14'"), 5400 + 700, 1e-9);
+}
+
+TEST_P(Database_, SumsAreThoseOfTheTimesAsked) {
+  if (is_postgres())
+    EXPECT_THROW(energy_sums(words(), {}), UsageError) << "reading makes no tables";
+  else
+    EXPECT_THROW(energy_sums(words(), {}), MissingFileError);
+  std::vector<Batch> batches = test_batches("a", 1, 40);
+  for (const Batch& b : test_batches("b", 1, 20)) batches.push_back(b);
+  batches[0].periods[0].joules = 33.25;
+  for (Period& p : batches[1].periods) p.job = p.user = "";
+  batches.push_back({"c",
+                     "s",
+                     1,
+                     {{"cpu", 1.7e9, 1.7e9 + 60, {}, "no rights", "null", energy::Source::kNone, false, "", "", ""}},
+                     {}});
+  ASSERT_TRUE(open_database(words())->store(batches));
+  using Sums = std::vector<EnergySum>;
+  EXPECT_EQ(energy_sums(words(), {}), (Sums{{"a", 3933.25, 1, 0, 1.7e9 + 60, 1.7e9 + 2460},
+                                            {"b", 2000, 1, 0, 1.7e9 + 60, 1.7e9 + 1260},
+                                            {"c", {}, 1, 1, 1.7e9, 1.7e9 + 60}}));
+  const Sums day = energy_sums(words(), {"day", 0, 1.8e9});
+  ASSERT_EQ(day.size(), 1u);
+  EXPECT_EQ(day[0].key, "2023-11-14");
+  EXPECT_EQ(day[0].nodes, 3);
+  auto by_key = [&](const std::string& by) {
+    std::map<std::string, double> found;
+    for (const EnergySum& sum : energy_sums(words(), {by, 1.7e9 + 120, 1.7e9 + 240}))
+      found[sum.key] = sum.joules.value_or(-1);
+    return found;
+  };
+  EXPECT_EQ(by_key("node"), (std::map<std::string, double>{{"a", 200}, {"b", 200}}));
+  EXPECT_EQ(by_key("job"), (std::map<std::string, double>{{"", 100}, {"77", 300}}));
+  EXPECT_EQ(by_key("user"), (std::map<std::string, double>{{"", 100}, {"ann", 300}}));
+  query("UPDATE energy_version SET version = 7");
+  EXPECT_THROW(energy_sums(words(), {}), VersionError);
 }
 
 TEST_P(Database_, TablesOfAnotherVersionAreRefused) {

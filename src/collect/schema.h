@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "collect/record.h"
 
 namespace molen::collect {
@@ -19,6 +20,12 @@ enum class Dialect { kSqlite, kPostgres };
 
 // Returns the statements that create tables, indices and views, and enter the version.
 std::vector<std::string> schema_statements(Dialect dialect);
+
+// Returns SQL for the day (UTC) in which a period began, as text.
+std::string day_of_start(Dialect dialect);
+
+// The refusal of a database without tables of molen, by who reads it.
+UsageError no_tables(const std::string& database);
 
 // Throws VersionError unless `found`, the version in the tables of `database`, is the one that this molen writes.
 void require_version(std::int64_t found, const std::string& database);

@@ -93,6 +93,14 @@ class Session {
   std::unique_ptr<PGconn, decltype(&PQfinish)> db_{nullptr, &PQfinish};
 };
 
+// Returns whether the database has tables of molen. Throws VersionError if they are those of another version.
+bool postgres_version_there(Session& db, const std::string& name) {
+  if (db.text("SELECT to_regclass('energy_version')").empty()) return false;
+  const std::string version = db.text("SELECT version FROM energy_version");
+  require_version(version.empty() ? 0 : std::stoll(version), name);
+  return true;
+}
+
 // Rolls back unless `commit` was called.
 class PostgresTransaction {
  public:
@@ -225,11 +233,7 @@ class PostgresDatabase : public Database {
     PostgresTransaction transaction(*db_);
     // Two collectors that start together must not both create. The number is molen's own.
     (void)db_->run("SELECT pg_advisory_xact_lock(7234012655131137)");
-    if (!db_->text("SELECT to_regclass('energy_version')").empty()) {
-      const std::string version = db_->text("SELECT version FROM energy_version");
-      require_version(version.empty() ? 0 : std::stoll(version), name_);
-      return;
-    }
+    if (postgres_version_there(*db_, name_)) return;
     for (const std::string& sql : schema_statements(Dialect::kPostgres)) (void)db_->run(sql.c_str());
     transaction.commit();
   }
@@ -289,9 +293,7 @@ class PostgresDatabase : public Database {
   std::unique_ptr<Session> db_;
 };
 
-}  // namespace
-
-std::unique_ptr<Database> open_postgres(const std::string& uri) {
+void require_uri(const std::string& uri) {
   char* why = nullptr;
   PQconninfoOption* const parsed = PQconninfoParse(uri.c_str(), &why);
   if (parsed == nullptr) {
@@ -302,6 +304,12 @@ std::unique_ptr<Database> open_postgres(const std::string& uri) {
     throw UsageError("--database: this is no URI of PostgreSQL: {}", text);
   }
   PQconninfoFree(parsed);
+}
+
+}  // namespace
+
+std::unique_ptr<Database> open_postgres(const std::string& uri) {
+  require_uri(uri);
   auto database = std::make_unique<PostgresDatabase>(uri);
   try {
     database->connect();
@@ -309,6 +317,28 @@ std::unique_ptr<Database> open_postgres(const std::string& uri) {
     throw Error("{}: {}", database->name(), error.what());
   }
   return database;
+}
+
+DatabaseRows postgres_rows(const std::string& uri, const std::string& sql) {
+  require_uri(uri);
+  std::string name = "PostgreSQL";
+  try {
+    Session db(uri);
+    name = db.place();
+    if (!postgres_version_there(db, name)) throw no_tables(name);
+    const PostgresRows found = db.run(sql.c_str());
+    DatabaseRows rows;
+    for (int i = 0; i < PQntuples(found.get()); ++i) {
+      auto& row = rows.emplace_back();
+      for (int j = 0; j < PQnfields(found.get()); ++j) {
+        const bool null = PQgetisnull(found.get(), i, j) != 0;
+        row.push_back(null ? std::nullopt : std::optional<std::string>(PQgetvalue(found.get(), i, j)));
+      }
+    }
+    return rows;
+  } catch (const PostgresFailure& error) {
+    throw Error("{}: {}", name, error.what());
+  }
 }
 
 }  // namespace molen::collect

@@ -61,6 +61,27 @@ class Statement {
     return value;
   }
 
+  // Steps to the next row; false at the end.
+  bool next() {
+    const int code = sqlite3_step(statement_);
+    if (code != SQLITE_ROW && code != SQLITE_DONE) check(code);
+    return code == SQLITE_ROW;
+  }
+  // Returns the columns of the present row. Numbers have digits enough for the same double.
+  std::vector<std::optional<std::string>> row() const {
+    std::vector<std::optional<std::string>> columns;
+    for (int i = 0; i < sqlite3_column_count(statement_); ++i) {
+      const int type = sqlite3_column_type(statement_, i);
+      if (type == SQLITE_NULL)
+        columns.emplace_back();
+      else if (type == SQLITE_FLOAT)
+        columns.emplace_back(fmt::format("{}", sqlite3_column_double(statement_, i)));
+      else
+        columns.emplace_back(reinterpret_cast<const char*>(sqlite3_column_text(statement_, i)));
+    }
+    return columns;
+  }
+
  private:
   void check(int code) const {
     if (code != SQLITE_OK) throw SqliteFailure(code, sqlite3_errmsg(db_));
@@ -101,6 +122,13 @@ class Connected {
  private:
   sqlite3* db_ = nullptr;
 };
+
+// Returns whether the file has tables of molen. Throws VersionError if they are those of another version.
+bool sqlite_version_there(Connected& db, const std::string& name) {
+  if (!Statement(db.get(), "SELECT 1 FROM sqlite_master WHERE name = 'energy_version'").run()) return false;
+  require_version(Statement(db.get(), "SELECT version FROM energy_version").run().value_or(0), name);
+  return true;
+}
 
 // Rolls back unless `commit` was called.
 class SqliteTransaction {
@@ -186,11 +214,7 @@ class SqliteDatabase : public Database {
 
   void create_tables() {
     SqliteTransaction transaction(*db_);
-    if (Statement(db_->get(), "SELECT 1 FROM sqlite_master WHERE name = 'energy_version'").run()) {
-      const auto version = Statement(db_->get(), "SELECT version FROM energy_version").run();
-      require_version(version.value_or(0), name());
-      return;
-    }
+    if (sqlite_version_there(*db_, name())) return;
     for (const std::string& sql : schema_statements(Dialect::kSqlite)) db_->execute(sql);
     transaction.commit();
   }
@@ -258,6 +282,20 @@ std::unique_ptr<Database> open_sqlite(const std::filesystem::path& file, double 
     throw Error("{}", text);
   }
   return database;
+}
+
+DatabaseRows sqlite_rows(const std::filesystem::path& file, const std::string& sql) {
+  const std::string name = "SQLite " + file.string();
+  if (!std::filesystem::exists(file)) throw MissingFileError("{}: no such file", name);
+  try {
+    Connected db(file, 5.0, false);
+    if (!sqlite_version_there(db, name)) throw no_tables(name);
+    DatabaseRows rows;
+    for (Statement statement(db.get(), sql); statement.next();) rows.push_back(statement.row());
+    return rows;
+  } catch (const SqliteFailure& error) {
+    throw Error("{}: {}", name, error.what());
+  }
 }
 
 }  // namespace molen::collect
