@@ -221,6 +221,13 @@ TEST_F(SqliteFile, RefusesWhatIsNoDatabase) {
   EXPECT_NE(opening_refused("sqlite:" + file_).find("not a database"), std::string::npos);
 }
 
+TEST_F(SqliteFile, RefusesADatabaseThatIsNotDurable) {
+  for (const char* words : {"sqlite::memory:", "sqlite:file:x?mode=memory", "sqlite:file::memory:"}) {
+    EXPECT_THROW(open_database(words), UsageError) << words;
+    fs::remove(std::string(words).substr(7));
+  }
+}
+
 TEST_F(SqliteFile, WaitsForAnotherWriter) {
   const auto database = open_sqlite(file_, 0.05);
   sqlite3* other = nullptr;

@@ -179,6 +179,11 @@ class SqliteDatabase : public Database {
     opened_ = present_file();
   }
 
+  // SQLite takes some words for something else than a file, such as a database in memory, which is not durable.
+  void require_file() const {
+    if (!opened_) throw UsageError("{}: this is no name of a file; write ./{} if it is one", name(), file_.string());
+  }
+
   Result<Stored> store(std::span<const Batch> batches) override {
     try {
       // SQLite would go on writing into a file that was removed, whose records nobody can read.
@@ -274,6 +279,7 @@ std::unique_ptr<Database> open_sqlite(const std::filesystem::path& file, double 
   auto database = std::make_unique<SqliteDatabase>(file, busy_s);
   try {
     database->connect(true);
+    database->require_file();
   } catch (const SqliteFailure& error) {
     const bool unusable = error.code() == SQLITE_CANTOPEN || error.code() == SQLITE_NOTADB ||
                           error.code() == SQLITE_READONLY || error.code() == SQLITE_PERM;
