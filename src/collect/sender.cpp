@@ -20,6 +20,8 @@ Sender::Sender(SenderOptions options, Spool& spool)
     : options_(std::move(options)), spool_(spool), random_(std::random_device{}()) {}
 
 bool Sender::run(double until_s, int stop, Until until) {
+  // Who wants it empty is about to end, and cannot wait for the end of a pause.
+  if (until == Until::kEmpty && state_ == State::kPausing) change_by_s_ = 0;
   for (;;) {
     if (until == Until::kEmpty && spool_.empty()) return false;
     const double now_s = now().value;

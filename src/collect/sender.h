@@ -29,7 +29,7 @@ class Sender {
 
   enum class Until { kTime, kEmpty };
   // Sends and listens until the steady clock shows `until_s`, or until the descriptor `stop` is readable (-1: none);
-  // with kEmpty also until nothing waits. Returns whether `stop` is readable.
+  // with kEmpty also until nothing waits, and then it begins with a try at once. Returns whether `stop` is readable.
   bool run(double until_s, int stop, Until until = Until::kTime);
 
   std::int64_t connections() const { return connections_; }  // that were welcomed

@@ -176,6 +176,20 @@ TEST_F(Sending, DistrustsTheCollector) {
   }
 }
 
+TEST_F(Sending, TriesOnceMoreBeforeItEnds) {
+  Spool spool(folder_ / "spool", "n");
+  SenderOptions o = options(address());
+  o.retry_first_s = o.retry_last_s = 1000;
+  Sender sender(o, spool);
+  add(spool, 3);
+  sender.run(now().value + 0.1, -1);
+  const auto server = collector();
+  sender.run(now().value + 0.1, -1);
+  EXPECT_FALSE(spool.empty()) << "the pause has not ended";
+  sender.run(now().value + 20, -1, Sender::Until::kEmpty);
+  expect_all(3);
+}
+
 TEST_F(Sending, APeerThatIsSilentIsLeft) {
   const Listening listening = listen_at(address());
   const Descriptor socket(listening.socket);
