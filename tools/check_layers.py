@@ -8,7 +8,7 @@ import sys
 LEVELS = [
     {"base"},
     {"arch", "mesh", "config", "cluster", "store", "energy", "math"},
-    {"program", "comm", "data", "checkpoint", "optim", "actuate"},
+    {"program", "comm", "collect", "data", "checkpoint", "optim", "actuate"},
     {"model"},
     {"sim", "exec", "ledger", "policy"},
     {"plan"},
@@ -25,8 +25,8 @@ VENDOR = {  # header pattern -> folder that may include it
     r"nccl\.h": "comm/nccl",
     r"nvml\.h": "energy/nvml",
     r"nlopt\.hpp?": "tune",
-    r"sqlite3\.h": "store/sqlite",
-    r"libpq-fe\.h": "store/postgres",
+    r"sqlite3\.h": "collect/sqlite",
+    r"libpq-fe\.h": "collect/postgres",
     r"curl/": "serve/http",
 }
 # Folders whose rules follow from ops, buffers and the grid. Functions that take a setting's traits for the builder are apart from the others.

@@ -1,4 +1,4 @@
-// molen energy list | live | account | restore | guard
+// molen energy list | live | account | restore | guard | collect | send
 #include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -12,8 +12,10 @@
 #include "actuate/session.h"
 #include "apps/cli.h"
 #include "apps/energy_account.h"
+#include "apps/energy_collect.h"
 #include "base/error.h"
 #include "base/utf8.h"
+#include "collect/sums.h"
 #include "energy/commands.h"
 #include "energy/open.h"
 #include "serve/accounts.h"
@@ -69,20 +71,26 @@ int live(const std::vector<std::string>& meters, double every_s, int count, cons
 namespace {
 
 void add_account_verb(CLI::App& energy, Chosen& chosen) {
-  CLI::App* verb = energy.add_subcommand("account", "energy of runs by user, job, project and so on (docs/energy.md)");
+  CLI::App* verb =
+      energy.add_subcommand("account", "energy of runs, or of a site, by user, job and so on (docs/energy.md)");
   auto o = std::make_shared<AccountArguments>();
   verb->add_option("DIRECTORY", o->directories, "run directories, and folders of them")->capture_default_str();
-  verb->add_option("--by", o->by, fmt::format("what a line is of: {}", fmt::join(serve::account_keys(), ", ")))
-      ->check(CLI::IsMember(serve::account_keys()))
-      ->capture_default_str();
-  verb->add_option("--since", o->since, "only attempts that started at this time or later, such as 2026-11-01");
-  verb->add_option("--until", o->until, "only attempts that started before this time");
+  verb->add_option("--database", o->database,
+                   "the database of `molen energy collect` instead of runs: sqlite:FILE or postgresql://...");
+  verb->add_option("--by", o->by,
+                   fmt::format("what a line is of: {} (default: run); of a database: {} (default: node)",
+                               fmt::join(serve::account_keys(), ", "), fmt::join(collect::sum_keys(), ", ")));
+  verb->add_option("--since", o->since,
+                   "only attempts, or periods of a database, that started at this time or later, such as 2026-11-01");
+  verb->add_option("--until", o->until, "only attempts, or periods, that started before this time");
   verb->add_option("--format", o->format,
                    "text, json, or csv: a line for each attempt, with the columns of EAR's tables; csv takes no --by")
       ->check(CLI::IsMember({"text", "json", "csv"}))
       ->capture_default_str();
   verb->callback([&chosen, verb, o] {
     chosen.action = [=] {
+      if (o->database && verb->get_option("DIRECTORY")->count() > 0)
+        throw UsageError("--database: the energy is in the database or in directories: name one of them");
       if (o->format == "csv" && verb->get_option("--by")->count() > 0)
         throw UsageError("--by: csv has a line for each attempt; use text or json for sums");
       return run_energy_account(*o);
@@ -121,10 +129,11 @@ void add_restore_verbs(CLI::App& energy, Chosen& chosen) {
 }  // namespace
 
 void add_energy_verb(CLI::App& app, Chosen& chosen) {
-  CLI::App* verb =
-      app.add_subcommand("energy", "meters and settings of this machine, live readings, and the energy of runs");
+  CLI::App* verb = app.add_subcommand(
+      "energy", "meters and settings of this machine, live readings, and the energy of runs and of a site");
   verb->require_subcommand(1);
   add_account_verb(*verb, chosen);
+  add_collect_verbs(*verb, chosen);
   add_restore_verbs(*verb, chosen);
   auto meters = std::make_shared<std::vector<std::string>>(1, "auto");
   auto format = std::make_shared<std::string>("text");

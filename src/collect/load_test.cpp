@@ -1,0 +1,94 @@
+// A thousand nodes report while the database, and the collector, restart: nothing is lost, and nothing counts twice.
+#include <gtest/gtest.h>
+#include <sqlite3.h>
+
+#include <atomic>
+
+#include "collect/sqlite/sqlite.h"
+#include "collect/test_any_database.h"
+#include "collect/test_nodes.h"
+#include "collect/test_server.h"
+
+namespace molen::collect {
+namespace {
+
+constexpr int kNodes = 1000;
+constexpr std::int64_t kBatches = 6;
+
+class Load : public AnyDatabase {
+ protected:
+  // Makes the database unavailable for a while.
+  void interrupt() {
+    if (is_postgres()) {
+      PrivatePostgres& postgres = PrivatePostgres::shared();
+      postgres.stop(interruptions_++ % 2 == 0 ? "fast" : "immediate");
+      postgres.start();
+      return;
+    }
+    sqlite3* other = nullptr;
+    ASSERT_EQ(sqlite3_open(file_.c_str(), &other), SQLITE_OK);
+    sqlite3_busy_timeout(other, 20'000);
+    ASSERT_EQ(sqlite3_exec(other, "BEGIN IMMEDIATE", nullptr, nullptr, nullptr), SQLITE_OK);
+    std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    sqlite3_exec(other, "ROLLBACK", nullptr, nullptr, nullptr);
+    sqlite3_close(other);
+  }
+  std::unique_ptr<RunningServer> collector(int port) const {
+    ServerOptions options;
+    options.listen = {{"127.0.0.1", port, ""}};
+    options.writer.group = 200;  // more transactions for the restarts to meet
+    auto database = is_postgres() ? open_database(words()) : open_sqlite(file_, 0.1);
+    return std::make_unique<RunningServer>(std::move(database), std::move(options));
+  }
+  // Waits until the database has so many batches, and returns false if the nodes are done before.
+  bool reached(std::int64_t batches, const std::atomic<bool>& done) const {
+    while (!done) {
+      if (std::stoll(value("SELECT COALESCE(SUM(last_seq), 0) FROM energy_sessions")) >= batches) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    return false;
+  }
+
+  int interruptions_ = 0;
+};
+
+TEST_P(Load, NothingIsLostOrDoubledWhenTheDatabaseRestarts) {
+  auto server = collector(0);
+  const int port = server->address().port;
+  SimulatedNodes nodes(server->address(), kNodes, kBatches);
+  std::atomic<bool> done{false}, all{false};
+  std::jthread playing([&] {
+    all = nodes.run(240);
+    done = true;
+  });
+  std::int64_t failures = 0;
+  EXPECT_TRUE(reached(kNodes * kBatches / 6, done)) << "the first interruption meets a load";
+  interrupt();
+  EXPECT_TRUE(reached(kNodes * kBatches / 3, done));
+  interrupt();
+  if (reached(kNodes * kBatches / 2, done)) {
+    failures += server->stop().failures;
+    server.reset();
+    server = collector(port);
+  }
+  playing.join();
+  EXPECT_TRUE(all) << server->heard.all();
+  EXPECT_GT(nodes.connections(), kNodes) << "the collector restarted while nodes had something to send";
+  failures += server->stop().failures;
+  EXPECT_GT(failures, 0) << "an interruption met a transaction";
+  const std::int64_t batches = kNodes * kBatches;
+  EXPECT_EQ(value("SELECT COUNT(*) FROM energy_periods"), std::to_string(2 * batches));
+  EXPECT_EQ(value("SELECT COUNT(*) FROM (SELECT DISTINCT node, seq, scope FROM energy_periods) AS d"),
+            std::to_string(2 * batches));
+  EXPECT_EQ(std::stod(value("SELECT SUM(joules) FROM energy_periods WHERE counted = 1")),
+            100.0 * static_cast<double>(batches));
+  EXPECT_EQ(value("SELECT COUNT(*) FROM energy_by_node WHERE ABS(kwh * 3.6e6 - 600) < 1e-6"), std::to_string(kNodes));
+  fmt::print("{} batches of {} nodes by {} connections, {} tries of the database failed\n", batches, kNodes,
+             nodes.connections(), failures);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, Load, testing::Values("sqlite", "postgres"),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace molen::collect

@@ -1,0 +1,344 @@
+#include "collect/postgres/postgres.h"
+
+#include <libpq-fe.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "collect/schema.h"
+
+namespace molen::collect {
+namespace {
+
+// What the server, or libpq, says of a call that failed.
+class PostgresFailure : public Error {
+ public:
+  explicit PostgresFailure(std::string what) : Error(std::move(what)) {}
+};
+
+// The server's messages end in newlines and may have several lines.
+std::string one_line(std::string text) {
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+  std::ranges::replace(text, '\n', ' ');
+  return text;
+}
+
+using PostgresRows = std::unique_ptr<PGresult, decltype(&PQclear)>;
+
+// A connection. Every method throws PostgresFailure.
+class Session {
+ public:
+  explicit Session(const std::string& uri) {
+    // Limits for a server that no longer answers; the URI may set others. Its options come last, so they win.
+    const std::array keys{"connect_timeout",
+                          "tcp_user_timeout",
+                          "keepalives_idle",
+                          "application_name",
+                          "dbname",
+                          "client_encoding",
+                          static_cast<const char*>(nullptr)};
+    const std::array values{
+        "10", "30000", "30", "molen energy collect", uri.c_str(), "UTF8", static_cast<const char*>(nullptr)};
+    db_.reset(PQconnectdbParams(keys.data(), values.data(), 1));
+    if (!db_) throw PostgresFailure("no memory for a connection");
+    if (PQstatus(db_.get()) != CONNECTION_OK) throw PostgresFailure(one_line(PQerrorMessage(db_.get())));
+    PQsetNoticeProcessor(
+        db_.get(), [](void*, const char*) {}, nullptr);
+  }
+
+  PostgresRows run(const char* sql, const std::vector<std::string>& parameters = {}) {
+    std::vector<const char*> values;
+    for (const std::string& p : parameters) values.push_back(p.c_str());
+    PostgresRows rows(
+        PQexecParams(db_.get(), sql, static_cast<int>(values.size()), nullptr, values.data(), nullptr, nullptr, 0),
+        &PQclear);
+    const ExecStatusType status = PQresultStatus(rows.get());
+    if (status != PGRES_COMMAND_OK && status != PGRES_TUPLES_OK && status != PGRES_COPY_IN) fail(rows.get());
+    return rows;
+  }
+
+  // Sends rows in the text form of COPY.
+  void copy(const char* sql, const std::string& rows) {
+    if (rows.empty()) return;
+    (void)run(sql);
+    if (PQputCopyData(db_.get(), rows.data(), static_cast<int>(rows.size())) != 1 ||
+        PQputCopyEnd(db_.get(), nullptr) != 1)
+      throw PostgresFailure(one_line(PQerrorMessage(db_.get())));
+    const PostgresRows done(PQgetResult(db_.get()), &PQclear);
+    if (PQresultStatus(done.get()) != PGRES_COMMAND_OK) fail(done.get());
+    while (const PostgresRows more{PQgetResult(db_.get()), &PQclear}) {
+    }
+  }
+
+  std::string text(const char* sql) {
+    const PostgresRows rows = run(sql);
+    return PQntuples(rows.get()) > 0 ? PQgetvalue(rows.get(), 0, 0) : "";
+  }
+  std::string place() const {
+    const auto known = [](const char* s) { return std::string(s != nullptr ? s : ""); };
+    return fmt::format("PostgreSQL {} at {}", known(PQdb(db_.get())), known(PQhost(db_.get())));
+  }
+
+ private:
+  [[noreturn]] void fail(const PGresult* result) const {
+    std::string why = one_line(PQresultErrorMessage(result));
+    if (why.empty()) why = one_line(PQerrorMessage(db_.get()));
+    throw PostgresFailure(std::move(why));
+  }
+
+  std::unique_ptr<PGconn, decltype(&PQfinish)> db_{nullptr, &PQfinish};
+};
+
+// Returns whether the database has tables of molen. Throws VersionError if they are those of another version.
+bool postgres_version_there(Session& db, const std::string& name) {
+  if (db.text("SELECT to_regclass('energy_version')").empty()) return false;
+  const std::string version = db.text("SELECT version FROM energy_version");
+  require_version(version.empty() ? 0 : std::stoll(version), name);
+  return true;
+}
+
+// Rolls back unless `commit` was called.
+class PostgresTransaction {
+ public:
+  explicit PostgresTransaction(Session& db) : db_(db) { (void)db_.run("BEGIN"); }
+  ~PostgresTransaction() {
+    if (done_) return;
+    try {
+      (void)db_.run("ROLLBACK");
+    } catch (const PostgresFailure&) {  // the connection is closed next, which rolls back too
+    }
+  }
+  PostgresTransaction(const PostgresTransaction&) = delete;
+  PostgresTransaction& operator=(const PostgresTransaction&) = delete;
+  void commit() {
+    done_ = true;
+    (void)db_.run("COMMIT");
+  }
+
+ private:
+  Session& db_;
+  bool done_ = false;
+};
+
+// Writes the literal of an array, "{"a","b"}".
+class ArrayLiteral {
+ public:
+  void add(std::string_view text) {
+    text_ += text_.empty() ? "{\"" : ",\"";
+    for (const char c : text) {
+      if (c == '"' || c == '\\') text_ += '\\';
+      text_ += c;
+    }
+    text_ += '"';
+  }
+  std::string text() const { return text_.empty() ? "{}" : text_ + "}"; }
+
+ private:
+  std::string text_;
+};
+
+// Writes a column of COPY's text form. Texts have no control characters (collect/record.h), so that only the backslash
+// needs an escape.
+void add_column(std::string& row, std::string_view text) {
+  if (!row.empty() && row.back() != '\n') row += '\t';
+  for (const char c : text) {
+    if (c == '\\') row += '\\';
+    row += c;
+  }
+}
+void add_null(std::string& row) {
+  row += "\t\\N";  // never the first column
+}
+void add_known(std::string& row, const std::string& text) {
+  if (text.empty())
+    add_null(row);
+  else
+    add_column(row, text);
+}
+// Digits enough for the same double.
+void add_number(std::string& row, double value) {
+  add_column(row, fmt::format("{}", value));
+}
+
+void add_row(std::string& rows, std::int64_t id, const Batch& batch, const Period& p) {
+  add_column(rows, std::to_string(id));
+  add_column(rows, std::to_string(batch.seq));
+  add_column(rows, batch.node);
+  add_column(rows, p.scope);
+  add_number(rows, p.start_s);
+  add_number(rows, p.end_s);
+  if (p.joules)
+    add_number(rows, *p.joules);
+  else
+    add_null(rows);
+  add_known(rows, p.reason);
+  add_column(rows, p.meter);
+  add_column(rows, energy::name_of(p.source));
+  add_column(rows, p.counted ? "1" : "0");
+  add_known(rows, p.job);
+  add_known(rows, p.step);
+  add_known(rows, p.user);
+  rows += '\n';
+}
+
+void add_row(std::string& rows, std::int64_t id, const Batch& batch, const Event& e) {
+  add_column(rows, std::to_string(id));
+  add_column(rows, std::to_string(batch.seq));
+  add_column(rows, batch.node);
+  add_number(rows, e.time_s);
+  add_column(rows, e.kind);
+  add_column(rows, e.text);
+  add_column(rows, std::to_string(e.count));
+  rows += '\n';
+}
+
+class PostgresDatabase : public Database {
+ public:
+  explicit PostgresDatabase(std::string uri) : uri_(std::move(uri)) {}
+
+  std::string name() const override { return name_; }
+
+  void connect() {
+    db_ = std::make_unique<Session>(uri_);
+    name_ = db_->place();
+    if (const std::string encoding = db_->text("SHOW server_encoding"); encoding != "UTF8")
+      throw UsageError("{}: its encoding is {}; create the database with encoding UTF8", name_, encoding);
+    // A commit is on the disk when it returns. Other settings than off wait for that, or for more.
+    if (db_->text("SHOW synchronous_commit") == "off") (void)db_->run("SET synchronous_commit = on");
+    create_tables();
+  }
+
+  Result<Stored> store(std::span<const Batch> batches) override {
+    try {
+      if (!db_) connect();
+      return store_now(batches);
+    } catch (const PostgresFailure& error) {
+      db_.reset();
+      return Failure{fmt::format("{}: {}", name_, error.what())};
+    } catch (const UsageError& error) {  // another database took its place; the right one may come back
+      db_.reset();
+      return Failure{error.what()};
+    } catch (const VersionError& error) {
+      db_.reset();
+      return Failure{error.what()};
+    }
+  }
+
+ private:
+  void create_tables() {
+    PostgresTransaction transaction(*db_);
+    // Two collectors that start together must not both create. The number is molen's own.
+    (void)db_->run("SELECT pg_advisory_xact_lock(7234012655131137)");
+    if (postgres_version_there(*db_, name_)) return;
+    for (const std::string& sql : schema_statements(Dialect::kPostgres)) (void)db_->run(sql.c_str());
+    transaction.commit();
+  }
+
+  using SessionIds = std::map<std::pair<std::string, std::string>, std::int64_t>;
+
+  // Enters sessions that are new, and locks the rows of all, so that another collector cannot store the same batch.
+  SessionIds lock_sessions(LastNumbers& last) {
+    ArrayLiteral nodes, sessions;
+    for (const auto& [key, number] : last) nodes.add(key.first), sessions.add(key.second);
+    const std::vector<std::string> keys{nodes.text(), sessions.text()};
+    (void)db_->run(
+        "INSERT INTO energy_sessions (node, session, last_seq) SELECT n, s, 0 FROM unnest($1::text[], "
+        "$2::text[]) AS k (n, s) ORDER BY n, s ON CONFLICT DO NOTHING",
+        keys);
+    const PostgresRows rows = db_->run(
+        "SELECT e.id, e.node, e.session, e.last_seq FROM energy_sessions e JOIN unnest($1::text[], $2::text[]) "
+        "AS k (n, s) ON e.node = n AND e.session = s ORDER BY e.id FOR UPDATE OF e",
+        keys);
+    SessionIds ids;
+    for (int i = 0; i < PQntuples(rows.get()); ++i) {
+      const std::pair key(std::string(PQgetvalue(rows.get(), i, 1)), std::string(PQgetvalue(rows.get(), i, 2)));
+      ids[key] = std::stoll(PQgetvalue(rows.get(), i, 0));
+      last[key] = std::stoll(PQgetvalue(rows.get(), i, 3));
+    }
+    if (ids.size() != last.size()) throw PostgresFailure("sessions that were entered are not there");
+    return ids;
+  }
+
+  Stored store_now(std::span<const Batch> batches) {
+    PostgresTransaction transaction(*db_);
+    LastNumbers last = sessions_of(batches);
+    SessionIds ids = lock_sessions(last);
+    Stored stored;
+    std::string periods, events;
+    for (const std::size_t i : new_batches(batches, last)) {
+      const std::int64_t id = ids[{batches[i].node, batches[i].session}];
+      for (const Period& p : batches[i].periods) add_row(periods, id, batches[i], p);
+      for (const Event& e : batches[i].events) add_row(events, id, batches[i], e);
+      stored += {1, 0, std::ssize(batches[i].periods), std::ssize(batches[i].events)};
+    }
+    db_->copy("COPY energy_periods FROM STDIN", periods);
+    db_->copy("COPY energy_events FROM STDIN", events);
+    ArrayLiteral id_list, numbers;
+    for (const auto& [key, number] : last) id_list.add(std::to_string(ids[key])), numbers.add(std::to_string(number));
+    (void)db_->run(
+        "UPDATE energy_sessions SET last_seq = n FROM unnest($1::bigint[], $2::bigint[]) AS k (i, n) WHERE "
+        "id = i AND last_seq <> n",
+        {id_list.text(), numbers.text()});
+    transaction.commit();
+    stored.duplicates = std::ssize(batches) - stored.batches;
+    return stored;
+  }
+
+  const std::string uri_;  // may hold a password: never printed
+  std::string name_ = "PostgreSQL";
+  std::unique_ptr<Session> db_;
+};
+
+void require_uri(const std::string& uri) {
+  char* why = nullptr;
+  PQconninfoOption* const parsed = PQconninfoParse(uri.c_str(), &why);
+  if (parsed == nullptr) {
+    std::string text = why != nullptr ? one_line(why) : "no memory";
+    PQfreemem(why);
+    // libpq may quote the URI, which may hold a password.
+    for (std::size_t at; (at = text.find(uri)) != std::string::npos;) text.replace(at, uri.size(), "...");
+    throw UsageError("--database: this is no URI of PostgreSQL: {}", text);
+  }
+  PQconninfoFree(parsed);
+}
+
+}  // namespace
+
+std::unique_ptr<Database> open_postgres(const std::string& uri) {
+  require_uri(uri);
+  auto database = std::make_unique<PostgresDatabase>(uri);
+  try {
+    database->connect();
+  } catch (const PostgresFailure& error) {
+    throw Error("{}: {}", database->name(), error.what());
+  }
+  return database;
+}
+
+DatabaseRows postgres_rows(const std::string& uri, const std::string& sql) {
+  require_uri(uri);
+  std::string name = "PostgreSQL";
+  try {
+    Session db(uri);
+    name = db.place();
+    if (!postgres_version_there(db, name)) throw no_tables(name);
+    const PostgresRows found = db.run(sql.c_str());
+    DatabaseRows rows;
+    for (int i = 0; i < PQntuples(found.get()); ++i) {
+      auto& row = rows.emplace_back();
+      for (int j = 0; j < PQnfields(found.get()); ++j) {
+        const bool null = PQgetisnull(found.get(), i, j) != 0;
+        row.push_back(null ? std::nullopt : std::optional<std::string>(PQgetvalue(found.get(), i, j)));
+      }
+    }
+    return rows;
+  } catch (const PostgresFailure& error) {
+    throw Error("{}: {}", name, error.what());
+  }
+}
+
+}  // namespace molen::collect

@@ -1,0 +1,42 @@
+// The tables of both kinds of database, and which batches are new to them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "collect/record.h"
+
+namespace molen::collect {
+
+inline constexpr std::int64_t kSchemaVersion = 1;
+
+enum class Dialect { kSqlite, kPostgres };
+
+// Returns the statements that create tables, indices and views, and enter the version.
+std::vector<std::string> schema_statements(Dialect dialect);
+
+// Returns SQL for the day (UTC) in which a period began, as text.
+std::string day_of_start(Dialect dialect);
+
+// The refusal of a database without tables of molen, by who reads it.
+UsageError no_tables(const std::string& database);
+
+// Throws VersionError unless `found`, the version in the tables of `database`, is the one that this molen writes.
+void require_version(std::int64_t found, const std::string& database);
+
+// The greatest stored number of each session, by node and session. A session that is not stored yet has 0.
+using LastNumbers = std::map<std::pair<std::string, std::string>, std::int64_t>;
+
+// Returns the sessions of the batches, each with the number 0.
+LastNumbers sessions_of(std::span<const Batch> batches);
+
+// Returns the indices of the batches that are new, in order, and raises the numbers in `last` to theirs.
+std::vector<std::size_t> new_batches(std::span<const Batch> batches, LastNumbers& last);
+
+}  // namespace molen::collect

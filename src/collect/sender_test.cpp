@@ -1,0 +1,217 @@
+#include "collect/sender.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "collect/test_records.h"
+#include "collect/test_server.h"
+
+namespace molen::collect {
+namespace {
+
+class Sending : public testing::Test {
+ protected:
+  void SetUp() override { fs::create_directories(folder_); }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  SenderOptions options(const Address& to) {
+    SenderOptions o;
+    o.to = to;
+    o.node = "n";
+    o.retry_first_s = 0.02;
+    o.retry_last_s = 0.1;
+    o.say = [this](const std::string& text) { heard_.add(text); };
+    return o;
+  }
+  // A collector at the same address each time.
+  std::unique_ptr<RunningServer> collector(ServerOptions options = {}) {
+    options.listen = {{"", 0, (folder_ / "socket").string()}};
+    return std::make_unique<RunningServer>(std::make_unique<FakeDatabase>(store_), std::move(options));
+  }
+  Address address() const { return {"", 0, (folder_ / "socket").string()}; }
+  static void add(Spool& spool, int count) {
+    for (int i = 0; i < count; ++i) spool.add(test_batch("", "", 1));
+  }
+  // The numbers that were stored are 1 to `last`, each once.
+  void expect_all(std::int64_t last) {
+    std::vector<std::int64_t> expected(static_cast<std::size_t>(last));
+    std::iota(expected.begin(), expected.end(), 1);
+    EXPECT_EQ(store_->numbers("n"), expected);
+  }
+
+  const fs::path folder_ = fs::temp_directory_path() / fmt::format("molen_sender_{}", ::getpid());
+  std::shared_ptr<FakeStore> store_ = std::make_shared<FakeStore>();
+  Heard heard_;
+};
+
+TEST_F(Sending, EmptiesTheSpool) {
+  const auto server = collector();
+  Spool spool(folder_ / "spool", "n");
+  Sender sender(options(address()), spool);
+  add(spool, 100);
+  EXPECT_FALSE(sender.run(now().value + 20, -1, Sender::Until::kEmpty));
+  EXPECT_TRUE(spool.empty());
+  expect_all(100);
+  EXPECT_EQ(sender.connections(), 1);
+  EXPECT_EQ(heard_.all(), "");
+}
+
+TEST_F(Sending, StopsWhenItIsTold) {
+  Spool spool(folder_ / "spool", "n");
+  Sender sender(options(address()), spool);
+  const double start_s = now().value;
+  EXPECT_FALSE(sender.run(start_s + 0.1, -1));
+  EXPECT_GE(now().value, start_s + 0.1);
+  const Descriptor stop(::eventfd(1, 0));
+  EXPECT_TRUE(sender.run(now().value + 20, stop.get()));
+}
+
+TEST_F(Sending, KeepsWhatTheDatabaseDoesNotTake) {
+  store_->away = true;
+  const auto server = collector();
+  Spool spool(folder_ / "spool", "n");
+  Sender sender(options(address()), spool);
+  add(spool, 50);
+  sender.run(now().value + 0.3, -1);
+  EXPECT_EQ(spool.end() - spool.begin(), 50) << "nothing is acknowledged";
+  store_->set(&FakeStore::away, false);
+  sender.run(now().value + 20, -1, Sender::Until::kEmpty);
+  expect_all(50);
+  EXPECT_EQ(sender.connections(), 1) << "the collector was there all the time";
+}
+
+// The collector is killed at any moment: what it had stored without acknowledging is not stored again.
+TEST_F(Sending, SurvivesRestartsOfTheCollector) {
+  auto server = collector();
+  Spool spool(folder_ / "spool", "n");
+  Sender sender(options(address()), spool);
+  int added = 0;
+  for (int restart = 0; restart < 12; ++restart) {
+    add(spool, 20);
+    added += 20;
+    store_->set(&FakeStore::held, restart % 3 == 0);
+    sender.run(now().value + 0.01 * restart, -1);
+    store_->set(&FakeStore::held, false);
+    server.reset();
+    sender.run(now().value + 0.01, -1);
+    server = collector();
+  }
+  sender.run(now().value + 20, -1, Sender::Until::kEmpty);
+  EXPECT_TRUE(spool.empty());
+  expect_all(added);
+  EXPECT_GT(sender.connections(), 3);
+  EXPECT_GT(heard_.count("takes records again"), 0u);
+}
+
+TEST_F(Sending, SurvivesARestartOfTheNode) {
+  store_->fail_after_commit = 1;
+  std::int64_t before = 0;
+  {
+    const auto server = collector();
+    store_->set(&FakeStore::held, true);
+    Spool spool(folder_ / "spool", "n");
+    Sender sender(options(address()), spool);
+    add(spool, 30);
+    sender.run(now().value + 0.2, -1);
+    store_->set(&FakeStore::held, false);  // the collector stores what it has, and the node is gone
+    before = spool.end() - spool.begin();
+  }
+  EXPECT_EQ(before, 30);
+  EXPECT_GT(store_->size(), 0u);
+  const auto server = collector();
+  Spool spool(folder_ / "spool", "n");
+  Sender sender(options(address()), spool);
+  add(spool, 5);
+  sender.run(now().value + 20, -1, Sender::Until::kEmpty);
+  EXPECT_EQ(store_->size(), 35u);
+  auto numbers = store_->numbers("n");
+  std::ranges::sort(numbers);
+  EXPECT_EQ(numbers.back(), 30);
+  EXPECT_EQ(std::ranges::count(numbers, 5), 2) << "of each session";
+  EXPECT_EQ(std::ranges::count(numbers, 6), 1);
+}
+
+TEST_F(Sending, SaysWhyItIsRefusedAndGoesOn) {
+  ServerOptions with_token;
+  with_token.token = "0123456789abcdef";
+  auto server = collector(std::move(with_token));
+  Spool spool(folder_ / "spool", "n");
+  Sender sender(options(address()), spool);
+  add(spool, 3);
+  sender.run(now().value + 0.5, -1);
+  EXPECT_EQ(heard_.count("needs a token"), 1u) << "said once: " << heard_.all();
+  EXPECT_EQ(spool.end() - spool.begin(), 3);
+  server.reset();
+  server = collector();
+  sender.run(now().value + 20, -1, Sender::Until::kEmpty);
+  expect_all(3);
+}
+
+// Whatever answers at the address, the sender neither ends nor loses a record.
+TEST_F(Sending, DistrustsTheCollector) {
+  for (const std::string& answer :
+       {std::string("HTTP/1.1 400 Bad Request\r\n"), std::string(100'000, 'x'), std::string("{\"welcome\":2}\n"),
+        std::string("{\"welcome\":1}\n{\"session\":\"x\",\"ack\":5}\n"),
+        std::string("{\"welcome\":1}\n[[[[[[[[1]]]]]]]]\n")}) {
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+    const Listening listening = listen_at(address());
+    const Descriptor socket(listening.socket);
+    std::thread peer([&] {
+      pollfd poll{socket.get(), POLLIN, 0};
+      ::poll(&poll, 1, 20'000);
+      const Descriptor connection(::accept4(socket.get(), nullptr, nullptr, 0));
+      (void)!::send(connection.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    });
+    Spool spool(folder_ / "spool", "n");
+    Sender sender(options(address()), spool);
+    add(spool, 3);
+    sender.run(now().value + 0.2, -1);
+    peer.join();
+    EXPECT_EQ(spool.end() - spool.begin(), 3) << answer.substr(0, 60);
+  }
+}
+
+TEST_F(Sending, TriesOnceMoreBeforeItEnds) {
+  Spool spool(folder_ / "spool", "n");
+  SenderOptions o = options(address());
+  o.retry_first_s = o.retry_last_s = 1000;
+  Sender sender(o, spool);
+  add(spool, 3);
+  sender.run(now().value + 0.1, -1);
+  const auto server = collector();
+  sender.run(now().value + 0.1, -1);
+  EXPECT_FALSE(spool.empty()) << "the pause has not ended";
+  sender.run(now().value + 20, -1, Sender::Until::kEmpty);
+  expect_all(3);
+}
+
+TEST_F(Sending, APeerThatIsSilentIsLeft) {
+  const Listening listening = listen_at(address());
+  const Descriptor socket(listening.socket);
+  Spool spool(folder_ / "spool", "n");
+  SenderOptions o = options(address());
+  o.answer_s = 0.1;
+  Sender sender(o, spool);
+  sender.run(now().value + 0.5, -1);
+  EXPECT_GE(heard_.count("no answer within 0.1 s"), 1u);
+}
+
+TEST_F(Sending, TriesEachAddressOfAName) {
+  // "localhost" often has ::1 first, where nobody listens here.
+  ServerOptions local;
+  local.listen = {{"127.0.0.1", 0, ""}};
+  const RunningServer server(std::make_unique<FakeDatabase>(store_), std::move(local));
+  Spool spool(folder_ / "spool", "n");
+  Sender sender(options({"localhost", server.address().port, ""}), spool);
+  add(spool, 1);
+  sender.run(now().value + 20, -1, Sender::Until::kEmpty);
+  expect_all(1);
+}
+
+}  // namespace
+}  // namespace molen::collect

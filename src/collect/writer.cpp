@@ -1,0 +1,134 @@
+#include "collect/writer.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+#include <span>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/units.h"
+
+namespace molen::collect {
+
+Writer::Writer(std::unique_ptr<Database> database, WriterOptions options, std::function<void()> wake)
+    : database_(std::move(database)), options_(std::move(options)), wake_(std::move(wake)) {
+  thread_ = std::thread([this] { work(); });
+}
+
+Writer::~Writer() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+bool Writer::has_room() const {
+  const std::lock_guard lock(mutex_);
+  return bytes_ < options_.most_bytes;
+}
+
+void Writer::offer(Waiting waiting) {
+  {
+    const std::lock_guard lock(mutex_);
+    bytes_ += waiting.batch.bytes();
+    waiting_.push_back(std::move(waiting));
+  }
+  changed_.notify_all();
+}
+
+std::vector<Done> Writer::take_done() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(done_, {});
+}
+
+void Writer::finish() {
+  {
+    const std::lock_guard lock(mutex_);
+    finishing_ = true;
+  }
+  changed_.notify_all();
+}
+
+bool Writer::is_finished() const {
+  const std::lock_guard lock(mutex_);
+  return finished_;
+}
+
+Stored Writer::stored() const {
+  const std::lock_guard lock(mutex_);
+  return stored_;
+}
+
+std::int64_t Writer::failures() const {
+  const std::lock_guard lock(mutex_);
+  return failures_;
+}
+
+void Writer::work() {
+  ::pthread_setname_np(::pthread_self(), "database");  // as `top -H` shows it
+  std::vector<Waiting> group;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return stopping_ || finishing_ || !waiting_.empty(); });
+    if (stopping_ || (finishing_ && waiting_.empty())) break;
+    const std::size_t taken = std::min(waiting_.size(), options_.group);
+    group.assign(std::make_move_iterator(waiting_.begin()),
+                 std::make_move_iterator(waiting_.begin() + static_cast<std::ptrdiff_t>(taken)));
+    waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(taken));
+    for (;;) {
+      lock.unlock();
+      const bool stored = store(group);
+      lock.lock();
+      if (stored || finishing_) break;
+      changed_.wait_for(lock, std::chrono::duration<double>(pause_s_), [this] { return stopping_ || finishing_; });
+      if (stopping_) break;
+    }
+    if (stopping_ || (finishing_ && !failing_.empty())) break;
+    wake_();
+  }
+  finished_ = true;
+  wake_();
+}
+
+bool Writer::store(std::vector<Waiting>& group) {
+  std::vector<Batch> batches;
+  std::size_t bytes = 0;
+  for (Waiting& w : group) {
+    bytes += w.batch.bytes();
+    batches.push_back(std::move(w.batch));
+  }
+  const Result<Stored> stored = database_->store(batches);
+  if (!stored) {
+    for (std::size_t i = 0; i < group.size(); ++i) group[i].batch = std::move(batches[i]);
+    failed(stored.reason());
+    return false;
+  }
+  if (!failing_.empty() && options_.say)
+    options_.say(fmt::format("the database answers again, after {}", human(now() - Seconds(failing_since_s_))));
+  failing_.clear();
+  const std::lock_guard lock(mutex_);
+  stored_ += stored.value();
+  bytes_ -= bytes;
+  for (std::size_t i = 0; i < group.size(); ++i)
+    done_.push_back({group[i].connection, std::move(batches[i].session), batches[i].seq});
+  return true;
+}
+
+void Writer::failed(const std::string& reason) {
+  const bool first = failing_.empty();
+  if (first) failing_since_s_ = now().value;
+  pause_s_ = first ? options_.retry_first_s : std::min(2.0 * pause_s_, options_.retry_last_s);
+  // The reason often changes from a lost connection to a refused one: said once, it need not be said again.
+  if (first && options_.say)
+    options_.say(
+        fmt::format("{}; no batch is acknowledged until it answers, and the nodes keep what they measure", reason));
+  failing_ = reason;
+  const std::lock_guard lock(mutex_);
+  ++failures_;
+}
+
+}  // namespace molen::collect

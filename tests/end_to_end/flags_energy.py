@@ -1,0 +1,150 @@
+"""Rows of energy collect and energy send."""
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+
+from effects import close, equal, row
+from harness import ENV, MOLEN, work
+
+TOKEN = "0123456789abcdef0123"
+
+
+def secret(name, token=TOKEN, mode=0o600):
+    path = work / name
+    path.write_text(token + "\n")
+    path.chmod(mode)
+    return name
+
+
+def rows_of(database, sql):
+    with contextlib.closing(sqlite3.connect(work / database)) as connection:
+        return connection.execute(sql).fetchall()
+
+
+@contextlib.contextmanager
+def collector(case, *words):
+    """A collector that runs meanwhile: the addresses that it prints, and what it said at the end."""
+    words = case.words_of(["energy", "collect", *words])
+    said = {}
+    job = subprocess.Popen([MOLEN, *words], cwd=work, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        first = job.stdout.readline()
+        assert first.startswith("records go to "), first + job.stderr.read()
+        said["addresses"] = [job.stdout.readline().removeprefix("listening on ").strip() for _ in range(max(1, words.count("--listen")))]
+        yield said
+    finally:
+        job.send_signal(signal.SIGTERM)
+        out, said["err"] = job.communicate(timeout=30)
+        said["out"] = first + out
+        assert job.returncode == 0, said
+
+
+def recording(name, watts):
+    (work / name).write_text("".join(json.dumps({"time_s": t, "energy_j": {"cpu-package0": watts * t}}) + "\n" for t in (0.0, 1e5)))
+    return f"replay:{name}"
+
+
+@row("energy collect --database", "energy collect --listen", "energy send --to", "energy send --every", "energy send --count", "energy send --node", "energy send --meters", "energy send --spool",
+     "energy send --job", "energy send --step", "energy send --user", "energy account --database")
+def collect_and_send(case):
+    meter = recording("forty.jsonl", 40)
+    with collector(case, "--database", "sqlite:site.db", "--listen", "127.0.0.1:0", "--listen", "unix:socket") as said:
+        tcp, local = said["addresses"]
+        equal("the second address", local, "unix:socket")
+        start = time.time()
+        case.molen("energy", "send", "--to", tcp, "--every", 0.3, "--count", 3, "--node", "first", "--meters", meter, "--spool", "a.spool", "--job", "77", "--step", "2", "--user", "ann")
+        took = time.time() - start
+        case.molen("energy", "send", "--to", local, "--every", 0.1, "--count", 2, "--meters", meter, "--spool", "b.spool")
+        periods = rows_of("site.db", "SELECT start_s, end_s, joules, scope, meter, source, counted, job, step, user_name FROM energy_periods WHERE node = 'first' ORDER BY start_s")
+        equal("--count", len(periods), 3)
+        assert took >= 0.9, took
+        for begin, end, joules, *words in periods:
+            assert start - 1 <= begin < end <= start + took + 1 and 0.29 <= end - begin < 1.5, (begin, end, start)
+            close("40 W", joules / (end - begin), 40, 0.1)
+            equal("its words", words, ["cpu-package0", "replay", "counter", 1, "77", "2", "ann"])
+        for one, two in zip(periods, periods[1:]):
+            equal("periods follow each other", one[1], two[0])
+        host = os.uname().nodename
+        equal("the host is the node, and no job is known", rows_of("site.db", f"SELECT DISTINCT job, step, user_name FROM energy_periods WHERE node = '{host}'"), [(None, None, None)])
+        equal("of each node", rows_of("site.db", "SELECT nodes FROM energy_by_job"), [(1,)])
+        equal("events", [k for k, in rows_of("site.db", "SELECT kind FROM energy_events WHERE node = 'first' ORDER BY seq")], ["start", "stop"])
+        assert "first" in (work / "a.spool").read_text() and "first" not in (work / "b.spool").read_text()
+    assert "with 5 periods and 4 events" in said["out"] and not said["err"], said
+    assert not (work / "socket").exists()
+    # The account of the database. It needs no collector.
+    account = ["energy", "account", "--database", "sqlite:site.db"]
+    asked = lambda *words: {r["key"]: r for r in json.loads(case.molen(*account, *words, "--format", "json").stdout)["rows"]}
+    joules = sum(j for _, _, j, *_ in periods)
+    equal("by node", set(asked()), {"first", host})
+    close("its joules", asked()["first"]["energy_j"], joules, 1e-12)
+    equal("by job", {k: r["nodes"] for k, r in asked("--by", "job").items()}, {"": 1, "77": 1})
+    close("by user", asked("--by", "user")["ann"]["energy_j"], joules, 1e-12)
+    equal("by day", sum(r["nodes"] > 0 for r in asked("--by", "day").values()) in (1, 2), True)
+    equal("--since", asked("--since", "2100-01-01"), {})
+    equal("--until", asked("--until", "2000-01-01"), {})
+    line = next(x for x in case.molen(*account).stdout.splitlines() if x.startswith("first"))
+    close("kWh", float(line.split()[1]), joules / 3.6e6, 1e-3)
+    case.refused(*account, "--by", "run", says="--by: 'run' is not one of node, job, user, day")
+    case.refused(*account, "--format", "csv", says="--format csv")
+    case.refused("energy", "account", "runs", "--database", "sqlite:site.db", says="--database")
+    case.refused("energy", "account", "--database", "sqlite:none.db", says="no such file")
+    case.refused("energy", "account", "--database", "mysql:x", says="sqlite:FILE")
+    # Without a collector the records wait in the spool, and the next start sends them.
+    case.refused("energy", "send", "--to", "unix:socket", "--every", 0.1, "--count", 2, "--node", "late", "--meters", meter, "--spool", "late.spool", code=1, says=["kept in late.spool", "batches not acknowledged"])
+    with collector(case, "--database", "sqlite:site.db", "--listen", "unix:socket"):
+        case.molen("energy", "send", "--to", "unix:socket", "--every", 0.1, "--count", 1, "--node", "late", "--meters", "none", "--spool", "late.spool")
+        equal("what had waited", rows_of("site.db", "SELECT COUNT(*) FROM energy_periods WHERE node = 'late'"), [(2,)])
+        equal("two sessions", rows_of("site.db", "SELECT COUNT(*) FROM energy_sessions WHERE node = 'late'"), [(2,)])
+    case.refused("energy", "send", "--to", "unix:socket", "--node", "other", "--spool", "late.spool", says="belongs to node late")
+    case.refused("energy", "send", "--to", "a:b", says="--to: 'a:b'")
+    case.refused("energy", "send", "--to", "unix:socket", "--node", "a b", says="--node: 'a b'")
+    case.refused("energy", "send", "--to", "unix:socket", "--job", "a b", says="--job")
+    case.refused("energy", "send", "--to", "unix:socket", "--step", "a b", says="--step")
+    case.refused("energy", "send", "--to", "unix:socket", "--user", "a b", says="--user")
+    case.refused("energy", "send", "--to", "unix:socket", "--every", 0, says="--every")
+    case.refused("energy", "send", "--to", "unix:socket", "--count", -1, says="--count")
+    case.refused("energy", "collect", "--database", "site.db", says="sqlite:FILE")
+    case.refused("energy", "collect", "--database", "sqlite:none/site.db", says="none/site.db")
+    case.refused("energy", "collect", "--database", "postgresql://u:hidden@/d?host=/none", code=1, says="/none")
+
+
+@row("energy collect --token-file", "energy send --token-file")
+def tokens(case):
+    meter = recording("ten.jsonl", 10)
+    send = ["energy", "send", "--every", 0.1, "--count", 1, "--node", "n", "--meters", meter]
+    case.refused("energy", "collect", "--database", "sqlite:t.db", "--listen", "0.0.0.0:0", says="--token-file")
+    case.refused("energy", "collect", "--database", "sqlite:t.db", "--token-file", secret("open", mode=0o644), says="chmod 600")
+    case.refused("energy", "collect", "--database", "sqlite:t.db", "--token-file", secret("short", "abc"), says="16 to 1024")
+    with collector(case, "--database", "sqlite:t.db", "--listen", "0.0.0.0:0", "--token-file", secret("token")) as said:
+        to = "127.0.0.1:" + said["addresses"][0].rsplit(":", 1)[1]
+        case.refused(*send, "--to", to, "--spool", "none.spool", code=1, says="needs a token")
+        case.refused(*send, "--to", to, "--spool", "wrong.spool", "--token-file", secret("wrong", TOKEN[::-1]), code=1, says="not the token")
+        case.molen(*send, "--to", to, "--spool", "right.spool", "--token-file", "token")
+        equal("one period", rows_of("t.db", "SELECT COUNT(*) FROM energy_periods"), [(1,)])
+    assert said["err"].count("was cut") == 2 and TOKEN not in said["err"] + said["out"], said
+
+
+@row()
+def killed_collector(case):
+    """SIGKILL at any moment: what a node sent is stored once."""
+    meter = recording("five.jsonl", 5)
+    sender = subprocess.Popen([MOLEN, "energy", "send", "--to", "unix:killed", "--every", "0.1", "--node", "n", "--meters", meter, "--spool", "killed.spool"], cwd=work, env=ENV, stderr=subprocess.PIPE, text=True)
+    for _ in range(4):
+        job = subprocess.Popen([MOLEN, "energy", "collect", "--database", "sqlite:killed.db", "--listen", "unix:killed"], cwd=work, env=ENV, stdout=subprocess.DEVNULL)
+        time.sleep(1.5)
+        job.kill()
+        job.wait()
+    with collector(case, "--database", "sqlite:killed.db", "--listen", "unix:killed"):
+        time.sleep(0.5)
+        sender.send_signal(signal.SIGINT)
+        err = sender.communicate(timeout=60)[1]
+        equal("the sender delivered everything", sender.returncode, 0)
+    assert "takes records again" in err, err
+    (seconds, joules, begin, end, periods), = rows_of("killed.db", "SELECT SUM(end_s - start_s), SUM(joules), MIN(start_s), MAX(end_s), COUNT(*) FROM energy_periods")
+    close("no period is missing or doubled", seconds, end - begin, 1e-6)
+    close("and no joule", joules, 5 * seconds, 0.02)
+    assert periods > 20, periods
