@@ -20,7 +20,9 @@ void require_own_folder(const fs::path& folder) {
   struct stat status {};
   if (::lstat(folder.c_str(), &status) != 0) throw_read_error(folder, -errno);
   if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-    throw UsageError("{}: must be a folder of user {} into which nobody else may write", folder.string(), ::geteuid());
+    throw UsageError(
+        "{}: must be a folder of user {} into which nobody else may write; set XDG_RUNTIME_DIR to such a folder",
+        folder.string(), ::geteuid());
 }
 
 void make_own_folder(const fs::path& folder) {
@@ -33,7 +35,7 @@ void make_own_folder(const fs::path& folder) {
 
 // Restores, removes or leaves one journal; returns false where something is left to restore.
 bool recover_one(const fs::path& file, Actuators& here, const std::function<void(const std::string&)>& said,
-                 Seconds patience) {
+                 Seconds patience, const std::vector<std::string>& wanted) {
   const store::Owner self = store::Owner::self();
   Journal journal;
   try {
@@ -61,6 +63,11 @@ bool recover_one(const fs::path& file, Actuators& here, const std::function<void
     if (std::any_of(journal.entries.begin(), journal.entries.end(),
                     [&](const JournalEntry& e) { return e.id == actuator->info().id; }))
       needed.push_back(actuator.get());
+  const bool matters =
+      wanted.empty() || std::any_of(journal.entries.begin(), journal.entries.end(), [&](const JournalEntry& e) {
+        return std::find(wanted.begin(), wanted.end(), e.id) != wanted.end();
+      });
+  if (needed.empty() && !matters) return true;  // settings that this job does not see say nothing of their owner's life
   // The locks are those of the owner and of its guardian, so whoever has them knows that both are dead.
   const auto locks = Locks::take(needed, patience);
   if (!locks) return true;              // alive, in another process namespace
@@ -73,7 +80,7 @@ bool recover_one(const fs::path& file, Actuators& here, const std::function<void
     remove_journal(file);
   else
     said(fmt::format("{}: stays until all of it is restored; remove it where that is not wanted", file.string()));
-  return done.complete();
+  return done.complete() || !matters;
 }
 
 }  // namespace
@@ -87,7 +94,7 @@ fs::path default_journals() {
 }
 
 bool recover_journals(const fs::path& folder, Actuators& here, const std::function<void(const std::string&)>& said,
-                      Seconds patience) {
+                      Seconds patience, const std::vector<std::string>& wanted) {
   if (!path_exists(folder)) return true;
   require_own_folder(folder);
   bool complete = true;
@@ -96,7 +103,7 @@ bool recover_journals(const fs::path& folder, Actuators& here, const std::functi
     if (const std::int64_t pid = unfinished_of(entry.name, self); pid > 0 && !is_running(pid))
       remove_file(folder / entry.name);
     if (!entry.is_directory && is_journal_name(entry.name))
-      complete = recover_one(folder / entry.name, here, said, patience) && complete;
+      complete = recover_one(folder / entry.name, here, said, patience, wanted) && complete;
   }
   return complete;
 }
@@ -112,7 +119,7 @@ Result<std::unique_ptr<Session>> Session::open(Actuators here, const std::vector
   try {
     make_own_folder(options.journals);
     // The settings of a dead job must not be taken for those that were found.
-    if (!recover_journals(options.journals, here, options.said, options.patience))
+    if (!recover_journals(options.journals, here, options.said, options.patience, ids))
       return Failure{fmt::format("nothing is set as long as {} has a journal that could not be restored",
                                  options.journals.string())};
     std::vector<std::unique_ptr<Actuator>> used;

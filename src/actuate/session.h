@@ -32,8 +32,9 @@ fs::path default_journals();
 // Restores the journals that dead jobs have left in the folder, and says so. A journal of a living job is not touched,
 // nor is one of another host. One of an earlier boot is removed, because a restart resets all settings. One that cannot
 // be read is renamed to NAME.damaged. Returns whether nothing is left to restore.
+// `wanted`: only journals with one of these settings count for that; empty: all do.
 bool recover_journals(const fs::path& folder, Actuators& here, const std::function<void(const std::string&)>& said,
-                      Seconds patience);
+                      Seconds patience, const std::vector<std::string>& wanted = {});
 
 // Not thread-safe.
 class Session {

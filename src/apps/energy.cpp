@@ -108,7 +108,7 @@ void add_restore_verbs(CLI::App& energy, Chosen& chosen) {
   restore->callback([&chosen, folder] {
     chosen.action = [=] {
       constexpr Seconds kPatience{30.0};
-      auto here = actuate::open_actuators(actuate::options_here());
+      auto here = actuate::open_actuators({});  // also devices that this process may not compute on
       const auto print = [](const std::string& sentence) { fmt::print("{}\n", printable(sentence)); };
       return actuate::recover_journals(*folder, here, print, kPatience) ? kOk : kFailed;
     };
@@ -120,9 +120,7 @@ void add_restore_verbs(CLI::App& energy, Chosen& chosen) {
   auto journal = std::make_shared<std::string>();
   guard->add_option("--journal", *journal, "journal of the job")->required();
   guard->callback([&chosen, journal] {
-    chosen.action = [=] {
-      return actuate::guard(*journal, [] { return actuate::open_actuators(actuate::options_here()); });
-    };
+    chosen.action = [=] { return actuate::guard(*journal, [] { return actuate::open_actuators({}); }); };
   });
 }
 

@@ -66,7 +66,9 @@ sockaddr_un path_address(const std::string& path) {
 void remove_stale_socket(const std::string& path, const sockaddr_un& address) {
   FileStatus status;
   if (file_system().status(path, status) != 0) return;
-  if (status.kind != FileStatus::Kind::kOther) throw UsageError("unix:{}: there is something that is no socket", path);
+  struct stat inode {};
+  if (::lstat(path.c_str(), &inode) != 0 || !S_ISSOCK(inode.st_mode))
+    throw UsageError("unix:{}: there is something that is no socket", path);
   const Descriptor probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const bool answers = ::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
   if (answers || errno != ECONNREFUSED) throw UsageError("unix:{}: another process listens there", path);

@@ -200,6 +200,7 @@ TEST(Words, AreRefusedWithoutTheirPassword) {
   const std::string bad = opening_refused("postgresql://u:secret@h:port:x/d?shape=1");
   EXPECT_NE(bad.find("no URI of PostgreSQL"), std::string::npos) << bad;
   EXPECT_EQ(bad.find("secret"), std::string::npos) << bad;
+  EXPECT_EQ(opening_refused("postgresql://u:sec%ret@h/d").find("sec%ret"), std::string::npos);
   const std::string none = opening_refused("postgresql://u:secret@/d?host=/nonexistent");
   EXPECT_NE(none.find("/nonexistent"), std::string::npos) << none;
   EXPECT_EQ(none.find("secret"), std::string::npos) << none;

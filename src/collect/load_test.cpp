@@ -36,7 +36,7 @@ class Load : public AnyDatabase {
   std::unique_ptr<RunningServer> collector(int port) const {
     ServerOptions options;
     options.listen = {{"127.0.0.1", port, ""}};
-    options.writer.group = 200;  // more transactions for the restarts to meet
+    options.writer.group = is_postgres() ? 200 : 10;  // many transactions for the restarts to meet
     auto database = is_postgres() ? open_database(words()) : open_sqlite(file_, 0.1);
     return std::make_unique<RunningServer>(std::move(database), std::move(options));
   }
@@ -44,7 +44,7 @@ class Load : public AnyDatabase {
   bool reached(std::int64_t batches, const std::atomic<bool>& done) const {
     while (!done) {
       if (std::stoll(value("SELECT COALESCE(SUM(last_seq), 0) FROM energy_sessions")) >= batches) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
     return false;
   }

@@ -55,6 +55,7 @@ void Sender::connect() {
   socket_ = std::make_unique<Descriptor>(begun.value());
   incoming_ = LineBuffer(kMostLineBytes);
   outgoing_.clear();
+  ended_ = false;
   state_ = State::kConnecting;
   change_by_s_ = now().value + options_.answer_s;
 }
@@ -70,15 +71,20 @@ void Sender::connected() {
 
 void Sender::queue_lines() {
   next_ = std::max(next_, spool_.begin());
-  while (next_ < spool_.end() && next_ < spool_.begin() + options_.ahead && outgoing_.size() < kMostLineBytes)
+  while (!ended_ && next_ < spool_.end() && next_ < spool_.begin() + options_.ahead &&
+         outgoing_.size() < kMostLineBytes)
     outgoing_ += spool_.line(next_++);
 }
 
 void Sender::send() {
   const ssize_t sent = ::send(socket_->get(), outgoing_.data(), outgoing_.size(), MSG_NOSIGNAL);
   if (sent > 0) outgoing_.erase(0, static_cast<std::size_t>(sent));
-  // A collector that refuses closes the connection; its reason may still be there to read.
-  if (sent < 0 && errno != EAGAIN && errno != EINTR) outgoing_.clear();
+  if (sent >= 0 || errno == EAGAIN || errno == EINTR) return;
+  // A collector that refuses closes the connection; its reason may still be there to read. Nothing more is sent on this
+  // connection: the lines that were cut off here must not be missing before later ones.
+  outgoing_.clear();
+  ended_ = true;
+  ::shutdown(socket_->get(), SHUT_WR);
 }
 
 void Sender::receive() {
@@ -103,7 +109,12 @@ void Sender::receive() {
 void Sender::take(const Answer& answer) {
   if (answer.kind == Answer::Kind::kRefused)
     return lost(fmt::format("{} refuses: {}", options_.to.text(), answer.reason), true);
-  if (answer.kind == Answer::Kind::kStored) return spool_.acknowledge(answer.session, answer.ack);
+  if (answer.kind == Answer::Kind::kStored) {
+    // An answer to what was never sent must not empty the spool.
+    if (state_ != State::kOpen || spool_.acknowledges(next_, answer.session, answer.ack))
+      return lost(fmt::format("{}: it acknowledges what was not sent", options_.to.text()), true);
+    return spool_.acknowledge(answer.session, answer.ack);
+  }
   if (state_ != State::kGreeting) return;
   state_ = State::kOpen;
   ++connections_;

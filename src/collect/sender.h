@@ -52,6 +52,7 @@ class Sender {
   LineBuffer incoming_{kMostLineBytes};
   std::string outgoing_;
   std::int64_t next_ = 0;  // the first line that was not sent on this connection
+  bool ended_ = false;     // nothing more is sent on this connection
   std::size_t attempts_ = 0;
   double pause_s_ = 0, change_by_s_ = 0;  // when the state changes if nothing happens
   std::string trouble_;                   // that was said and lasts

@@ -152,12 +152,17 @@ TEST_F(Sending, SaysWhyItIsRefusedAndGoesOn) {
 
 // Whatever answers at the address, the sender neither ends nor loses a record.
 TEST_F(Sending, DistrustsTheCollector) {
-  for (const std::string& answer :
+  for (const std::string& said :
        {std::string("HTTP/1.1 400 Bad Request\r\n"), std::string(100'000, 'x'), std::string("{\"welcome\":2}\n"),
         std::string("{\"welcome\":1}\n{\"session\":\"x\",\"ack\":5}\n"),
+        std::string("{\"session\":\"SESSION\",\"ack\":3}\n"),  // before anything was sent
         std::string("{\"welcome\":1}\n[[[[[[[[1]]]]]]]]\n")}) {
     fs::remove_all(folder_);
     fs::create_directories(folder_);
+    Spool spool(folder_ / "spool", "n");
+    add(spool, 3);
+    std::string answer = said;
+    if (const auto at = answer.find("SESSION"); at != std::string::npos) answer.replace(at, 7, spool.session());
     const Listening listening = listen_at(address());
     const Descriptor socket(listening.socket);
     std::thread peer([&] {
@@ -167,9 +172,7 @@ TEST_F(Sending, DistrustsTheCollector) {
       (void)!::send(connection.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     });
-    Spool spool(folder_ / "spool", "n");
     Sender sender(options(address()), spool);
-    add(spool, 3);
     sender.run(now().value + 0.2, -1);
     peer.join();
     EXPECT_EQ(spool.end() - spool.begin(), 3) << answer.substr(0, 60);

@@ -243,6 +243,10 @@ TEST(Server, ListensOnASocketInTheFileSystem) {
   EXPECT_THROW(RunningServer(store.database(), options), UsageError);
   EXPECT_TRUE(fs::exists(path)) << "what is no socket stays";
   fs::remove(path);
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  EXPECT_THROW(RunningServer(store.database(), options), UsageError);
+  EXPECT_TRUE(fs::exists(path)) << "nor is a FIFO";
+  fs::remove(path);
 }
 
 TEST(Server, FinishesWhatItHas) {

@@ -2,6 +2,7 @@
 
 #include <sys/file.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -175,6 +176,11 @@ void Spool::rewrite() {
   write_file_atomic(path_, content);
   file_.emplace(File::append(path_));
   file_bytes_ = content.size();
+}
+
+bool Spool::acknowledges(std::int64_t number, const std::string& session, std::int64_t seq) const {
+  const auto from = lines_.begin() + std::clamp<std::ptrdiff_t>(number - begin_, 0, std::ssize(lines_));
+  return std::any_of(from, lines_.end(), [&](const Line& l) { return l.session == session && l.seq <= seq; });
 }
 
 void Spool::acknowledge(const std::string& session, std::int64_t seq) {

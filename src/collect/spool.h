@@ -41,6 +41,8 @@ class Spool {
   // Returns a line with its newline.
   const std::string& line(std::int64_t number) const;
 
+  // Returns whether the acknowledgement of a batch is that of a line with this number or a later one.
+  bool acknowledges(std::int64_t number, const std::string& session, std::int64_t seq) const;
   // Forgets a batch, and the earlier ones of its session.
   void acknowledge(const std::string& session, std::int64_t seq);
 

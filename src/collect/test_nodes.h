@@ -20,6 +20,9 @@
 
 namespace molen::collect {
 
+// So few that a collector that restarts meets nodes which have not sent everything yet.
+constexpr std::int64_t kInFlight = 1;  // batches of a node that are not acknowledged
+
 class SimulatedNodes {
  public:
   // Each node has batches 1 to `batches`.
@@ -73,7 +76,7 @@ class SimulatedNodes {
     if (!node.socket) return;
     if ((event.events & EPOLLIN) != 0 && !receive(node)) return node.socket.reset();
     if ((event.events & (EPOLLERR | EPOLLHUP)) != 0) return node.socket.reset();
-    while (node.welcomed && node.sent < batches_ && node.sent < node.acked + 16 && node.outgoing.size() < 8192) {
+    while (node.welcomed && node.sent < batches_ && node.sent < node.acked + kInFlight && node.outgoing.size() < 8192) {
       ++node.sent;
       node.outgoing += batch_line(test_batch(node.name, "s", node.sent));
     }

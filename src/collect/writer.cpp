@@ -94,6 +94,19 @@ void Writer::work() {
   wake_();
 }
 
+namespace {
+
+// No failure of a database may end the collector.
+Result<Stored> stored_or_reason(Database& database, std::span<const Batch> batches) {
+  try {
+    return database.store(batches);
+  } catch (const std::exception& error) {
+    return Failure{fmt::format("{}: {}", database.name(), error.what())};
+  }
+}
+
+}  // namespace
+
 bool Writer::store(std::vector<Waiting>& group) {
   std::vector<Batch> batches;
   std::size_t bytes = 0;
@@ -101,7 +114,7 @@ bool Writer::store(std::vector<Waiting>& group) {
     bytes += w.batch.bytes();
     batches.push_back(std::move(w.batch));
   }
-  const Result<Stored> stored = database_->store(batches);
+  const Result<Stored> stored = stored_or_reason(*database_, batches);
   if (!stored) {
     for (std::size_t i = 0; i < group.size(); ++i) group[i].batch = std::move(batches[i]);
     failed(stored.reason());

@@ -134,6 +134,9 @@ void check_energy_policy(const Config& c) {
   if (c.energy.slowdown > 0 && name != "min_energy" && name != "sweep")
     throw UsageError("{}: only the policies min_energy and sweep take a bound of the slowdown; energy.policy is {}",
                      c.where("energy.slowdown"), name);
+  if (c.energy.slowdown >= 1)
+    throw UsageError("{}: a step may take less than twice as long, so it must be below 100 %; it is {:g} %",
+                     c.where("energy.slowdown"), 100.0 * c.energy.slowdown);
   if (c.energy.power_budget && name != "none" && name != "monitor")
     throw UsageError(
         "{}: a budget of power chooses the settings itself, so energy.policy must be none or monitor; it is {}",

@@ -456,6 +456,8 @@ TEST(Setting, RefusalsSayWhatWouldDo) {
   for (const char* policy : {"none", "monitor", "min_energy", "min_time", "min_time_energy", "sweep"})
     EXPECT_EQ(refused({fmt::format("energy.policy={}", policy)}), "accepted");
   EXPECT_EQ(refused({"energy.policy=min_energy", "energy.slowdown=\"5 %\""}), "accepted");
+  EXPECT_EQ(refused({"energy.policy=sweep", "energy.slowdown=\"150 %\""}),
+            "--set energy.slowdown: a step may take less than twice as long, so it must be below 100 %; it is 150 %");
   EXPECT_EQ(refused({"energy.power_budget=\"300 W\""}), "accepted");
   EXPECT_EQ(refused({"math.flash_attention=false", "precision.compute=bf16"}, true), "accepted");
 

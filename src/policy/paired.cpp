@@ -66,6 +66,7 @@ void require_valid(const SamplingOptions& o) {
     if (wrong) throw UsageError("energy policy: {}", what);
   };
   refuse(o.settle_steps < 0, "settle_steps must not be negative");
+  refuse(!(o.settle_time.value >= 0.0) || !std::isfinite(o.settle_time.value), "settle_time must not be negative");
   refuse(o.block_steps < 1, "block_steps must be at least 1");
   refuse(!(o.block_time.value >= 0.0) || !std::isfinite(o.block_time.value), "block_time must not be negative");
   refuse(o.least_pairs < 2, "least_pairs must be at least 2");
@@ -75,14 +76,16 @@ void require_valid(const SamplingOptions& o) {
 
 void BlockCollector::begin(bool changed) {
   skipped_ = changed ? 0 : options_.settle_steps;
+  skipped_s_ = changed ? 0.0 : options_.settle_time.value;
   seconds_ = 0.0;
   steps_.clear();
 }
 
 std::optional<Block> BlockCollector::add(const StepReading& reading) {
   if (!(reading.seconds.value > 0.0) || !std::isfinite(reading.seconds.value)) return std::nullopt;
-  if (skipped_ < options_.settle_steps) {
+  if (skipped_ < options_.settle_steps || skipped_s_ < options_.settle_time.value) {
     ++skipped_;
+    skipped_s_ += reading.seconds.value;
     return std::nullopt;
   }
   steps_.push_back(reading);
@@ -101,12 +104,12 @@ std::optional<Block> BlockCollector::add(const StepReading& reading) {
     if (std::abs(s.seconds.value - middle) > far) continue;
     ++block.steps;
     block.seconds += s.seconds.value;
-    const bool read = s.joules && std::isfinite(s.joules->value) && s.joules->value > 0.0;
+    const bool read = s.joules && std::isfinite(s.joules->value) && s.joules->value >= 0.0;
     all_read = all_read && read;
     joules += read ? s.joules->value : 0.0;
   }
   block.seconds /= block.steps;
-  if (all_read) block.joules = joules / block.steps;
+  if (all_read && joules > 0.0) block.joules = joules / block.steps;
   return block;
 }
 

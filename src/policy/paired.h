@@ -19,9 +19,10 @@ struct StepReading {
 };
 
 struct SamplingOptions {
-  int settle_steps = 1;     // not counted after a change of the setting: at least the device's latency
-  int block_steps = 3;      // least steps of a block
-  Seconds block_time{1.0};  // least time of a block; ten or more changes of the energy counter
+  int settle_steps = 1;       // not counted after a change of the setting, nor at the beginning of a run
+  Seconds settle_time{0.25};  // not counted either: more than a device's latency and a counter's update
+  int block_steps = 3;        // least steps of a block
+  Seconds block_time{1.0};    // least time of a block; ten or more changes of the energy counter
   int least_pairs = 4, most_pairs = 12;
   double confidence = 0.95;  // of a decision, over all looks at its interval
 };
@@ -32,7 +33,7 @@ void require_valid(const SamplingOptions& options);
 struct Block {
   int steps = 0;  // that were kept
   double seconds = 0.0;
-  std::optional<double> joules;  // absent where a kept step has no reading
+  std::optional<double> joules;  // absent where a kept step has no reading, or no counter changed
 };
 
 // Collects the steps of one block. Steps that take far longer or shorter than the block's median (a checkpoint, a
@@ -40,7 +41,7 @@ struct Block {
 class BlockCollector {
  public:
   explicit BlockCollector(const SamplingOptions& options) : options_(options) {}
-  // Begins a block; `changed`: the setting was changed, so that the first steps are not counted.
+  // Begins a block; `changed`: the setting was changed, or a run begins, so that the first steps are not counted.
   void begin(bool changed);
   // Takes a step; returns the block once it is complete.
   std::optional<Block> add(const StepReading& reading);
@@ -48,6 +49,7 @@ class BlockCollector {
  private:
   SamplingOptions options_;
   int skipped_ = 0;
+  double skipped_s_ = 0.0;
   double seconds_ = 0.0;
   std::vector<StepReading> steps_;
 };

@@ -40,6 +40,7 @@ TEST(BlockCollector, LeavesOutWhatSettlesAndWhatStalls) {
   sampling.settle_steps = 2;
   sampling.block_steps = 5;
   sampling.block_time = Seconds(0.0);
+  sampling.settle_time = Seconds(10.0);  // over with the second step
   BlockCollector collector(sampling);
   collector.begin(true);
   for (const double s : {9.0, 9.0, 1.0, 1.01, 30.0, 0.99}) EXPECT_FALSE(collector.add({Seconds(s), Joules(10 * s)}));
@@ -53,6 +54,35 @@ TEST(BlockCollector, LeavesOutWhatSettlesAndWhatStalls) {
     EXPECT_FALSE(collector.add({Seconds(1.0), i == 2 ? std::nullopt : std::optional(Joules(1))}));
   EXPECT_FALSE(collector.add({Seconds(0.0), Joules(1)})) << "no step";
   EXPECT_FALSE(collector.add({Seconds(1.0), Joules(1)})->joules) << "one step has no reading";
+}
+
+// A counter that changes less often than steps end gives some steps no joules, and others those of several.
+TEST(BlockCollector, StepsWithoutAChangeOfTheCounterCount) {
+  SamplingOptions sampling;
+  sampling.settle_steps = 0;
+  sampling.settle_time = Seconds(0.0);
+  sampling.block_steps = 4;
+  sampling.block_time = Seconds(0.0);
+  BlockCollector collector(sampling);
+  const auto block_of = [&](const std::vector<double>& joules) {
+    collector.begin(false);
+    std::optional<Block> block;
+    for (const double j : joules) block = collector.add({Seconds(0.02), Joules(j)});
+    return block->joules;
+  };
+  EXPECT_EQ(block_of({0.0, 6.0, 0.0, 6.0}), 3.0);
+  EXPECT_EQ(block_of({0.0, 0.0, 0.0, 0.0}), std::nullopt) << "the counter stands still";
+}
+
+TEST(BlockCollector, TheSettlingTimeCounts) {
+  SamplingOptions sampling;
+  sampling.settle_time = Seconds(0.1);
+  sampling.block_steps = 1;
+  sampling.block_time = Seconds(0.0);
+  BlockCollector collector(sampling);
+  collector.begin(true);
+  for (int i = 0; i < 5; ++i) EXPECT_FALSE(collector.add({Seconds(0.02), Joules(1)})) << i;
+  EXPECT_TRUE(collector.add({Seconds(0.02), Joules(1)}));
 }
 
 // A drift that is linear over the four blocks does not reach the ratio.

@@ -11,6 +11,13 @@ namespace {
 // The weight of a new reading beside those before it. A reading above what was expected counts whole, so that a step
 // over the budget is answered at once.
 constexpr double kWeight = 0.25;
+// The least time over which a power is taken.
+constexpr double kLeastS = 0.5;
+// A greater setting is taken only with so much room, so that the setting does not go to and fro.
+constexpr double kRoom = 0.98;
+// After so many judgements without a change, the powers of greater settings are forgotten: they may have been those of
+// a moment, and a setting that is never run is never measured again.
+constexpr int kForgetAfter = 50;
 
 double positive_budget(Watts budget) {
   if (!(budget.value > 0.0) || !std::isfinite(budget.value))
@@ -51,7 +58,7 @@ std::optional<Watts> PowerBudget::expected(std::size_t setting) const {
 
 std::size_t PowerBudget::greatest_within() const {
   for (std::size_t i = 0; i < settings_.size(); ++i)
-    if (expected(i)->value <= budget_w_) return i;
+    if (expected(i)->value <= budget_w_ * (i < setting_ ? kRoom : 1.0)) return i;
   return settings_.size() - 1;
 }
 
@@ -61,15 +68,21 @@ bool PowerBudget::out_of_reach() const {
 }
 
 std::size_t PowerBudget::next(const StepReading& reading) {
-  const bool read = reading.joules && std::isfinite(reading.joules->value) && reading.joules->value > 0.0 &&
+  const bool read = reading.joules && std::isfinite(reading.joules->value) && reading.joules->value >= 0.0 &&
                     reading.seconds.value > 0.0 && std::isfinite(reading.seconds.value);
-  if (read) {
-    const double watts = reading.joules->value / reading.seconds.value;
-    std::optional<double>& known = watts_[setting_];
-    known = known && watts <= *known ? (1.0 - kWeight) * *known + kWeight * watts : watts;
+  if (!read) return setting_;
+  pending_s_ += reading.seconds.value;
+  pending_j_ += reading.joules->value;
+  if (pending_s_ < kLeastS || !(pending_j_ > 0.0)) return setting_;
+  const double watts = std::exchange(pending_j_, 0.0) / std::exchange(pending_s_, 0.0);
+  std::optional<double>& known = watts_[setting_];
+  known = known && watts <= *known ? (1.0 - kWeight) * *known + kWeight * watts : watts;
+  if (quiet_ >= kForgetAfter) {
+    for (std::size_t i = 0; i < setting_; ++i) watts_[i].reset();
+    quiet_ = 0;
   }
-  // Without any reading yet, nothing is known about any setting.
-  if (expected(setting_)) setting_ = greatest_within();
+  const std::size_t before = std::exchange(setting_, greatest_within());
+  quiet_ = setting_ == before ? quiet_ + 1 : 0;
   return setting_;
 }
 

@@ -17,8 +17,8 @@ class PowerBudget {
   PowerBudget(std::vector<double> settings, Watts budget);
   // Takes another budget, which the next call of `next` answers.
   void set_budget(Watts budget);
-  // Takes the step that ran at the setting that was last returned; returns that of the next step. A step without joules
-  // changes nothing.
+  // Takes the step that ran at the setting that was last returned; returns that of the next step. Steps shorter than
+  // half a second are judged together, because counters change a few times a second. A step without joules is left out.
   std::size_t next(const StepReading& reading);
   // Returns the power that a step takes at a setting: as measured; between two measured settings by the line through
   // them; beyond them by the nearest, in proportion to the setting below it, and to its cube above it, which is the
@@ -34,6 +34,8 @@ class PowerBudget {
   std::vector<std::optional<double>> watts_;
   double budget_w_;
   std::size_t setting_ = 0;
+  double pending_s_ = 0.0, pending_j_ = 0.0;  // of the steps that were not judged yet
+  int quiet_ = 0;                             // judgements in a row that kept the setting
 };
 
 }  // namespace molen::policy

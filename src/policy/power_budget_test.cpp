@@ -43,6 +43,26 @@ TEST(PowerBudget, ANewBudgetIsAnsweredByTheNextStep) {
   EXPECT_TRUE(budget.out_of_reach());
 }
 
+TEST(PowerBudget, ASpikeIsForgottenAfterAWhile) {
+  StepMachine machine;
+  machine.stalls = 0.0;
+  PowerBudget budget(machine.settings, Watts(2.0 * machine.watts(0)));
+  std::size_t setting = budget.next({Seconds(1), Joules(5.0 * machine.watts(0))});
+  EXPECT_GT(setting, 0u);
+  for (std::uint64_t n = 0; n < 200; ++n) setting = budget.next(machine.run(setting, n));
+  EXPECT_EQ(setting, 0u);
+}
+
+// A counter that changes every 100 ms gives most steps of 20 ms no joules, and every fifth those of all five.
+TEST(PowerBudget, StepsShorterThanACountersUpdatesAreJudgedTogether) {
+  PowerBudget budget({200.0, 100.0}, Watts(150));
+  for (int n = 1; n <= 100; ++n) EXPECT_EQ(budget.next({Seconds(0.02), Joules(n % 5 == 0 ? 14.0 : 0.0)}), 0u) << n;
+  EXPECT_NEAR(budget.expected(0)->value, 140.0, 1e-9);
+  std::size_t setting = 0;
+  for (int n = 1; n <= 25; ++n) setting = budget.next({Seconds(0.02), Joules(n % 5 == 0 ? 16.0 : 0.0)});
+  EXPECT_EQ(setting, 1u);
+}
+
 TEST(PowerBudget, RefusesWhatMakesNoSenseAndWaitsForReadings) {
   EXPECT_THROW(PowerBudget({}, Watts(1)), UsageError);
   EXPECT_THROW(PowerBudget({1.0, 1.0}, Watts(1)), UsageError);

@@ -10,6 +10,8 @@ namespace {
 
 // A policy that needs joules gives up after so many blocks without.
 constexpr int kBlocksWithoutJoules = 3;
+// Where the reference wins again and again, searches become rarer by so much at most.
+constexpr int kMostQuiet = 16;
 
 class Monitor : public StepPolicy {
  public:
@@ -35,8 +37,8 @@ class MeasuredPolicy : public StepPolicy {
         options_(strategy_->options()),
         collector_(options_.sampling),
         setting_(options_.reference) {
-    collector_.begin(false);
     begin_search();
+    collector_.begin(true);
   }
 
   Decision next(const StepReading& reading) override {
@@ -44,7 +46,7 @@ class MeasuredPolicy : public StepPolicy {
     if (phase_ == Phase::kHold) {
       if (--left_ <= 0 && chosen_ != options_.reference) begin_experiment(Phase::kCheck, *chosen_);
       if (left_ <= 0 && chosen_ == options_.reference) begin_search();
-    } else if (phase_ != Phase::kGaveUp) {
+    } else {
       if (const auto block = collector_.add(reading)) news = take(*block);
     }
     return {setting_, std::move(news)};
@@ -53,16 +55,18 @@ class MeasuredPolicy : public StepPolicy {
   const Savings& savings() const override { return savings_; }
 
  private:
-  enum class Phase { kSearch, kCheck, kFurther, kHold, kGaveUp };
+  enum class Phase { kSearch, kCheck, kFurther, kHold };
 
   std::string take(const Block& block) {
     if (strategy_->needs_joules() && !block.joules) {
       if (++without_joules_ < kBlocksWithoutJoules) return collector_.begin(false), "";
-      phase_ = Phase::kGaveUp;
-      change_to(options_.reference);
+      without_joules_ = 0;
       chosen_ = options_.reference;
-      return "the energy policy needs the joules of a step, and the meters give none; the reference stays "
-             "(molen energy list says why)";
+      hold();
+      return fmt::format(
+          "it needs the joules of a step, and the meters give none (`molen energy list` says why); the reference "
+          "stays, and the search begins again in {} steps",
+          left_);
     }
     without_joules_ = 0;
     const bool pair = experiment_->add(block);
@@ -115,7 +119,7 @@ class MeasuredPolicy : public StepPolicy {
       return "";
     }
     hold();
-    return "";
+    return savings_.pairs() > 1 ? savings_.text() : "";
   }
 
   std::string went_further(const Measured& m, Verdict verdict) {
@@ -131,9 +135,11 @@ class MeasuredPolicy : public StepPolicy {
     chosen_ = setting;
     savings_.clear();
     if (setting == options_.reference) {
+      quiet_ = std::min(2 * quiet_, kMostQuiet);
       hold();
       return fmt::format("the reference, {:g}, stays: {}", options_.settings[setting], why);
     }
+    quiet_ = 1;
     begin_experiment(Phase::kCheck, setting);
     just_chosen_ = true;
     return fmt::format("setting {:g}: {}", options_.settings[setting], why);
@@ -141,7 +147,7 @@ class MeasuredPolicy : public StepPolicy {
 
   void hold() {
     phase_ = Phase::kHold;
-    left_ = options_.hold_steps;
+    left_ = quiet_ * options_.hold_steps;
     just_chosen_ = false;
     change_to(*chosen_);
   }
@@ -192,7 +198,7 @@ class MeasuredPolicy : public StepPolicy {
   Measured last_check_;
   std::optional<std::size_t> chosen_;
   Savings savings_;
-  int left_ = 0, without_joules_ = 0;
+  int left_ = 0, without_joules_ = 0, quiet_ = 1;  // quiet_: how many times hold_steps a hold takes
   bool just_chosen_ = false;
 };
 

@@ -139,9 +139,10 @@ TEST(MinEnergy, WithoutJoulesItStaysAndSaysSo) {
     setting = decision.setting;
   }
   EXPECT_EQ(setting, 0u);
-  EXPECT_EQ(news,
-            "the energy policy needs the joules of a step, and the meters give none; the reference stays (molen energy "
-            "list says why)");
+  EXPECT_EQ(
+      news,
+      "it needs the joules of a step, and the meters give none (`molen energy list` says why); the reference stays, "
+      "and the search begins again in 1000 steps");
 }
 
 TEST(MinTime, ClimbsAsLongAsTheClockPays) {

@@ -302,8 +302,12 @@ TEST_F(Report, ShowsWhatAPolicySaved) {
         R"({"event":"policy","policy":"sweep","kind":"power limit","unit":"W","chosen":null,"savings":{}})"
         "\n");
   EXPECT_NE(page().find("<th scope=row>energy<td>not measured"), std::string::npos);
-  write("events.jsonl", R"({"event":"policy","policy":"power_budget","kind":"power limit","unit":"W"})"
-                        "\n");
+  write("events.jsonl",
+        R"({"event":"policy","policy":"power_budget","kind":"power limit","unit":"W","budget_w":2000,"refused":"gone"})"
+        "\n");
+  EXPECT_NE(page().find("power limit of the job's devices between steps, to keep the job below 2000 W.</p><p>It ended "
+                        "before the run did: gone.</p>"),
+            std::string::npos);
   EXPECT_EQ(page().find("Saved in a step"), std::string::npos) << "a budget is kept, and saves nothing by itself";
 }
 

@@ -127,7 +127,11 @@ std::string policy_table(const RunData& run) {
   std::string s = "<h3>Energy policy</h3><p>" + escape(text_of(*policy, "policy")) + " set the " +
                   escape(text_of(*policy, "kind")) + " of the job's devices between steps";
   if (std::isfinite(chosen)) s += fmt::format(", and chose {:.4g} {}", chosen / unit, clock ? "MHz" : "W");
+  if (const double budget = number_of(*policy, "budget_w"); std::isfinite(budget))
+    s += fmt::format(", to keep the job below {:.4g} W", budget);
   s += ".</p>";
+  if (const std::string why = text_of(*policy, "refused"); !why.empty())
+    s += "<p>It ended before the run did: " + escape(why) + ".</p>";
   if (text_of(*policy, "policy") == "power_budget") return s;
   const Json savings = policy->contains("savings") ? (*policy)["savings"] : Json();
   return s +

@@ -59,7 +59,7 @@ class Loop {
     open_validation();
     energy_ = std::make_unique<JobEnergy>(world, job.config,
                                           job.machine.cuda ? std::optional<int>(job.machine.device) : std::nullopt);
-    policy_ = EnergyPolicy::open(world, *energy_, job.config, policy_options_here(job.machine.cuda));
+    policy_ = EnergyPolicy::open(world, *energy_, job.config, [&] { return policy_options_here(job.machine.cuda); });
   }
 
   // Takes the directories, loads the state and begins to record. Returns false, on all ranks, when the job must be
@@ -200,7 +200,7 @@ class Loop {
     state_.next_sample += job_.setting.global_batch;
     state_.tokens_total += static_cast<std::int64_t>(result.valid_tokens);
     record(result, input, wait);
-    if (predicted_) predicted_->add(result.timeline);
+    if (predicted_ && !(policy_ && policy_->lowers())) predicted_->add(result.timeline);
   }
 
   [[noreturn]] void refuse_non_finite(const exec::StepResult& result) {
@@ -352,6 +352,7 @@ class Loop {
     const std::int64_t rss = peak_resident().value;
     if (predicted_) compare_with_prediction(rss);
     if (policy_) policy_->end();
+    if (policy_) policy_->gather_news();
     const energy::EnergySoFar used = energy_->so_far();
     energy_->end(state_.step);
     if (!recorder_) return;

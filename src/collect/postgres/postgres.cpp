@@ -116,7 +116,10 @@ class PostgresTransaction {
   PostgresTransaction& operator=(const PostgresTransaction&) = delete;
   void commit() {
     done_ = true;
-    (void)db_.run("COMMIT");
+    const PostgresRows committed = db_.run("COMMIT");
+    // The server answers ROLLBACK where the transaction had failed.
+    if (std::string_view(PQcmdStatus(committed.get())) != "COMMIT")
+      throw PostgresFailure("the transaction was rolled back");
   }
 
  private:
@@ -209,6 +212,10 @@ class PostgresDatabase : public Database {
       throw UsageError("{}: its encoding is {}; create the database with encoding UTF8", name_, encoding);
     // A commit is on the disk when it returns. Other settings than off wait for that, or for more.
     if (db_->text("SHOW synchronous_commit") == "off") (void)db_->run("SET synchronous_commit = on");
+    // The locks of a collector that lost power must not hold up the next one for hours.
+    for (const char* limit : {"idle_in_transaction_session_timeout = '60s'", "lock_timeout = '30s'",
+                              "tcp_keepalives_idle = 30", "tcp_keepalives_interval = 10", "tcp_keepalives_count = 3"})
+      (void)db_->run(fmt::format("SET {}", limit).c_str());
     create_tables();
   }
 
@@ -297,11 +304,10 @@ void require_uri(const std::string& uri) {
   char* why = nullptr;
   PQconninfoOption* const parsed = PQconninfoParse(uri.c_str(), &why);
   if (parsed == nullptr) {
-    std::string text = why != nullptr ? one_line(why) : "no memory";
     PQfreemem(why);
-    // libpq may quote the URI, which may hold a password.
-    for (std::size_t at; (at = text.find(uri)) != std::string::npos;) text.replace(at, uri.size(), "...");
-    throw UsageError("--database: this is no URI of PostgreSQL: {}", text);
+    // libpq may quote the URI or a part of it, which may be a password, so its words are not repeated.
+    throw UsageError(
+        "--database: this is no URI of PostgreSQL; write postgresql://USER@HOST/DATABASE, with %25 for a %");
   }
   PQconninfoFree(parsed);
 }

@@ -173,7 +173,7 @@ class SqliteDatabase : public Database {
     db_ = std::make_unique<Connected>(file_, busy_s_, create);
     // A commit is on the disk when it returns. Readers do not hold up the collector.
     db_->execute("PRAGMA journal_mode = WAL");
-    db_->execute("PRAGMA synchronous = FULL");
+    db_->execute("PRAGMA synchronous = EXTRA");  // where a file system refuses WAL, the directory is synced as well
     create_tables();
     statements_ = std::make_unique<SqliteStatements>(db_->get());
     opened_ = present_file();

@@ -89,6 +89,7 @@ class JobEnergy {
   const energy::Coverage& coverage() const { return coverage_; }
   // Returns whether this rank reads its host's meters; one rank of each host does.
   bool leads_host() const { return accountant_ != nullptr; }
+  const std::string& host_name() const { return host_name_; }
   // Returns the meters for the run's events, as Accountant::describe does. When there are several hosts, each key
   // begins with "HOST: ".
   const Json& describe() const { return description_; }

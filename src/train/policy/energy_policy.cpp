@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "actuate/open.h"
@@ -20,6 +19,12 @@ namespace {
 constexpr std::size_t kSettings = 16;
 // min_time climbs from here, as EAR's default does (P-state 4).
 constexpr std::size_t kClimbFrom = 4;
+// A budget says so when it has had no joules for so many steps.
+constexpr int kStepsWithoutJoules = 20;
+
+bool climbs(const std::string& policy) {
+  return policy == "min_time" || policy == "min_time_energy";
+}
 
 double in_si(actuate::Kind kind, std::int64_t value) {
   return static_cast<double>(value) * (kind == actuate::Kind::kClock ? 1e3 : 1e-6);
@@ -27,27 +32,31 @@ double in_si(actuate::Kind kind, std::int64_t value) {
 
 // Returns whether a job that computes on this kind of device may change the setting. The clock of the uncore is left to
 // the processor.
-bool is_for(const actuate::ActuatorInfo& info, bool cuda) {
-  const auto starts = [&](const char* prefix) { return info.scope.starts_with(prefix); };
-  if (info.name == "uncore") return false;
+bool is_for(const std::string& name, const std::string& scope, bool cuda) {
+  const auto starts = [&](const char* prefix) { return scope.starts_with(prefix); };
+  if (name == "uncore") return false;
   return cuda ? starts("gpu") || starts("superchip") || starts("accel") : starts("cpu");
 }
 
 std::vector<std::string> ids_of(const actuate::Actuators& here, actuate::Kind kind, bool cuda) {
   std::vector<std::string> ids;
   for (const auto& a : here.actuators)
-    if (a->info().kind == kind && is_for(a->info(), cuda)) ids.push_back(a->info().id);
+    if (a->info().kind == kind && is_for(a->info().name, a->info().scope, cuda)) ids.push_back(a->info().id);
   return ids;
 }
 
 // What a host tells the others: the values of each kind that it can set, and why it cannot set others.
-Json host_settings(const actuate::Actuators& here, bool cuda) {
-  Json host{{"clock", Json::array()}, {"power limit", Json::array()}, {"why", Json::array()}};
+Json host_settings(const std::string& name, const actuate::Actuators& here, bool cuda) {
+  Json host{{"host", replace_invalid_utf8(name)},
+            {"clock", Json::array()},
+            {"power limit", Json::array()},
+            {"why", Json::array()}};
   for (const auto& a : here.actuators)
-    if (Json& values = host[name_of(a->info().kind)]; values.empty() && is_for(a->info(), cuda))
+    if (Json& values = host[name_of(a->info().kind)]; values.empty() && is_for(a->info().name, a->info().scope, cuda))
       for (const std::int64_t value : a->ladder(kSettings)) values.push_back(value);
   for (const auto& u : here.unavailable)
-    host["why"].push_back(replace_invalid_utf8(fmt::format("{} of {}: {}", u.meter, u.scope, u.reason)));
+    if (is_for(u.meter, u.scope, cuda))
+      host["why"].push_back(replace_invalid_utf8(fmt::format("{} of {}: {}", u.meter, u.scope, u.reason)));
   return host;
 }
 
@@ -68,7 +77,7 @@ Json interval_json(const std::optional<policy::Interval>& interval) {
 
 // Returns the setting with which the others are compared, by its place in the ladder.
 std::size_t reference_of(const std::string& policy, std::size_t settings) {
-  return policy == "min_time" || policy == "min_time_energy" ? std::min(kClimbFrom, settings - 1) : 0;
+  return climbs(policy) ? std::min(kClimbFrom, settings - 1) : 0;
 }
 
 std::unique_ptr<policy::StepPolicy> step_policy(const std::string& name, const config::Config& config,
@@ -90,69 +99,99 @@ EnergyPolicyOptions policy_options_here(bool cuda) {
   EnergyPolicyOptions o;
   o.open = [] { return actuate::open_actuators(actuate::options_here()); };
   o.session.journals = actuate::default_journals();
-  o.session.guardian = {fs::read_symlink("/proc/self/exe").string(), "energy", "guard", "--journal"};
+  o.session.guardian = {"/proc/self/exe", "energy", "guard", "--journal"};
   o.cuda = cuda;
   return o;
 }
 
+EnergyPolicy::EnergyPolicy(comm::Communicator& world, const config::Config& config, std::string coverage)
+    : world_(world),
+      name_(config.energy.power_budget ? "power_budget" : config.energy.policy),
+      key_(config.where(config.energy.power_budget ? "energy.power_budget" : "energy.policy")),
+      coverage_(std::move(coverage)),
+      asked_(config.energy.power_budget) {}
+
+EnergyPolicy::~EnergyPolicy() {
+  end();
+}
+
 std::unique_ptr<EnergyPolicy> EnergyPolicy::open(comm::Communicator& world, const JobEnergy& energy,
-                                                 const config::Config& config, EnergyPolicyOptions options) {
+                                                 const config::Config& config,
+                                                 const std::function<EnergyPolicyOptions()>& options) {
   const std::string& name = config.energy.policy;
-  const auto& budget = config.energy.power_budget;
-  if (!budget && (name == "none" || name == "monitor")) return nullptr;
-  const std::string key = config.where(budget ? "energy.power_budget" : "energy.policy");
-  if (energy.coverage().summed.empty() && (budget || name != "min_time"))
-    throw UsageError("{}: needs the joules of a step, and no meter here reads any (`molen energy list` says why)", key);
-  std::unique_ptr<EnergyPolicy> made(new EnergyPolicy(world, budget ? "power_budget" : name));
+  if (!config.energy.power_budget && (name == "none" || name == "monitor")) return nullptr;
+  EnergyPolicyOptions o = options();
+  const energy::Coverage& coverage = energy.coverage();
+  std::unique_ptr<EnergyPolicy> made(new EnergyPolicy(world, config, coverage.partial()));
+  // Joules that leave out what is set would be saved by setting it.
+  const auto missing = coverage.missing.find(o.cuda ? "gpu" : "cpu");
+  if (missing != coverage.missing.end() && made->name_ != "min_time")
+    throw UsageError(
+        "{}: needs the joules of the {} that it sets, and no meter reads them on {} of {} hosts "
+        "(`molen energy list` says why)",
+        made->key_, o.cuda ? "GPUs" : "processors", missing->second, coverage.hosts);
   actuate::Actuators here;
   std::string own;
   if (energy.leads_host()) {
-    here = options.open();
-    own = host_settings(here, options.cuda).dump();
+    here = o.open();
+    own = host_settings(energy.host_name(), here, o.cuda).dump();
   }
   std::vector<Json> hosts;
   for (const std::string& text : launch::gather_texts(world, own))
     if (!text.empty()) hosts.push_back(Json::parse(text));
-  made->choose_settings(hosts, budget.has_value() || name == "sweep", key);
-  options.session.said = [policy = made.get()](const std::string& text) { policy->news_.push_back(text); };
+  made->choose_settings(hosts);
+  o.session.said = [policy = made.get()](const std::string& text) { policy->news_.push_back(text); };
   launch::throw_on_all_ranks(world, [&] {
-    if (energy.leads_host()) made->open_session(std::move(here), options);
+    if (energy.leads_host()) made->open_session(std::move(here), o);
+    std::vector<double> settings;
+    for (const std::int64_t value : made->ladder_) settings.push_back(in_si(made->kind_, value));
+    if (world.rank() == 0 && made->asked_)
+      made->budget_.emplace(settings, *made->asked_);
+    else if (world.rank() == 0)
+      made->policy_ = step_policy(name, config, settings, o.sampling);
   });
-  std::vector<double> settings;
-  for (const std::int64_t value : made->ladder_) settings.push_back(in_si(made->kind_, value));
-  if (world.rank() == 0 && budget)
-    made->budget_.emplace(settings, *budget);
-  else if (world.rank() == 0)
-    made->policy_ = step_policy(name, config, settings, options.sampling);
-  if (!budget) made->next_ = reference_of(name, made->ladder_.size());
+  if (!made->asked_) made->next_ = reference_of(name, made->ladder_.size());
   made->set(static_cast<std::int32_t>(made->next_) + 1, false);  // the first step runs at the reference
   return made;
 }
 
 // Takes the first kind of which every host has a setting. All hosts get the values of the first one.
-void EnergyPolicy::choose_settings(const std::vector<Json>& hosts, bool power_first, const std::string& key) {
-  const auto kinds = power_first ? std::array{actuate::Kind::kPower, actuate::Kind::kClock}
-                                 : std::array{actuate::Kind::kClock, actuate::Kind::kPower};
-  for (const actuate::Kind kind : kinds) {
+void EnergyPolicy::choose_settings(const std::vector<Json>& hosts) {
+  using actuate::Kind;
+  std::vector<Kind> kinds{Kind::kClock, Kind::kPower};
+  if (asked_ || name_ == "sweep") kinds = {Kind::kPower, Kind::kClock};
+  if (climbs(name_)) kinds = {Kind::kClock};  // their rule compares gains of time with gains of the clock
+  for (const Kind kind : kinds) {
     const auto has = [&](const Json& host) { return host[name_of(kind)].size() > 1; };
     if (!std::ranges::all_of(hosts, has)) continue;
     kind_ = kind;
     ladder_ = hosts.front()[name_of(kind)].get<std::vector<std::int64_t>>();
     return;
   }
-  std::vector<std::string> why;
-  for (const Json& host : hosts)
-    for (const Json& reason : host["why"])
-      if (std::ranges::find(why, reason.get<std::string>()) == why.end()) why.push_back(reason.get<std::string>());
-  throw UsageError("{}: no clock and no power limit of the job's devices can be set here: {}", key,
-                   fmt::join(why, "; "));
+  std::string why;
+  for (const Json& host : hosts) {
+    std::vector<std::string> can;
+    for (const Kind kind : kinds)
+      if (host[name_of(kind)].size() > 1) can.emplace_back(name_of(kind));
+    why +=
+        fmt::format("; {} can set {}", host["host"].get<std::string>(),
+                    can.empty() ? "nothing that this policy sets" : fmt::format("the {}", fmt::join(can, " and the ")));
+    for (const Json& reason : host["why"]) why += ", " + reason.get<std::string>();
+  }
+  throw UsageError("{}: no {} of the job's devices can be set on all hosts{}", key_,
+                   kinds.size() > 1 ? "clock and no power limit" : "clock", why);
 }
 
+// Tries the second setting on each device: a right that is missing shows only by that.
 void EnergyPolicy::open_session(actuate::Actuators here, const EnergyPolicyOptions& options) {
   const auto ids = ids_of(here, kind_, options.cuda);
   auto session = actuate::Session::open(std::move(here), ids, options.session);
-  if (!session) throw UsageError("energy.policy: {}", session.reason());
+  if (!session) throw UsageError("{}: {}", key_, session.reason());
   session_ = std::move(session).value();
+  for (std::size_t i = 0; i < session_->size(); ++i)
+    for (const std::size_t place : {std::size_t{1}, std::size_t{0}})
+      if (const auto done = session_->set(i, value_for(session_->actuator(i), ladder_[place])); !done)
+        throw UsageError("{}: {}", key_, done.reason());
 }
 
 void EnergyPolicy::took(const policy::StepReading& reading) {
@@ -163,6 +202,10 @@ void EnergyPolicy::took(const policy::StepReading& reading) {
     if (!decision.news.empty()) news_.push_back(fmt::format("energy.policy {}: {}", name_, decision.news));
   } else if (budget_) {
     next_ = budget_->next(reading);
+    without_joules_ = reading.joules ? 0 : without_joules_ + 1;
+    if (without_joules_ == kStepsWithoutJoules)
+      news_.push_back(fmt::format("{}: no joules for {} steps, so the setting stays ({})", key_, kStepsWithoutJoules,
+                                  actuate::quantity_text(kind_, ladder_[present_])));
     if (budget_->out_of_reach() && !std::exchange(out_of_reach_, true))
       news_.push_back(fmt::format("energy.power_budget: even at the least setting, {}, more power is expected",
                                   actuate::quantity_text(kind_, ladder_.back())));
@@ -177,11 +220,14 @@ void EnergyPolicy::set(std::int32_t wanted, bool refused) {
   if (ended_) return;
   if (refused) {
     for (const std::string& why : launch::gather_texts(world_, replace_invalid_utf8(failure_)))
-      if (!why.empty()) news_.push_back("the energy policy ends, and what was found is restored: " + why);
+      if (!why.empty()) refusal_ += (refusal_.empty() ? "" : "; ") + why;
+    news_.push_back(fmt::format("{}: the policy ends, and what was found is restored: {}", key_, refusal_));
     end();
     return;
   }
   const auto place = static_cast<std::size_t>(std::max(wanted - 1, 0));
+  if (session_)
+    if (const auto guarded = session_->keep_guarded(); !guarded && failure_.empty()) failure_ = guarded.reason();
   if (place == present_ || place >= ladder_.size()) return;
   present_ = place;
   for (std::size_t i = 0; session_ && i < session_->size(); ++i) {
@@ -191,11 +237,16 @@ void EnergyPolicy::set(std::int32_t wanted, bool refused) {
 }
 
 void EnergyPolicy::end() {
-  if (ended_) return;
-  ended_ = true;
-  if (!session_) return;
+  if (std::exchange(ended_, true) || !session_) return;
   for (const std::string& note : session_->end().notes) news_.push_back(note);
   session_.reset();
+}
+
+void EnergyPolicy::gather_news() {
+  const auto all = launch::gather_texts(world_, Json(take_news()).dump(-1, ' ', false, Json::error_handler_t::replace));
+  if (world_.rank() != 0) return;
+  for (const std::string& text : all)
+    for (const Json& news : Json::parse(text)) news_.push_back(news.get<std::string>());
 }
 
 std::optional<double> EnergyPolicy::setting() const {
@@ -213,8 +264,11 @@ Json EnergyPolicy::summary() const {
            {"kind", actuate::name_of(kind_)},
            {"unit", kind_ == actuate::Kind::kClock ? "Hz" : "W"},
            {"settings", settings},
+           {"coverage", coverage_},
            {"chosen", nullptr},
            {"savings", {{"joules", nullptr}, {"seconds", nullptr}}},
+           {"budget_w", asked_ ? Json(asked_->value) : Json()},
+           {"refused", refusal_},
            {"text", fmt::format("the last setting was {}", actuate::quantity_text(kind_, ladder_[present_]))}};
   if (!policy_) return all;
   if (const auto chosen = policy_->chosen()) all["chosen"] = in_si(kind_, ladder_[*chosen]);

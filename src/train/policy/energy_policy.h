@@ -30,11 +30,13 @@ EnergyPolicyOptions policy_options_here(bool cuda);
 
 class EnergyPolicy {
  public:
-  // Returns null where the configuration asks for no policy that sets something. Throws UsageError on all ranks, with
-  // the key and the reason, if a host has no setting that the job may change, or if the policy needs joules that no
-  // meter reads. Collective.
+  // Returns null where the configuration asks for no policy that sets something; `options` is called where it does.
+  // Throws UsageError on all ranks, with the key and the reason, if a host has no setting that the job may change, or
+  // if the policy needs joules that no meter of a host reads. Collective.
   static std::unique_ptr<EnergyPolicy> open(comm::Communicator& world, const JobEnergy& energy,
-                                            const config::Config& config, EnergyPolicyOptions options);
+                                            const config::Config& config,
+                                            const std::function<EnergyPolicyOptions()>& options);
+  ~EnergyPolicy();
 
   // Takes a step of all ranks; to be called on rank 0.
   void took(const policy::StepReading& reading);
@@ -47,22 +49,30 @@ class EnergyPolicy {
   void set(std::int32_t wanted, bool refused);
   // Restores what was found.
   void end();
+  // Gives rank 0 the sentences of all hosts; to be called once, after `end`. Collective.
+  void gather_news();
 
   // The setting of the present step, in Hz or W; absent once the policy has ended.
   std::optional<double> setting() const;
+  // Returns whether the present step runs at less than the greatest setting.
+  bool lowers() const { return !ended_ && present_ > 0; }
   // Returns the sentences since the last call, for the log.
   std::vector<std::string> take_news();
-  // Returns what the policy did, for the end of the run: {"policy", "kind", "unit", "settings", "chosen", "savings":
-  // {"joules", "seconds": each {"value", "low", "high", "pairs"} or null}, "text"}.
+  // Returns what the policy did, for the end of the run: {"policy", "kind", "unit", "settings", "coverage", "chosen",
+  // "savings": {"joules", "seconds": each {"value", "low", "high", "pairs"} or null}, "budget_w", "refused", "text"}.
   Json summary() const;
 
  private:
-  EnergyPolicy(comm::Communicator& world, std::string name) : world_(world), name_(std::move(name)) {}
-  void choose_settings(const std::vector<Json>& hosts, bool power_first, const std::string& key);
+  EnergyPolicy(comm::Communicator& world, const config::Config& config, std::string coverage);
+  void choose_settings(const std::vector<Json>& hosts);
   void open_session(actuate::Actuators here, const EnergyPolicyOptions& options);
 
   comm::Communicator& world_;
-  std::string name_;
+  std::string name_, key_;         // of the policy, and where the configuration asks for it
+  std::string coverage_;           // as energy::Coverage::partial
+  std::optional<Watts> asked_;     // the budget
+  std::vector<std::string> news_;  // the session's end may add to it
+  std::string failure_, refusal_;  // of this host; of any host
   actuate::Kind kind_ = actuate::Kind::kClock;
   std::vector<std::int64_t> ladder_;            // descending, in the units of `kind_`
   std::unique_ptr<policy::StepPolicy> policy_;  // on rank 0, if no budget is asked for
@@ -70,8 +80,7 @@ class EnergyPolicy {
   std::unique_ptr<actuate::Session> session_;   // on one rank of each host
   std::size_t next_ = 0, present_ = 0;          // places in the ladder
   bool ended_ = false, out_of_reach_ = false;
-  std::string failure_;
-  std::vector<std::string> news_;
+  int without_joules_ = 0;  // steps in a row
 };
 
 }  // namespace molen::train

@@ -51,6 +51,7 @@ class Policies : public ::testing::Test {
     o.session.journals = journals_ / host;
     o.session.guardian = {MOLEN_GUARDIAN, tree.root().string()};
     o.sampling.settle_steps = 0;
+    o.sampling.settle_time = Seconds(0.0);
     o.sampling.block_steps = 2;
     o.sampling.block_time = Seconds(0.0);
     return o;
@@ -73,7 +74,7 @@ class Policies : public ::testing::Test {
             return m;
           };
           JobEnergy job(*c, {hosts[r], hosts[r], {}}, open, [](const auto&) { return false; });
-          const auto policy = EnergyPolicy::open(*c, job, config_, options_of(hosts[r]));
+          const auto policy = EnergyPolicy::open(*c, job, config_, [&] { return options_of(hosts[r]); });
           use(policy.get(), *c);
         } catch (const UsageError& error) {
           errors[r] = error.what();
@@ -183,7 +184,9 @@ TEST_F(Policies, ARefusalOnOneHostEndsThePolicyOnAll) {
     step(*policy, world, {Seconds(1.0), Joules(100.0)});
     EXPECT_EQ(policy->setting(), std::nullopt);
     const auto news = policy->take_news();
-    const auto ends = [](const std::string& text) { return text.starts_with("the energy policy ends"); };
+    const auto ends = [](const std::string& text) {
+      return text.find("the policy ends, and what was found is restored") != std::string::npos;
+    };
     EXPECT_EQ(std::ranges::count_if(news, ends), 1) << "one host refused";
     step(*policy, world, {Seconds(1.0), Joules(100.0)});
   });
@@ -198,10 +201,13 @@ TEST_F(Policies, WithoutAMeterOrASettingTheJobIsRefusedOnAllRanks) {
   };
   config_.energy.policy = "min_energy";
   metered_ = false;
-  refused({"a", "b"}, "energy.policy: needs the joules of a step, and no meter here reads any");
+  refused({"a", "b"},
+          "energy.policy: needs the joules of the processors that it sets, and no meter reads them on 2 of 2 hosts");
   metered_ = true;
   trees_.try_emplace("bare");  // without files of cpufreq
-  refused({"a", "bare"}, "energy.policy: no clock and no power limit of the job's devices can be set here: cpufreq of");
+  refused({"a", "bare"},
+          "energy.policy: no clock and no power limit of the job's devices can be set on all hosts; a can set the "
+          "clock; bare can set nothing");
 }
 
 TEST_F(Policies, NothingIsSetWhereNothingIsAskedFor) {
