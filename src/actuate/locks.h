@@ -1,5 +1,5 @@
-// Which job may set a device: a lock of the kernel (flock) on one of the device's files. It needs no right to write, it
-// belongs to the host, and it ends with the last process that holds it: the job and its guardian.
+// The right of one job to set a device: a lock of the kernel (flock) on one of the device's files. It needs no right to
+// write, it belongs to the host, and it ends with the last process that holds it: the job and its guardian.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// What the collector knows of one node's connection: bytes in, batches out, answers back. It has no socket, so that
+// The collector's side of one node's connection: bytes in, batches out, answers back. It has no socket, so that
 // tests and the fuzzer can be the network.
 #pragma once
 

@@ -71,7 +71,7 @@ TEST(Connection, ALineHasALimit) {
   c.receive(" ", 0);
   EXPECT_TRUE(c.is_cut());
   EXPECT_NE(c.reason().find("65536 bytes"), std::string::npos) << c.reason();
-  // What follows is thrown away, so that the node can read the reason.
+  // The rest is thrown away, so that the node can read the reason.
   EXPECT_GT(c.room(), 0u);
   c.receive(batch_line(test_batch("n1", "s", 1)), 0);
   EXPECT_FALSE(c.next_batch(0));

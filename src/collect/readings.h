@@ -10,7 +10,7 @@
 
 namespace molen::collect {
 
-// What the batch system says of this node's present work; empty where it says nothing.
+// The batch system's words for this node's present work; empty where it has none.
 struct Labels {
   std::string job, step, user;
 };

@@ -24,7 +24,7 @@ struct ServerOptions {
   double finish_s = 10;                 // longest wait for the database at the end
   ConnectionLimits limits;
   WriterOptions writer;
-  // What a person should know, in one sentence. Called by both threads.
+  // Tells a person one sentence. Called by both threads.
   std::function<void(const std::string&)> say = [](const std::string&) {};
 };
 

@@ -1,5 +1,5 @@
-// What a node has measured and the collector has not acknowledged: in a file, so that a restart of the node does not
-// lose it, and in memory, from where it is sent. Both are bounded.
+// The records of a node that the collector has not acknowledged. They are in a file, so that a restart of the node does
+// not lose it, and in memory, from where it is sent. Both are bounded.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@
 namespace molen::collect {
 
 struct SpoolOptions {
-  // Of the lines that wait, in bytes. The file has at most twice as many, for a while three times. At least 256 KiB.
+  // The most bytes of the lines that wait. The file has at most twice as many, for a while three times. At least 256
+  // KiB.
   std::size_t most_bytes = std::size_t{16} << 20;
   std::function<void(const std::string&)> say = [](const std::string&) {};
 };

@@ -87,7 +87,7 @@ TEST_F(SpoolFile, TakesUpWhatAnEarlierSessionLeft) {
   Spool spool(file_, "n");
   EXPECT_NE(spool.session(), first);
   spool.add(marked_batch(9));
-  // What was acknowledged may still be in the file; it counts once, by session and number.
+  // An acknowledged batch may still be in the file; it counts once, by session and number.
   EXPECT_EQ(marks_in(spool), (std::vector<int>{1, 2, 3, 9}));
   EXPECT_EQ(parsed_line(spool, 1).session, first);
   EXPECT_EQ(parsed_line(spool, 1).seq, 2);
@@ -191,7 +191,7 @@ TEST_F(SpoolFile, GoesOnInMemoryWhileTheDiskIsFull) {
     EXPECT_NE(content.find(fmt::format("\"joules\":{}.0", mark)), std::string::npos) << content;
 }
 
-// What a session did before the power went: the batches whose `add` returned, and how many were acknowledged.
+// The deeds of a session before the power went: the batches whose `add` returned, and how many were acknowledged.
 struct Course {
   std::set<int> added;
   int acknowledged = 0;

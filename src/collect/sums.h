@@ -10,7 +10,7 @@
 
 namespace molen::collect {
 
-// What a sum is of: "node", "job", "user" or "day" (UTC).
+// The kinds of sums: by "node", "job", "user" or "day" (UTC).
 const std::vector<std::string>& sum_keys();
 
 struct SumQuery {

@@ -14,7 +14,7 @@
 
 namespace molen::collect {
 
-// What the test and the database share: the database itself belongs to a Writer.
+// The state that the test and the database share: the database itself belongs to a Writer.
 struct FakeStore {
   std::mutex mutex;
   std::condition_variable changed;

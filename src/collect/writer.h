@@ -72,7 +72,7 @@ class Writer {
   Stored stored_;
   std::int64_t failures_ = 0;
   bool finishing_ = false, stopping_ = false, finished_ = false;
-  // Of the thread alone: the failure that lasts, and since when.
+  // Only the thread uses these: the failure that lasts, and since when.
   std::string failing_;
   double failing_since_s_ = 0, pause_s_ = 0;
   std::thread thread_;

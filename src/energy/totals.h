@@ -12,8 +12,8 @@
 
 namespace molen::energy {
 
-// What the energy of computers came to at the sites where it was consumed. A value is absent unless the site's figure
-// is known for all of that energy.
+// The energy with PUE, the emissions, the water and the price of joules at the sites where they were consumed. A value
+// is absent unless the site's figure is known for all of that energy.
 struct AtSite {
   std::optional<double> site_j;   // with the PUE
   std::optional<double> kg_co2e;  // of site_j

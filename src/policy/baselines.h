@@ -1,4 +1,4 @@
-// What the slack plan is compared with: plans that others make.
+// Plans that others make, with which the slack plan is compared.
 #pragma once
 
 #include "policy/task_graph.h"

@@ -47,7 +47,7 @@ class Circulation {
     bool unbounded = false;
     std::int64_t in_piece = 0;  // the flow of `piece`
   };
-  // What an arc can carry more in one direction, and the cost of a unit.
+  // The amount that an arc can carry more in one direction, and the cost of a unit.
   struct Room {
     std::int64_t capacity = 0, cost = 0;
   };
@@ -79,7 +79,7 @@ class Circulation {
   std::vector<std::size_t> path_;  // ends of the arcs along which flow moves next
   std::vector<std::int64_t> price_, excess_;
   std::vector<int> queue_;
-  // Of a price update: the distance of each node, the first node at each distance, and a list through the nodes of the
+  // For a price update: the distance of each node, the first node at each distance, and a list through the nodes of the
   // same distance.
   std::vector<int> distance_, first_at_, after_, before_;
   std::size_t head_ = 0;

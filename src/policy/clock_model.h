@@ -18,7 +18,7 @@
 
 namespace molen::policy {
 
-// What an op does with its device.
+// The load that an op puts on its device.
 enum class Load { kProducts, kMemory, kWaiting };
 
 // The shares of the power between idle and peak that a device takes at its highest clock, by load.

@@ -19,7 +19,8 @@ std::vector<double> works_of(const program::Timeline& timeline) {
   return works;
 }
 
-// What each op of a stage waits for: `after`, the op before it on its stream, and the one that communicates before it.
+// Returns the ops that each op of a stage waits for: `after`, the op before it on its stream, and the one that
+// communicates before it.
 std::vector<std::vector<int>> waits_of(const std::vector<program::Expanded>& ops, bool one_at_a_time, int stage) {
   const std::vector<int> in_turn =
       one_at_a_time ? program::communication_before(ops) : std::vector<int>(ops.size(), kNone);
@@ -41,7 +42,7 @@ std::vector<std::vector<int>> waits_of(const std::vector<program::Expanded>& ops
   return waits;
 }
 
-// Which group of ops each op of a stage belongs to. Groups are numbered in list order.
+// Returns the group of each op of a stage. Groups are numbered in list order.
 class Grouping {
  public:
   Grouping(const program::Stages& stages, std::size_t stage, const std::vector<std::vector<int>>& waits)
@@ -93,7 +94,7 @@ class Grouping {
 // A group of ops: a task that has choices.
 struct Group {
   std::vector<int> ops;
-  // Of each of its ops: the seconds from the task's start to the op's, and from the op's end to the task's, at the
+  // For each of its ops: the seconds from the task's start to the op's, and from the op's end to the task's, at the
   // highest clock.
   std::map<int, std::pair<double, double>> around;
 };

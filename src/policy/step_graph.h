@@ -13,7 +13,7 @@
 
 namespace molen::policy {
 
-// What a task of the graph is. A message or another op that no clock changes has the stage -1.
+// The place of a task of the graph in the step. A message or another op that no clock changes has the stage -1.
 struct Activity {
   int stage = -1;
   std::string kind;               // "forward", "backward", ..., or a phase for work that is of no micro-batch
@@ -55,7 +55,7 @@ std::vector<std::vector<double>> work_with(const StepGraph& step, const program:
                                            const std::vector<program::Timeline>& timelines, const ClockModel& clocks,
                                            const Choices& choices);
 
-// What the compute of an op does with its device.
+// The load that the compute of an op puts on its device.
 Load load_of(const program::Step& step);
 
 }  // namespace molen::policy

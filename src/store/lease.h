@@ -39,7 +39,7 @@ struct Owner {
   bool operator==(const Owner&) const = default;
 };
 
-// Whether the process of an owner still runs, as far as `self` can tell: kUnknown for one of another host, boot or
+// The life of the process of an owner, as far as `self` can tell: kUnknown for one of another host, boot or
 // process namespace.
 enum class Life { kAlive, kDead, kUnknown };
 Life life_of(const Owner& owner, const Owner& self);

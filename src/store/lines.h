@@ -42,7 +42,8 @@ class LineWriter {
   Warn warn_;
   std::string pending_;  // not written yet; may begin within a line
   bool failing_ = false, lost_ = false, mended_ = false;
-  // Whether the directory was synced, so that the file's name is durable. Its creator may have died before it did that.
+  // True once the directory was synced, so that the file's name is durable. Its creator may have died before it did
+  // that.
   bool entered_ = false;
 };
 

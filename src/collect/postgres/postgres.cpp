@@ -14,7 +14,7 @@
 namespace molen::collect {
 namespace {
 
-// What the server, or libpq, says of a call that failed.
+// The words of the server, or of libpq, for a call that failed.
 class PostgresFailure : public Error {
  public:
   explicit PostgresFailure(std::string what) : Error(std::move(what)) {}

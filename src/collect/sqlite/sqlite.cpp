@@ -12,7 +12,7 @@
 namespace molen::collect {
 namespace {
 
-// What SQLite says of a call that failed.
+// SQLite's words for a call that failed.
 class SqliteFailure : public Error {
  public:
   SqliteFailure(int code, const std::string& what) : Error(what), code_(code) {}

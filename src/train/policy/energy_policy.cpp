@@ -45,7 +45,7 @@ std::vector<std::string> ids_of(const actuate::Actuators& here, actuate::Kind ki
   return ids;
 }
 
-// What a host tells the others: the values of each kind that it can set, and why it cannot set others.
+// Returns the words of a host for the others: the values of each kind that it can set, and why it cannot set others.
 Json host_settings(const std::string& name, const actuate::Actuators& here, bool cuda) {
   Json host{{"host", replace_invalid_utf8(name)},
             {"clock", Json::array()},
