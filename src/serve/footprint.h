@@ -19,7 +19,8 @@ struct Footprint {
   double seconds = 0.0;      // wall time of all attempts
   std::string sites;         // the names of the sites of its attempts; empty: no attempt named one
   std::string country;       // the code of the last site's country, if that names one
-  // What the energy came to. A value is absent unless each attempt that measured energy knew its site's figure.
+  // The energy at its sites, its emissions, water and price. A value is absent unless each attempt that measured energy
+  // knew its site's figure.
   std::optional<double> site_j, kg_co2e, water_l, eur;
   std::optional<double> pue, grams_per_kwh;  // the means over the run
   std::optional<double> car_km;              // that a car drives for the same emissions (plan::car_emissions)

@@ -320,7 +320,8 @@ class Recorder::Impl {
     }
   }
 
-  // What this attempt's joules came to at the site; without a reading, those until the last one.
+  // Returns the figures of this attempt's joules at its site; without a reading, those of the joules until the last
+  // one.
   energy::AtSite at_site_so_far(std::optional<double> joules) {
     if (!joules) return emissions_->so_far();
     const energy::AtSite all = emissions_->so_far(*joules, wall_time());
