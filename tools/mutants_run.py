@@ -1,9 +1,9 @@
 """Runs the tests that reach each mutant, until one fails."""
+import ast
 import concurrent.futures
 import itertools
 import os
 import pathlib
-import re
 import resource
 import subprocess
 import tempfile
@@ -22,7 +22,7 @@ MPIRUN = ["mpirun", "-n", "3", "--oversubscribe", "--bind-to", "none", "--allow-
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
 
-# The verbs and the trainer's loop have no unit tests: what meets their mutants are scripts that run the program. Of a table its rows can run alone.
+# The verbs and the trainer's loop have no unit tests: scripts that run the program meet their mutants. Each row of a table can run alone.
 TABLES = ["end_to_end_flags", "end_to_end_keys"]
 SCRIPTS = ["end_to_end_command_line", *TABLES, *(f"end_to_end_{name}" for name in ("traffic", "newcomer", "stops", "owners", "histories", "precision", "run"))]
 SCRIPTS_MAY_COST = 10  # times the budget of unit tests
@@ -80,7 +80,8 @@ def call(tree, module, filters, seconds, environment):
 def names_of(tree, module):
     if module in TABLES:
         files = sorted(script_of(tree, module).parent.glob(f"{module.split('_')[-1]}_*.py"))
-        return list(dict.fromkeys(name for file in files for name in re.findall(r"^@row\(.*\n(?:@.*\n)*def (\w+)", file.read_text(), re.M)))
+        functions = [node for file in files for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)]
+        return list(dict.fromkeys(f.name for f in functions if any(isinstance(d, ast.Call) and d.func.id == "row" for d in f.decorator_list)))
     if launched(module) or module in SCRIPTS:
         return ["all"]
     said = subprocess.run([*program_of(tree, module), "--gtest_list_tests"], cwd=tree, capture_output=True, text=True, check=True).stdout
