@@ -285,6 +285,24 @@ TEST(Postgres, CommitsAreDurableWhateverTheServerIsSetTo) {
   EXPECT_EQ(query_postgres(server.uri("loose"), "SELECT setting FROM seen"), (QueryRows{{"on"}}));
 }
 
+TEST(Postgres, AServerThatDoesNotWriteToTheDiskIsRefused) {
+  PrivatePostgres& server = PrivatePostgres::shared();
+  query_postgres(server.uri(), "CREATE DATABASE careless");
+  const auto database = open_database(server.uri("careless"));
+  server.stop("fast");
+  server.start("-c fsync=off");
+  const std::string refused = opening_refused(server.uri("careless"));
+  const auto stored = database->store(test_batches("a", 1, 1));
+  const auto again = database->store(test_batches("a", 1, 1));
+  server.stop("fast");
+  server.start();
+  EXPECT_NE(refused.find("fsync = off"), std::string::npos) << refused;
+  EXPECT_FALSE(stored) << "the connection was cut";
+  ASSERT_FALSE(again);
+  EXPECT_NE(again.reason().find("fsync = off"), std::string::npos) << again.reason();
+  EXPECT_EQ(database->store(test_batches("a", 1, 1)).value(), (Stored{1, 0, 2, 0}));
+}
+
 TEST(Postgres, ComesBackAfterACrash) {
   PrivatePostgres& server = PrivatePostgres::shared();
   query_postgres(server.uri(), "CREATE DATABASE crash");

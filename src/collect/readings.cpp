@@ -69,9 +69,11 @@ std::vector<Batch> Readings::describe() const {
 }
 
 std::vector<Batch> Readings::next() {
+  // The meters take time to read, so the period ends in the middle of that time.
+  const double steady_before_s = steady_(), wall_before_s = wall_();
   const energy::StepEnergy energy = accountant_.end_step();
-  const double steady_s = steady_();
-  double end_s = wall_();
+  const double steady_s = 0.5 * (steady_before_s + steady_());
+  double end_s = wall_before_s + (steady_s - steady_before_s);
   const double length_s = steady_s - steady_s_;
   std::vector<Event> events;
   double start_s = wall_s_;

@@ -65,6 +65,23 @@ TEST(Readings, APeriodForEachScope) {
   EXPECT_EQ(batches[0].periods[1].start_s, 1e9 + 60) << "periods follow each other";
 }
 
+TEST(Readings, APeriodEndsInTheMiddleOfTheReading) {
+  ReadNode node;
+  double reads_take_s = 0.0;
+  int asked = 0;
+  // The second time that a call asks for the steady clock is after its reading.
+  Readings readings(
+      node.meters(), {}, [&] { return node.wall_s; },
+      [&] { return node.steady_s + (++asked % 2 == 1 ? reads_take_s : 0.0); });
+  node.pass(10);
+  asked = 1, reads_take_s = 0.5;
+  node.node = joules_read(100);
+  const auto batches = readings.next();
+  EXPECT_EQ(batches.at(0).periods.at(0).start_s, 1e9);
+  EXPECT_EQ(batches[0].periods[0].end_s, 1e9 + 10.25);
+  EXPECT_TRUE(batches[0].events.empty());
+}
+
 TEST(Readings, AValueThatCannotBeIsNull) {
   ReadNode node;
   Readings readings = node.readings();

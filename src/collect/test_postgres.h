@@ -38,9 +38,10 @@ class PrivatePostgres {
   PrivatePostgres(const PrivatePostgres&) = delete;
   PrivatePostgres& operator=(const PrivatePostgres&) = delete;
 
-  void start() {
-    run(fmt::format("pg_ctl -w -t 60 -l {0}/log -o \"-k {0} -c listen_addresses= -c fsync=off\" start",
-                    folder_.string()));
+  // `settings`: options of the server, such as "-c fsync=off".
+  void start(const std::string& settings = "") {
+    run(fmt::format("pg_ctl -w -t 60 -l {0}/log -o \"-k {0} -c listen_addresses= {1}\" start", folder_.string(),
+                    settings));
     running_ = true;
   }
   // "immediate": as a crash; the next start recovers from the log. "fast": cuts connections and ends in order.

@@ -210,6 +210,11 @@ class PostgresDatabase : public Database {
     name_ = db_->place();
     if (const std::string encoding = db_->text("SHOW server_encoding"); encoding != "UTF8")
       throw UsageError("{}: its encoding is {}; create the database with encoding UTF8", name_, encoding);
+    if (db_->text("SHOW fsync") == "off")
+      throw UsageError(
+          "{}: the server runs with fsync = off, so a power cut would lose records that the nodes no longer keep; set "
+          "fsync = on in its postgresql.conf",
+          name_);
     // A commit is on the disk when it returns. Other settings than off wait for that, or for more.
     if (db_->text("SHOW synchronous_commit") == "off") (void)db_->run("SET synchronous_commit = on");
     // The locks of a collector that lost power must not hold up the next one for hours.
