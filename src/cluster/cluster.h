@@ -61,6 +61,10 @@ struct Site {
   Figure water;                       // m^3 per J of the computers' energy
   Figure price;                       // euros per J of electricity
   std::optional<Figure> device_hour;  // euros per s of one device, if the site charges its hours
+  // kg CO2e per J of the electricity that the site has contracts for (market-based, GHG Protocol Scope 2)
+  std::optional<Figure> market_intensity;
+  // kg CO2e of making the computers, for each s of one device (its share of the node included)
+  std::optional<Figure> embodied;
 };
 
 // How evenly the nodes run, and how often they fail. A file may have any of these figures; what it lacks is absent

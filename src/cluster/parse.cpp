@@ -81,6 +81,8 @@ constexpr FigureKey<Site> kSiteFigures[] = {
 constexpr double kSecondsOfHour = 3600.0;
 constexpr OptionalKey<Site> kSiteOptions[] = {
     {"price_eur_per_device_hour", &Site::device_hour, {0.0, 1000.0, "euros/h", false, 1.0 / kSecondsOfHour}},
+    {"market_intensity_g_per_kwh", &Site::market_intensity, {0.0, 2000.0, "g CO2e/kWh", false, 1e-3 / kJoulesPerKwh}},
+    {"embodied_g_per_device_hour", &Site::embodied, {0.0, 10000.0, "g CO2e/h", false, 1e-3 / kSecondsOfHour}},
 };
 constexpr OptionalKey<Reliability> kReliabilityFigures[] = {
     {"step_jitter", &Reliability::step_jitter, {0.0, 0.3, "of the mean"}},
@@ -324,13 +326,15 @@ Site read_site(const Section& section) {
 const Range& range_of_site(const char* key) {
   for (const auto& k : kSiteFigures)
     if (std::string_view(k.key) == key) return k.range;
+  for (const auto& k : kSiteOptions)
+    if (std::string_view(k.key) == key) return k.range;
   MOLEN_CHECK(false, "no figure {}", key);
 }
 
 // Reads the [site] table of a file that has no other: `country` may stand in for the intensity.
 RunSite read_run_site(const Section& section, const std::string& origin) {
-  section.refuse_unknown(
-      {"pue", "country", "intensity_g_per_kwh", "intensity_file", "water_l_per_kwh", "price_eur_per_kwh"});
+  section.refuse_unknown({"pue", "country", "intensity_g_per_kwh", "intensity_file", "water_l_per_kwh",
+                          "price_eur_per_kwh", "market_intensity_g_per_kwh", "embodied_g_per_device_hour"});
   RunSite site;
   if (section.contains("country")) {
     const std::string code = section.text("country");
@@ -347,6 +351,9 @@ RunSite read_run_site(const Section& section, const std::string& origin) {
     site.intensity = section.figure("intensity_g_per_kwh", range_of_site("intensity_g_per_kwh"));
   site.water = section.figure_if_any("water_l_per_kwh", range_of_site("water_l_per_kwh"));
   site.price = section.figure_if_any("price_eur_per_kwh", range_of_site("price_eur_per_kwh"));
+  site.market_intensity =
+      section.figure_if_any("market_intensity_g_per_kwh", range_of_site("market_intensity_g_per_kwh"));
+  site.embodied = section.figure_if_any("embodied_g_per_device_hour", range_of_site("embodied_g_per_device_hour"));
   if (section.contains("intensity_file"))
     site.series_file = (fs::path(origin).parent_path() / section.text("intensity_file")).string();
   return site;

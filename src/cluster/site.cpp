@@ -72,6 +72,7 @@ RunSite site_of(const Cluster& cluster) {
   site.name = cluster.name;
   site.pue = cluster.site.pue, site.intensity = cluster.site.intensity;
   site.water = cluster.site.water, site.price = cluster.site.price;
+  site.market_intensity = cluster.site.market_intensity, site.embodied = cluster.site.embodied;
   return site;
 }
 

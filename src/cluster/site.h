@@ -19,14 +19,16 @@ struct Country {
 std::span<const Country> countries();  // by ascending code
 
 struct RunSite {
-  std::string name;                       // "lumi-g", "Finland", or the file
-  std::string country;                    // its code, if the site names one
-  Figure pue;                             // energy of the site over energy of its computers
-  Figure intensity;                       // kg CO2e per J of electricity
-  std::optional<Figure> water;            // m^3 per J of the computers' energy
-  std::optional<Figure> price;            // euros per J of electricity
-  std::string series_file;                // that the site's file names, beside it; "" if none
-  std::optional<IntensitySeries> series;  // of that file; replaces `intensity` at the times for which it has values
+  std::string name;                        // "lumi-g", "Finland", or the file
+  std::string country;                     // its code, if the site names one
+  Figure pue;                              // energy of the site over energy of its computers
+  Figure intensity;                        // kg CO2e per J of electricity
+  std::optional<Figure> water;             // m^3 per J of the computers' energy
+  std::optional<Figure> price;             // euros per J of electricity
+  std::optional<Figure> market_intensity;  // kg CO2e per J of the electricity that the site has contracts for
+  std::optional<Figure> embodied;          // kg CO2e of making the computers, for each s of one device
+  std::string series_file;                 // that the site's file names, beside it; "" if none
+  std::optional<IntensitySeries> series;   // of that file; replaces `intensity` at the times for which it has values
 
   // Returns the mean intensity between two times (s since 1970; may be equal).
   double mean_intensity(double from_s, double to_s) const;

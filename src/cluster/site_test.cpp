@@ -70,6 +70,29 @@ TEST(RunSites, AFileOfItsOwn) {
   EXPECT_EQ(whole.pue.value, find("lumi-g").site.pue.value);
 }
 
+TEST(RunSites, ContractsAndTheMakingOfTheComputers) {
+  constexpr std::string_view kMore =
+      "market_intensity_g_per_kwh = { value = 20, spread = 0.1, source = \"contract\" }\n"
+      "embodied_g_per_device_hour = { value = 36, source = \"maker\" }\n";
+  const auto expect = [](const RunSite& site) {
+    EXPECT_DOUBLE_EQ(site.market_intensity.value().value, 20 * kGram);
+    EXPECT_EQ(site.market_intensity->spread, 0.1);
+    EXPECT_DOUBLE_EQ(site.embodied.value().value, 1e-5) << "kg of a second";
+  };
+  expect(parse_site(std::string(kSiteText) + std::string(kMore), "s.toml"));
+  const RunSite none = parse_site(kSiteText, "s.toml");
+  EXPECT_FALSE(none.market_intensity || none.embodied);
+  // The [site] of a description has the same keys.
+  std::string whole(shipped_text("lumi-g"));
+  whole.insert(whole.find("[site]") + std::string_view("[site]\n").size(), kMore);
+  expect(parse_site(whole, "s.toml"));
+  EXPECT_NE(reason([] {
+              parse_site(std::string(kSiteText) + "embodied_g_per_device_hour = { value = 2e4, source = \"x\" }\n",
+                         "s.toml");
+            }).find("0 to 10000 g CO2e/h"),
+            std::string::npos);
+}
+
 TEST(RunSites, ASeriesBesideItsFile) {
   const TemporaryDirectory directory(fs::temp_directory_path() / "molen-site-test");
   write_file_atomic(directory.path() / "grid.csv", "time,g_per_kwh\n2026-11-29T00:00Z,100\n2026-11-29T01:00Z,300\n");

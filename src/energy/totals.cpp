@@ -52,8 +52,12 @@ AtSite sum(const AtSite& before, bool joules_before, const AtSite& more) {
   const auto both = [&](const std::optional<double>& a, const std::optional<double>& b) {
     return b && (a || !joules_before) ? std::optional(a.value_or(0.0) + *b) : std::nullopt;
   };
-  return {both(before.site_j, more.site_j), both(before.kg_co2e, more.kg_co2e), both(before.water_l, more.water_l),
-          both(before.eur, more.eur)};
+  return {both(before.site_j, more.site_j),
+          both(before.kg_co2e, more.kg_co2e),
+          both(before.water_l, more.water_l),
+          both(before.eur, more.eur),
+          both(before.market_kg_co2e, more.market_kg_co2e),
+          both(before.embodied_kg_co2e, more.embodied_kg_co2e)};
 }
 
 RunTotals add(RunTotals t, std::int64_t steps, std::int64_t tokens, const EnergySoFar& energy,
@@ -106,6 +110,8 @@ Json to_json(const RunTotals& t) {
           {"spent_kg_co2e", or_null(t.spent_at_site.kg_co2e)},
           {"spent_water_l", or_null(t.spent_at_site.water_l)},
           {"spent_eur", or_null(t.spent_at_site.eur)},
+          {"spent_market_kg_co2e", or_null(t.spent_at_site.market_kg_co2e)},
+          {"spent_embodied_kg_co2e", or_null(t.spent_at_site.embodied_kg_co2e)},
           {"undone_j", t.undone_j()},
           {"total_j", t.total_j ? Json(*t.total_j) : Json()},
           {"kg_co2e", t.kg_co2e ? Json(*t.kg_co2e) : Json()},
@@ -143,7 +149,8 @@ RunTotals totals_from_json(const Json& json, std::int64_t step_done, const std::
   const auto if_any = [&](const char* key) {
     return json.contains(key) && !json[key].is_null() ? std::optional(amount_member(json, key, where)) : std::nullopt;
   };
-  t.spent_at_site = {if_any("spent_site_j"), if_any("spent_kg_co2e"), if_any("spent_water_l"), if_any("spent_eur")};
+  t.spent_at_site = {if_any("spent_site_j"), if_any("spent_kg_co2e"),        if_any("spent_water_l"),
+                     if_any("spent_eur"),    if_any("spent_market_kg_co2e"), if_any("spent_embodied_kg_co2e")};
   // An older checkpoint knows only the emissions of what led to it.
   if (!json.contains("spent_kg_co2e") && t.undone_j() == 0.0) t.spent_at_site.kg_co2e = t.kg_co2e;
   t.hosts = count_member(json, "hosts", where);

@@ -16,8 +16,10 @@ namespace molen::energy {
 // is absent unless the site's figure is known for all of that energy.
 struct AtSite {
   std::optional<double> site_j;   // with the PUE
-  std::optional<double> kg_co2e;  // of site_j
+  std::optional<double> kg_co2e;  // of site_j, by the grid where the site is (location-based)
   std::optional<double> water_l, eur;
+  std::optional<double> market_kg_co2e;    // of site_j, by the contracts of the site (market-based)
+  std::optional<double> embodied_kg_co2e;  // of making the computers: their share for the time of the ranks
 };
 // Returns the sum. `before` is that of nothing if there were no joules before.
 AtSite sum(const AtSite& before, bool joules_before, const AtSite& more);

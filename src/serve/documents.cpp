@@ -127,8 +127,13 @@ std::string energy_of_card(const RunData& run, const std::optional<Footprint>& f
   if (f->site_j)
     s += line("energy with the site", fmt::format("{:.6g} kWh (PUE {:.4g})", *f->site_j / kJoulesPerKwh, *f->pue));
   if (f->kg_co2e)
-    s += line("emissions", fmt::format("{:.4g} kg CO2e at {:.4g} g/kWh (location: {}; {})", *f->kg_co2e,
-                                       f->grams_per_kwh.value_or(0.0), f->sites, f->intensity_source));
+    s += line("emissions", fmt::format("{:.4g} kg CO2e at {:.4g} g/kWh{} (location: {}; {})", *f->kg_co2e,
+                                       f->grams_per_kwh.value_or(0.0), spread_text(*f), f->sites, f->intensity_source));
+  if (f->market_kg_co2e)
+    s += line("emissions by the site's contracts (market-based)", fmt::format("{:.4g} kg CO2e", *f->market_kg_co2e));
+  if (f->embodied_kg_co2e)
+    s += line("emissions of making the computers, their share for the time of the run",
+              fmt::format("{:.4g} kg CO2e", *f->embodied_kg_co2e));
   if (f->water_l) s += line("water", fmt::format("{:.4g} l", *f->water_l));
   return s + "\n";
 }

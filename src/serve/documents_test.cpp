@@ -20,11 +20,12 @@ RunData run_at_two_sites() {
   run.id = "77";
   run.energy_totals = Json::parse(R"({"event":"totals","total_j":7.2e6,"undone_j":1.8e6,"kg_co2e":0.9,"seconds":3000,
       "spent_s":3600,"partial":"without dram","energy_j":{"cpu-package0":7.2e6},"spent_site_j":13.5e6,"spent_kg_co2e":1.2,
-      "spent_water_l":5,"spent_eur":0.75,
+      "spent_water_l":5,"spent_eur":0.75,"spent_market_kg_co2e":0.6,"spent_embodied_kg_co2e":0.25,
       "spent_j":{"cpu-package0":5.4e6,"cpu-package1":3.6e6,"gpu0":7.2e6,"gpu1":7.2e6,"node":9e7,"dram":3e6,"dram0":1.2e6,"dram1":2.4e6}})");
   run.energy_site = Json::parse(R"({"event":"site","name":"Here <i>","country":"NL","pue":{"value":9},
       "intensity_g_per_kwh":{"value":400,"source":"a table"},"intensity_file":"grid.csv"})");
   run.energy_sites = {"There", "Here <i>"};
+  run.emissions_spread = 0.13;
   run.environment =
       Json::parse(R"({"cpu":"a processor","cores":8,"gpu":"H100 *SXM*","system":"Linux 6","memory_bytes":8589934592})");
   run.events = {
@@ -68,17 +69,21 @@ TEST(Footprint, IsThatOfAllAttempts) {
   EXPECT_DOUBLE_EQ(*f->grams_per_kwh, 320.0);
   EXPECT_EQ(f->water_l, 5.0);
   EXPECT_EQ(f->eur, 0.75);
+  EXPECT_EQ(f->market_kg_co2e, 0.6);
+  EXPECT_EQ(f->embodied_kg_co2e, 0.25);
+  EXPECT_EQ(f->kg_co2e_spread, 0.13);
   EXPECT_DOUBLE_EQ(*f->car_km, 1.2 / plan::car_emissions().value / 1e3);
 }
 
 TEST(Footprint, SaysNothingThatIsNotKnown) {
   RunData run = run_at_two_sites();
-  for (const char* key : {"spent_site_j", "spent_kg_co2e", "spent_water_l", "spent_eur"})
+  for (const char* key : {"spent_site_j", "spent_kg_co2e", "spent_water_l", "spent_eur", "spent_market_kg_co2e",
+                          "spent_embodied_kg_co2e"})
     run.energy_totals[key] = nullptr;
   const auto unknown = footprint_of(run);
   ASSERT_TRUE(unknown);
   EXPECT_FALSE(unknown->site_j || unknown->kg_co2e || unknown->water_l || unknown->eur || unknown->car_km ||
-               unknown->pue);
+               unknown->pue || unknown->market_kg_co2e || unknown->embodied_kg_co2e || unknown->kg_co2e_spread);
   EXPECT_NE(footprint_table(run).find("an attempt that measured energy named no site"), std::string::npos);
   const auto refusal = [&] {
     try {

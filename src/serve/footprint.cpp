@@ -1,5 +1,7 @@
 #include "serve/footprint.h"
 
+#include <fmt/format.h>
+
 #include <cctype>
 #include <cmath>
 #include <vector>
@@ -39,10 +41,16 @@ std::optional<Footprint> footprint_of(const RunData& run) {
   f.intensity_source = source_of(run.energy_site);
   f.site_j = known(t, "spent_site_j"), f.kg_co2e = known(t, "spent_kg_co2e");
   f.water_l = known(t, "spent_water_l"), f.eur = known(t, "spent_eur");
+  f.market_kg_co2e = known(t, "spent_market_kg_co2e"), f.embodied_kg_co2e = known(t, "spent_embodied_kg_co2e");
+  if (f.kg_co2e) f.kg_co2e_spread = run.emissions_spread;
   if (f.site_j && f.computers_j > 0.0) f.pue = *f.site_j / f.computers_j;
   if (f.kg_co2e && f.site_j && *f.site_j > 0.0) f.grams_per_kwh = 1e3 * *f.kg_co2e / (*f.site_j / kJoulesPerKwh);
   if (f.kg_co2e) f.car_km = *f.kg_co2e / plan::car_emissions().value * 1e-3;
   return f;
+}
+
+std::string spread_text(const Footprint& f) {
+  return f.kg_co2e_spread ? fmt::format(", within {:.2g} % with a probability of 80 %", 1e2 * *f.kg_co2e_spread) : "";
 }
 
 std::optional<double> joules_of_kind(const std::map<std::string, double>& by_scope, const std::string& kind) {

@@ -22,6 +22,12 @@ struct Footprint {
   // The energy at its sites, its emissions, water and price. A value is absent unless each attempt that measured energy
   // knew its site's figure.
   std::optional<double> site_j, kg_co2e, water_l, eur;
+  // Emissions by the site's contracts for electricity (`kg_co2e` is by its location), and those of making the
+  // computers; each is absent as above.
+  std::optional<double> market_kg_co2e, embodied_kg_co2e;
+  // With a probability of 80 %, `kg_co2e` is within this share of itself, as far as its PUE and carbon intensity decide
+  // it; the meters' own errors are not in it. The largest of all sites. Absent unless each site says its spreads.
+  std::optional<double> kg_co2e_spread;
   std::optional<double> pue, grams_per_kwh;  // the means over the run
   std::optional<double> car_km;              // that a car drives for the same emissions (plan::car_emissions)
   std::string intensity_source;              // of the last site
@@ -29,6 +35,8 @@ struct Footprint {
 
 // Returns nothing when no energy was measured.
 std::optional<Footprint> footprint_of(const RunData& run);
+// Returns ", within 10 % with a probability of 80 %" for the emissions, or "" where their spread is not known.
+std::string spread_text(const Footprint& footprint);
 // Returns the joules of the scopes of a kind: "dram" is the sum over dram0, dram1 and so on, or else the scope dram.
 // Nothing if no meter reads it.
 std::optional<double> joules_of_kind(const std::map<std::string, double>& by_scope, const std::string& kind);

@@ -124,8 +124,8 @@ TEST(Golden, ReportOfARun) {
       R"({"host":"mill","cpu":"A <CPU>","gpu":"none","cores":2,"molen":"0.1.0","git":"abc","libtorch":"2.13","compiler":"gcc","device_peak":{"source":"measured: 100 GFLOP/s"}})");
   write(
       "energy.jsonl",
-      R"({"event":"site","name":"cellar <1>","pue":{"value":1.25},"intensity_g_per_kwh":{"value":268,"source":"a table"},"water_l_per_kwh":{"value":0.5},"price_eur_per_kwh":null}
-{"event":"totals","steps":8,"tokens":16384,"total_j":640,"j_per_token":0.039,"kg_co2e":5.96e-5,"spent_site_j":800,"spent_kg_co2e":5.96e-5,"spent_water_l":8.9e-5,"spent_eur":null,"partial":"without dram"}
+      R"({"event":"site","name":"cellar <1>","pue":{"value":1.25,"spread":0.06},"intensity_g_per_kwh":{"value":268,"spread":0.08,"source":"a table"},"water_l_per_kwh":{"value":0.5},"price_eur_per_kwh":null}
+{"event":"totals","steps":8,"tokens":16384,"total_j":640,"j_per_token":0.039,"kg_co2e":5.96e-5,"spent_site_j":800,"spent_kg_co2e":5.96e-5,"spent_water_l":8.9e-5,"spent_eur":null,"spent_market_kg_co2e":1.2e-5,"spent_embodied_kg_co2e":2.5e-5,"partial":"without dram"}
 )");
   write("config.toml",
         "[model]\npreset = \"llama-60m\"\nlayers = 8\nhidden = 512\n[batch]\nglobal = 8\nmicro = 2\n[parallel]\nzero = "

@@ -70,6 +70,9 @@ Json footprint_json(const RunData& run) {
           {"site_j", or_null(f->site_j)},
           {"g_per_kwh", or_null(f->grams_per_kwh)},
           {"kg_co2e", or_null(f->kg_co2e)},
+          {"kg_co2e_spread", or_null(f->kg_co2e_spread)},
+          {"market_kg_co2e", or_null(f->market_kg_co2e)},
+          {"embodied_kg_co2e", or_null(f->embodied_kg_co2e)},
           {"water_l", or_null(f->water_l)},
           {"eur", or_null(f->eur)},
           {"car_km", or_null(f->car_km)}};

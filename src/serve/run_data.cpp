@@ -99,22 +99,40 @@ Json last_event(const fs::path& path, const std::string& event) {
   return {};
 }
 
+// The spread of the emissions of a joule at a site: that of its PUE and that of its carbon intensity, in quadrature.
+std::optional<double> spread_of_site(const Json& site) {
+  if (!text_of(site, "intensity_file").empty()) return std::nullopt;
+  double squares = 0.0;
+  for (const char* key : {"pue", "intensity_g_per_kwh"}) {
+    const double spread = site.contains(key) && site[key].is_object() ? number_of(site[key], "spread") : std::nan("");
+    if (!(spread >= 0.0 && spread <= 1.0)) return std::nullopt;
+    squares += spread * spread;
+  }
+  return std::sqrt(squares);
+}
+
 void read_energy(const fs::path& path, RunData& run) {
   run.energy_totals = last_event(path, "totals");
   run.energy_phases = last_event(path, "phases");
   run.energy_site = last_event(path, "site");
+  bool all_spreads = true;
+  double largest = 0.0;
   store::each_line(path, [&](std::string_view line, std::int64_t) {
     constexpr std::size_t kLongest = 1 << 14, kMostSites = 32;
     if (line.size() > kLongest || line.find("\"site\"") == std::string_view::npos) return;
     try {
       const Json event = parse_json(line, path.string());
       const std::string name = text_of(event, "name");
-      if (text_of(event, "event") == "site" && run.energy_sites.size() < kMostSites &&
-          std::ranges::find(run.energy_sites, name) == run.energy_sites.end())
+      if (text_of(event, "event") != "site") return;
+      const auto spread = spread_of_site(event);
+      all_spreads = all_spreads && spread;
+      largest = std::max(largest, spread.value_or(0.0));
+      if (run.energy_sites.size() < kMostSites && std::ranges::find(run.energy_sites, name) == run.energy_sites.end())
         run.energy_sites.push_back(name);
     } catch (const UsageError&) {
     }
   });
+  if (all_spreads && !run.energy_sites.empty()) run.emissions_spread = largest;
 }
 
 // Reads a file beside the metrics. If the file is damaged, only its part of the page is missing.

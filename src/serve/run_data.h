@@ -26,8 +26,11 @@ struct RunData {
   std::map<std::string, std::map<std::string, double>> baselines;  // name -> language -> bits per byte
   Json environment = Json::object(), predicted;                    // predicted: null when there is none
   Json energy_totals;                                              // of the run; null when there are none
-  Json energy_site;                           // the site of the last attempt that named one; null when there is none
-  std::vector<std::string> energy_sites;      // the names of all sites, in the order of their first attempts
+  Json energy_site;                       // the site of the last attempt that named one; null when there is none
+  std::vector<std::string> energy_sites;  // the names of all sites, in the order of their first attempts
+  // The largest spread of the carbon intensity times the PUE of these sites (1 is 100 %); absent where one of them
+  // states none, as a series of intensities does.
+  std::optional<double> emissions_spread;
   std::string id;                             // the run's own (run.json); "" if it is not known
   Json energy_phases;                         // the joules of phases in the last attempt; null when there are none
   std::string config;                         // TOML text

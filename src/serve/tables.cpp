@@ -193,9 +193,12 @@ std::string footprint_table(const RunData& run) {
   if (f->site_j) add("energy with the site", kwh(f->site_j), "kWh", fmt::format("PUE {:.4g}", f->pue.value_or(0.0)));
   if (f->kg_co2e)
     add("emissions", f->kg_co2e, "kg CO2e",
-        fmt::format("{:.4g} g CO2e/kWh; {}", f->grams_per_kwh.value_or(0.0), f->intensity_source));
+        fmt::format("{:.4g} g CO2e/kWh{}; {}", f->grams_per_kwh.value_or(0.0), spread_text(*f), f->intensity_source));
   else
     s += "<tr><th scope=row>emissions<td>not known<td class=text>an attempt that measured energy named no site";
+  add("emissions by contracts", f->market_kg_co2e, "kg CO2e", "market-based; the line above is by location");
+  add("emissions of making the computers", f->embodied_kg_co2e, "kg CO2e",
+      "embodied: their share for the time of the run, not in the lines above");
   add("a car emits as much over", f->car_km, "km", plan::car_emissions().source);
   add("water", f->water_l, "l", "");
   add("electricity", f->eur, "EUR", "");

@@ -40,12 +40,18 @@ Json figure_json(const cluster::Figure& figure, double unit) {
 
 Json site_json(const cluster::RunSite& site) {
   constexpr double kLitres = 1e3 * kJoulesPerKwh;  // l/kWh of m^3/J
+  constexpr double kSecondsOfHour = 3600.0;
+  const auto or_null = [](const std::optional<cluster::Figure>& figure, double unit) {
+    return figure ? figure_json(*figure, unit) : Json();
+  };
   return {{"name", site.name},
           {"country", site.country},
           {"pue", figure_json(site.pue, 1.0)},
           {"intensity_g_per_kwh", figure_json(site.intensity, kGramsPerKwh)},
-          {"water_l_per_kwh", site.water ? figure_json(*site.water, kLitres) : Json()},
-          {"price_eur_per_kwh", site.price ? figure_json(*site.price, kJoulesPerKwh) : Json()},
+          {"water_l_per_kwh", or_null(site.water, kLitres)},
+          {"price_eur_per_kwh", or_null(site.price, kJoulesPerKwh)},
+          {"market_intensity_g_per_kwh", or_null(site.market_intensity, kGramsPerKwh)},
+          {"embodied_g_per_device_hour", or_null(site.embodied, 1e3 * kSecondsOfHour)},
           {"intensity_file", site.series ? Json(site.series->origin()) : Json()}};
 }
 
@@ -285,15 +291,19 @@ class Recorder::Impl {
     }
     if (last_) {
       const double used_before = before_.total_j.value_or(0.0), spent_before = before_.spent_total_j;
+      const double spent_before_s = before_.spent_s;
       before_.take_over(last_->spent.by_scope, last_->spent.total, last_->spent.seconds, last_->ended_at == step);
       // No checkpoint has these joules, so their times are not known either.
-      const auto at_site = [&](double joules) {
-        return emissions_ ? emissions_->of_earlier(joules, wall_time()) : energy::AtSite{};
+      const auto at_site = [&](double joules, double seconds) {
+        return emissions_ ? emissions_->of_earlier(joules, seconds * job_.machine.ranks, wall_time())
+                          : energy::AtSite{};
       };
       if (const double more = before_.spent_total_j - spent_before; more > 0.0)
-        before_.spent_at_site = energy::sum(before_.spent_at_site, spent_before > 0.0, at_site(more));
+        before_.spent_at_site =
+            energy::sum(before_.spent_at_site, spent_before > 0.0, at_site(more, before_.spent_s - spent_before_s));
       if (const double used = before_.total_j.value_or(0.0) - used_before; used > 0.0)
-        before_.kg_co2e = energy::sum({{}, before_.kg_co2e, {}, {}}, used_before > 0.0, at_site(used)).kg_co2e;
+        before_.kg_co2e =
+            energy::sum({{}, before_.kg_co2e, {}, {}, {}, {}}, used_before > 0.0, at_site(used, 0.0)).kg_co2e;
     }
     undone_before_ = before_.undone_j();
     return {attempt(), history(), 1, {}, {before_.spent_j, before_.spent_total_j, before_.spent_s}};
@@ -324,7 +334,8 @@ class Recorder::Impl {
   // one.
   energy::AtSite at_site_so_far(std::optional<double> joules) {
     if (!joules) return emissions_->so_far();
-    const energy::AtSite all = emissions_->so_far(*joules, wall_time());
+    const double seconds = 1e-9 * static_cast<double>(now_ns() - energy_.opened_ns());
+    const energy::AtSite all = emissions_->so_far(*joules, seconds * job_.machine.ranks, wall_time());
     if (!emissions_->follows_series() && !std::exchange(series_left_, true))
       note(fmt::format("{} has no carbon intensity for the present; {:.4g} g CO2e/kWh count instead ({})",
                        emissions_->site().series->origin(), kGramsPerKwh * emissions_->site().intensity.value,
