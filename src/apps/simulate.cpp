@@ -12,84 +12,89 @@
 #include "plan/clock_plan.h"
 #include "plan/documents.h"
 #include "plan/resolve.h"
+#include "plan/static_check.h"
 #include "plan/trial.h"
 #include "program/build/build.h"
 #include "program/ir/trace.h"
-#include "program/provenance/provenance.h"
 #include "sim/attended.h"
 #include "sim/calibration.h"
 #include "sim/described_costs.h"
-#include "sim/simulate.h"
+#include "sim/forecast.h"
 #ifdef MOLEN_HAS_TORCH
 #include "measure/calibrate.h"
 #endif
 
 namespace molen::apps {
 namespace {
+struct SimulateArguments {
+  std::string cluster, communicator, format, trace;
+  int stage = 0;
+  bool clocks = false;
+  double slowdown = 0.0;
+  // Whether a Timeline of every op is asked for, not only sums over it.
+  bool every_op() const { return clocks || !trace.empty(); }
+};
+
 // A configuration and the programs of its stages, which the verifier has accepted.
 struct Built {
   config::Config config;  // resolved
   program::Setting setting;
-  program::Stages stages;
+  std::vector<program::Program> stages;
   // With data.document_mask: the share that the FLOPs of attention are left with, and the stages with less and with
   // more
   // of them, between which 80 % of the batches of a rank lie.
   std::optional<data::Attended> attended;
-  std::vector<program::Stages> less_and_more;
+  std::vector<std::vector<program::Program>> less_and_more;
 };
+
 Built build_for(config::Config c, const plan::Machine& machine) {
   const auto a = plan::resolve_architecture(c);
   const auto setting = plan::resolve_setting(c, a, machine);
 
   const auto schedule = plan::read_schedule(c);
-  auto programs = program::build_stages(a, setting, schedule ? &*schedule : nullptr);
-  for (const auto& p : programs) program::require_sound(p, "the built program");
-  if (const auto findings = program::check_world(programs); !findings.empty())
-    throw Error("the pipeline's programs are refused: {}", findings.front().text);
+  auto programs = program::build_stages(a, setting, schedule ? &*schedule : nullptr, false);
+  plan::require_sound(programs);
   std::optional<data::Attended> attended;
-  std::vector<program::Stages> less_and_more;
+  std::vector<std::vector<program::Program>> less_and_more;
   if (setting.document_mask) {
     attended = plan::attended_of(c, a);
     const auto [low, high] = data::interval_of(*attended, setting.global_batch / setting.data_ranks());
     for (const double share : {low, high}) {
-      auto within = programs;
-      sim::attend_within_documents(within, share, machine.cuda);
-      less_and_more.emplace_back(std::move(within));
+      less_and_more.push_back(programs);
+      sim::attend_within_documents(less_and_more.back(), share, machine.cuda);
     }
     sim::attend_within_documents(programs, attended->mean, machine.cuda);
   }
-  return {std::move(c), setting, program::Stages(std::move(programs)), attended, std::move(less_and_more)};
+  return {std::move(c), setting, std::move(programs), attended, std::move(less_and_more)};
 }
 
-std::optional<AttendedStep> attended_step(const Built& built, const sim::Costs& costs) {
+std::optional<AttendedStep> attended_step(Built& built, const sim::Costs& costs) {
   if (!built.attended) return std::nullopt;
-  const auto step = [&](std::size_t i) { return sim::step_seconds(sim::simulate(built.less_and_more[i], costs)); };
+  const auto step = [&](std::size_t i) { return sim::Forecast(std::move(built.less_and_more[i]), costs).seconds(); };
   return AttendedStep{*built.attended, step(0), step(1)};
 }
 
 // Returns a failure when the calibration has no data for the prediction.
 Result<Simulated> simulate_on(config::Config c, const plan::Machine& machine, const sim::Calibration& calibration,
-                              const std::string& communicator) {
+                              const SimulateArguments& o) {
   Built built = build_for(std::move(c), machine);
-  const std::string comm = !communicator.empty()                 ? communicator
+  const std::string comm = !o.communicator.empty()               ? o.communicator
                            : machine.ranks == 1                  ? "self"
                            : machine.ranks > machine.local_ranks ? "mpi"
                                                                  : "threads";
   auto costs = calibration.find(sim::conditions_of(built.setting, comm));
   if (!costs) return Failure{costs.reason()};
-  auto timelines = sim::simulate(built.stages, costs.value());
+  sim::Forecast step(std::move(built.stages), costs.value(), o.every_op());
   auto whole_run = whole_run_of_calibration(built.config);
   return Simulated{.config = std::move(built.config),
-                   .stages = std::move(built.stages),
-                   .timelines = std::move(timelines),
+                   .step = std::move(step),
                    .attended = attended_step(built, costs.value()),
                    .extrapolated = costs.value().extrapolated(),
                    .whole_run = std::move(whole_run)};
 }
 
-// `slowdown`: with a plan of clocks for a step that may take so much longer.
 Simulated simulate_described(config::Config c, const cluster::Cluster& on, const plan::Machine& machine,
-                             std::optional<double> slowdown) {
+                             const SimulateArguments& o) {
   if (c.device.kind == "cpu")
     throw UsageError("{}: {} describes {} devices; device.kind = \"auto\" takes them", c.where("device.kind"), on.name,
                      on.device.name);
@@ -97,15 +102,14 @@ Simulated simulate_described(config::Config c, const cluster::Cluster& on, const
   Built built = build_for(std::move(c), machine);
   const sim::Factors& factors = sim::Factors::shipped();
   const sim::DescribedCosts costs(on, factors);
-  auto timelines = sim::simulate(built.stages, costs);
-  const auto energy = sim::energy_of(built.stages, timelines, on, factors, factors.spread());
-  const PredictedStep step{sim::step_seconds(timelines), factors.spread(), energy};
-  auto whole_run = whole_run_of(built.config, built.stages.program(0).arch, built.setting, machine, on, costs, step);
+  sim::Forecast step(std::move(built.stages), costs, o.every_op());
+  const auto energy = step.energy(on, factors, factors.spread());
+  const PredictedStep predicted{step.seconds(), factors.spread(), energy};
+  auto whole_run = whole_run_of(built.config, step.program(0).arch, built.setting, machine, on, costs, predicted);
   std::optional<plan::ClockPlan> clocks;
-  if (slowdown) clocks = plan::clock_plan(built.stages, timelines, on, factors, costs, *slowdown);
+  if (o.clocks) clocks = plan::clock_plan(step.stages(), step.timelines(), on, factors, costs, o.slowdown);
   return {.config = std::move(built.config),
-          .stages = std::move(built.stages),
-          .timelines = std::move(timelines),
+          .step = std::move(step),
           .attended = attended_step(built, costs),
           .whole_run = std::move(whole_run),
           .cluster = on,
@@ -126,10 +130,10 @@ bool measured_here(const sim::Calibration& calibration) {
 // For an open precision: uses the precision of a run on this machine if the calibration is of this machine; else the
 // calibrated type that is predicted to be fastest.
 Simulated simulate_open(const config::Config& c, plan::Machine machine, const sim::Calibration& calibration,
-                        const std::string& cluster, const std::string& communicator) {
+                        const SimulateArguments& o) {
   if (!measured_here(calibration)) machine.measure_precision = nullptr;
   if (machine.measure_precision) {
-    auto simulated = simulate_on(c, machine, calibration, communicator);
+    auto simulated = simulate_on(c, machine, calibration, o);
     if (simulated) return std::move(simulated).value();
   }
   std::optional<Simulated> fastest;
@@ -142,9 +146,9 @@ Simulated simulate_open(const config::Config& c, plan::Machine machine, const si
     config::Config fixed = c;
     config::assign(fixed, "precision.compute", std::string(name),
                    {config::Origin::Kind::kOther,
-                    fmt::format("predicted to be the fastest of what {} holds; \"auto\" measures", cluster)});
+                    fmt::format("predicted to be the fastest of what {} holds; \"auto\" measures", o.cluster)});
     try {
-      auto simulated = simulate_on(std::move(fixed), machine, calibration, communicator);
+      auto simulated = simulate_on(std::move(fixed), machine, calibration, o);
       if (simulated && (!fastest || simulated.value().step_s() < fastest->step_s()))
         fastest.emplace(std::move(simulated).value());
     } catch (const UsageError& error) {  // another type may still be valid
@@ -153,25 +157,19 @@ Simulated simulate_open(const config::Config& c, plan::Machine machine, const si
   }
   if (fastest) return std::move(*fastest);
   if (!refused.empty()) throw UsageError("{}", refused);
-  auto simulated = simulate_on(c, machine, calibration, communicator);
+  auto simulated = simulate_on(c, machine, calibration, o);
   if (!simulated)
-    throw UsageError("{}: {}; --ranks, math.threads, precision.compute and --communicator choose", cluster,
+    throw UsageError("{}: {}; --ranks, math.threads, precision.compute and --communicator choose", o.cluster,
                      simulated.reason());
   return std::move(simulated).value();
 }
 
-struct SimulateArguments {
-  std::string cluster, communicator, format, trace;
-  int stage = 0;
-  bool clocks = false;
-  double slowdown = 0.0;
-};
-
 void write_predicted_trace(const Simulated& s, const std::string& file) {
   std::vector<store::TraceSpan> spans;
-  for (std::size_t i = 0; i < s.stages.size(); ++i)
-    std::ranges::move(program::spans_of(s.stages.ops(i), s.timelines[i], 0.0, 1, static_cast<std::int64_t>(i)),
-                      std::back_inserter(spans));
+  for (std::size_t i = 0; i < s.step.size(); ++i)
+    std::ranges::move(
+        program::spans_of(s.step.stages().ops(i), s.step.timelines()[i], 0.0, 1, static_cast<std::int64_t>(i)),
+        std::back_inserter(spans));
   write_file_atomic(file, store::trace_json(spans));
 }
 
@@ -181,8 +179,7 @@ Simulated simulate_either(const ConfigOptions& options, const SimulateArguments&
     if (!o.communicator.empty())
       throw UsageError("--communicator: {} is a description, not a calibration; its devices use their own", o.cluster);
     const cluster::Cluster on = cluster::find(o.cluster);
-    return simulate_described(c, on, plan::machine_on(on, machine.ranks, options.ranks_per_node),
-                              o.clocks ? std::optional(o.slowdown) : std::nullopt);
+    return simulate_described(c, on, plan::machine_on(on, machine.ranks, options.ranks_per_node), o);
   }
   if (o.clocks)
     throw UsageError(
@@ -195,17 +192,17 @@ Simulated simulate_either(const ConfigOptions& options, const SimulateArguments&
         "cuda devices",
         c.where("device.kind"));
   machine.cuda = false;
-  return simulate_open(c, machine, sim::read_calibration(o.cluster), o.cluster, o.communicator);
+  return simulate_open(c, machine, sim::read_calibration(o.cluster), o);
 }
 
 int run_simulate(const ConfigOptions& options, const SimulateArguments& o) {
   const config::Config c = load_config(options);
   const Simulated s = simulate_either(options, o, c);
   const auto stage = static_cast<std::size_t>(o.stage);
-  if (stage >= s.stages.size())
-    throw UsageError("--stage: {}; the layout has {} stage{}, counted from 0", o.stage, s.stages.size(),
-                     s.stages.size() == 1 ? "" : "s");
-  const auto& p = s.stages.program(stage);
+  if (stage >= s.step.size())
+    throw UsageError("--stage: {}; the layout has {} stage{}, counted from 0", o.stage, s.step.size(),
+                     s.step.size() == 1 ? "" : "s");
+  const auto& p = s.step.program(stage);
   const auto choices = open_choices(c, s.config, p.arch, p.setting);
   // The figures of a run are those of its own configuration and ranks.
   std::optional<MeasuredRun> measured;

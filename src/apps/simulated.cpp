@@ -6,7 +6,6 @@
 #include <map>
 
 #include "apps/clock_plan.h"
-#include "program/ir/comparison.h"
 #include "program/memory/memory.h"
 #include "sim/factors.h"
 
@@ -21,14 +20,14 @@ struct StageRow {
 
 std::vector<StageRow> rows_of(const Simulated& s) {
   std::vector<StageRow> rows;
-  for (std::size_t i = 0; i < s.stages.size(); ++i) {
-    const auto& p = s.stages.program(i);
+  for (std::size_t i = 0; i < s.step.size(); ++i) {
     StageRow row;
-    for (std::size_t k = 0; k < s.stages.ops(i).size(); ++k)
-      if (s.stages.ops(i)[k].step->stream == program::Stream::kCompute) row.busy_s += s.timelines[i].ops[k].seconds();
-    row.bubble_s = program::phase_seconds(p.setting, s.stages.ops(i), s.timelines[i]).bubble_s;
-    const auto memory = program::plan_memory(p);
-    row.memory = memory.peak, row.host = memory.host;
+    s.step.each_op(i, [&](const program::Expanded& op, const program::OpTime& time, std::int64_t times) {
+      if (op.step->stream == program::Stream::kCompute) row.busy_s += static_cast<double>(times) * time.seconds();
+    });
+    row.bubble_s = s.step.phases(i).bubble_s;
+    const auto memory = program::planned_peak(s.step.program(i));
+    row.memory = memory.device, row.host = memory.host;
     rows.push_back(row);
   }
   return rows;
@@ -80,8 +79,33 @@ Json attended_json(const std::optional<AttendedStep>& attended) {
           {"interval_s", {attended->low_s, attended->high_s}}};
 }
 
-std::vector<double> phases_of(const Simulated& s, std::size_t stage) {
-  return program::phase_seconds(s.stages.program(stage).setting, s.stages.ops(stage), s.timelines[stage]).values();
+// A kind of op of a stage in the whole step.
+struct KindSums {
+  std::int64_t count = 0, bytes = 0;
+  double predicted_s = 0.0, waited_s = 0.0, computing_s = 0.0;  // computing_s: of the threads
+};
+
+// Returns the kinds of ops of a stage, those with the most seconds first.
+std::vector<std::pair<std::string, KindSums>> kinds_of(const Simulated& s, std::size_t stage) {
+  std::map<std::string, KindSums> kinds;
+  s.step.each_op(stage, [&](const program::Expanded& op, const program::OpTime& time, std::int64_t times) {
+    const auto all = static_cast<double>(times);
+    for (const program::Work& work : program::work_of(*op.step, time)) {
+      KindSums& of = kinds[work.kind];
+      of.count += times, of.bytes += times * work.bytes;
+      of.predicted_s += all * work.seconds, of.computing_s += all * work.cpu_s;
+    }
+    kinds[program::kind_of(op.step->op)].waited_s += all * time.waited_s;
+  });
+  std::vector<std::pair<std::string, KindSums>> rows(kinds.begin(), kinds.end());
+  std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) {
+    return a.second.predicted_s + a.second.waited_s > b.second.predicted_s + b.second.waited_s;
+  });
+  return rows;
+}
+
+double total_of(const Simulated& s, std::size_t stage) {
+  return s.step.sum([&](const auto&, const auto& timelines) { return timelines[stage].total_s; });
 }
 
 void print_stages(const std::vector<StageRow>& rows, double step_s) {
@@ -95,7 +119,7 @@ void print_stages(const std::vector<StageRow>& rows, double step_s) {
 void print_cluster(const Simulated& s, Bytes memory, Bytes host) {
   const auto& device = s.cluster->device;
   const auto [low, high] = interval_of(s);
-  const double tokens = static_cast<double>(s.stages.program(0).setting.positions());
+  const double tokens = static_cast<double>(s.step.program(0).setting.positions());
   const Bytes room(static_cast<std::int64_t>(plannable(*s.cluster)));
   fmt::print("on the description of {} ({}): 80 % of steps are expected from {} to {}\n", s.cluster->name, device.name,
              human(Seconds(low)), human(Seconds(high)));
@@ -116,9 +140,9 @@ void print_cluster(const Simulated& s, Bytes memory, Bytes host) {
 void print_beside(const Simulated& s, const MeasuredRun& measured) {
   const auto keys = program::phase_keys();
   std::vector<double> predicted(keys.size(), 0.0);
-  for (std::size_t stage = 0; stage < s.stages.size(); ++stage) {
-    const auto of_stage = phases_of(s, stage);
-    for (std::size_t i = 0; i < keys.size(); ++i) predicted[i] += of_stage[i] / static_cast<double>(s.stages.size());
+  for (std::size_t stage = 0; stage < s.step.size(); ++stage) {
+    const auto of_stage = s.step.phases(stage).values();
+    for (std::size_t i = 0; i < keys.size(); ++i) predicted[i] += of_stage[i] / static_cast<double>(s.step.size());
   }
   fmt::print("beside the run's last {} (medians; phases are means over ranks):\n", counted(measured.steps, "step"));
   const auto line = [](const std::string& name, double of_program, double of_run) {
@@ -143,10 +167,8 @@ void print_beside(const Simulated& s, const MeasuredRun& measured) {
 Json simulated_json(const Simulated& s, std::size_t stage, const std::vector<OpenChoice>& choices,
                     const std::optional<MeasuredRun>& measured) {
   const std::vector<StageRow> rows = rows_of(s);
-  const auto& setting = s.stages.program(stage).setting;
-  const auto& ops = s.stages.ops(stage);
-  const auto& timeline = s.timelines[stage];
-  const auto phases = phases_of(s, stage);
+  const auto& setting = s.step.program(stage).setting;
+  const auto phases = s.step.phases(stage).values();
 
   const auto keys = program::phase_keys();
   Json by_phase, by_stage = Json::array(), by_kind = Json::array();
@@ -156,17 +178,12 @@ Json simulated_json(const Simulated& s, std::size_t stage, const std::vector<Ope
                         {"bubble_s", row.bubble_s},
                         {"memory_bytes", row.memory.value},
                         {"host_bytes", row.host.value}});
-  std::map<std::string, double> computing;
-  for (std::size_t i = 0; i < ops.size(); ++i)
-    for (const program::Work& work : program::work_of(*ops[i].step, timeline.ops[i]))
-      computing[work.kind] += work.cpu_s;
-  // Only the rows of the comparison are used, which hold the time of each kind of op; nothing is measured here.
-  for (const auto& row : program::compare(ops, timeline, timeline).rows)
-    by_kind.push_back({{"kind", row.kind},
+  for (const auto& [kind, row] : kinds_of(s, stage))
+    by_kind.push_back({{"kind", kind},
                        {"count", row.count},
                        {"seconds", row.predicted_s},
                        {"waiting_s", row.waited_s},
-                       {"computing_s", computing[row.kind]},
+                       {"computing_s", row.computing_s},
                        {"bytes", row.bytes}});
   return {{"step_s", s.step_s()},
           {"tokens_per_s", static_cast<double>(setting.positions()) / s.step_s()},
@@ -189,8 +206,7 @@ Json simulated_json(const Simulated& s, std::size_t stage, const std::vector<Ope
 void print_simulated(const Simulated& s, std::size_t stage, const std::vector<OpenChoice>& choices,
                      const std::optional<MeasuredRun>& measured) {
   const std::vector<StageRow> rows = rows_of(s);
-  const auto& setting = s.stages.program(stage).setting;
-  const auto& timeline = s.timelines[stage];
+  const auto& setting = s.step.program(stage).setting;
   const Bytes memory = largest_of(rows, &StageRow::memory), host = largest_of(rows, &StageRow::host);
   fmt::print("{}predicted step {} ({:.0f} tokens/s) in {}, memory of a rank {}{}\n", to_text(choices),
              human(Seconds(s.step_s())), static_cast<double>(setting.positions()) / s.step_s(),
@@ -210,16 +226,16 @@ void print_simulated(const Simulated& s, std::size_t stage, const std::vector<Op
     print_stages(rows, s.step_s());
     fmt::print("stage {}:\n", stage);
   }
-  const auto phases = phases_of(s, stage);
+  const auto phases = s.step.phases(stage).values();
+  const double total_s = total_of(s, stage);
   const auto keys = program::phase_keys();
   for (std::size_t i = 0; i < phases.size(); ++i)
     if (phases[i] > 0)
-      fmt::print("  {:<18} {:>10} {:>6.1f}%\n", keys[i], human(Seconds(phases[i])),
-                 100.0 * phases[i] / timeline.total_s);
+      fmt::print("  {:<18} {:>10} {:>6.1f}%\n", keys[i], human(Seconds(phases[i])), 100.0 * phases[i] / total_s);
 
   fmt::print("\n  {:<28} {:>6} {:>12} {:>12} {:>12}\n", "op", "count", "predicted", "waiting", "bytes");
-  for (const auto& row : program::compare(s.stages.ops(stage), timeline, timeline).rows)
-    fmt::print("  {:<28} {:>6} {:>12} {:>12} {:>12}\n", row.kind, row.count, human(Seconds(row.predicted_s)),
+  for (const auto& [kind, row] : kinds_of(s, stage))
+    fmt::print("  {:<28} {:>6} {:>12} {:>12} {:>12}\n", kind, row.count, human(Seconds(row.predicted_s)),
                row.waited_s > 0 ? human(Seconds(row.waited_s)) : "-", row.bytes > 0 ? human(Bytes(row.bytes)) : "-");
   print_whole_run(s.whole_run);
   if (s.clocks) print_clock_plan(*s.clocks, s.energy.hosts);

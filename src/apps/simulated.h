@@ -13,10 +13,8 @@
 #include "config/config.h"
 #include "data/attended.h"
 #include "plan/clock_plan.h"
-#include "program/ir/stages.h"
-#include "program/ir/timeline.h"
 #include "sim/described_energy.h"
-#include "sim/simulate.h"
+#include "sim/forecast.h"
 
 namespace molen::apps {
 
@@ -28,8 +26,7 @@ struct AttendedStep {
 
 struct Simulated {
   config::Config config;  // resolved
-  program::Stages stages;
-  std::vector<program::Timeline> timelines;  // by stage
+  sim::Forecast step;
   std::optional<AttendedStep> attended = std::nullopt;
   std::string extrapolated = {};  // the measurements that the costs are derived from, if not these conditions
   WholeRun whole_run = {};
@@ -39,7 +36,7 @@ struct Simulated {
   double spread = 0.0;
   sim::StepEnergy energy = {};
   std::optional<plan::ClockPlan> clocks = std::nullopt;  // with --clocks
-  double step_s() const { return sim::step_seconds(timelines); }
+  double step_s() const { return step.seconds(); }
 };
 
 // `stage`: the stage whose phases and ops are shown. `measured`: with a run, what it measured itself.

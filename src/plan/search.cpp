@@ -5,15 +5,16 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/suggest.h"
 #include "plan/layouts.h"
-#include "program/build/build.h"
+#include "program/build/stage_by_stage.h"
 #include "program/memory/memory.h"
 #include "program/schedule/schedule.h"
-#include "sim/simulate.h"
+#include "sim/forecast.h"
 
 namespace molen::plan {
 namespace {
@@ -160,38 +161,50 @@ class Search {
     }
   }
 
-  void take(const Bounded& layout, const program::Setting& s) {
+  // Builds the programs of all stages that fit, with the memory of the fullest. Returns nothing, and counts the layout,
+  // where the builder refuses the combination of choices or a stage does not fit: no further stage is built then.
+  std::optional<std::vector<program::Program>> build_what_fits(const program::Setting& s, Bytes& memory) {
     std::vector<program::Program> programs;
+    bool fits = true;
     try {
-      programs = program::build_stages(arch_, s, nullptr, false);
-    } catch (const UsageError& error) {  // the builder refuses this combination of choices
+      program::build_each_stage(arch_, s, nullptr, false, [&](program::Program p) {
+        if (!program::fits(p, limits_.memory)) return fits = false;
+        memory = std::max(memory, program::planned_peak(p).device);
+        programs.push_back(std::move(p));
+        return true;
+      });
+    } catch (const UsageError& error) {
       if (result_.refused++ == 0) result_.refusal = fmt::format("{}: {}", name_with_variant(s), error.what());
-      return;
+      return std::nullopt;
     }
+    if (fits) return programs;
+    ++result_.too_large;
+    return std::nullopt;
+  }
+
+  void take(const Bounded& layout, const program::Setting& s) {
     Bytes memory;
-    for (const auto& p : programs) {
-      if (!program::fits(p, limits_.memory)) {
-        ++result_.too_large;
-        return;
-      }
-      memory = std::max(memory, program::planned_peak(p).device);
-    }
-    const program::Stages stages(std::move(programs));
-    const auto timelines = sim::simulate(stages, costs_);
+    auto programs = build_what_fits(s, memory);
+    if (!programs) return;
+    const sim::Forecast step(std::move(*programs), costs_);
     ++result_.simulated;
-    const std::size_t busiest = sim::busiest_stage(stages, timelines);
-    const sim::StepEnergy energy = sim::energy_of(stages, timelines, costs_.cluster(), factors_, factors_.spread());
-    Simulation found{*layout.candidate,
-                     s,
-                     layout.bound,
-                     sim::step_seconds(timelines),
-                     energy,
-                     site_costs(costs_.cluster().site, {energy.computers().value, energy.spread},
-                                {ranks_ * sim::step_seconds(timelines)}),
-                     memory,
-                     program::phase_seconds(stages.program(busiest).setting, stages.ops(busiest), timelines[busiest]),
-                     exposed_of(stages.ops(busiest), timelines[busiest]),
-                     sim::where_joules(stages, timelines, costs_.cluster(), factors_)};
+    const std::size_t busiest = step.busiest_stage();
+    const sim::StepEnergy energy = step.energy(costs_.cluster(), factors_, factors_.spread());
+    Simulation found{
+        *layout.candidate,
+        s,
+        layout.bound,
+        step.seconds(),
+        energy,
+        site_costs(costs_.cluster().site, {energy.computers().value, energy.spread}, {ranks_ * step.seconds()}),
+        memory,
+        step.phases(busiest),
+        step.sum([&](const auto& stages, const auto& timelines) {
+          return exposed_of(stages.ops(busiest), timelines[busiest]);
+        }),
+        step.sum([&](const auto& stages, const auto& timelines) {
+          return sim::where_joules(stages, timelines, costs_.cluster(), factors_);
+        })};
     simulated_.at(layout.main) = std::min(simulated_.at(layout.main), found.of(objective_));
     if (!within_limits(found)) return;
     add_to_front(found);

@@ -1,11 +1,14 @@
 #include "plan/static_check.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "base/error.h"
 #include "program/build/build.h"
 #include "program/ir/slots.h"
 #include "program/memory/memory.h"
 #include "program/provenance/provenance.h"
+#include "sim/periods.h"
 
 namespace molen::plan {
 namespace {
@@ -32,7 +35,55 @@ Repeated repeated_of(const program::Program& p, std::int64_t micro_batches) {
   return r;
 }
 
+// Gives programs fewer micro-batches while it exists: schedules without most of the blocks that repeat each other, and
+// the setting and the attributes that such a program has.
+class Shortened {
+ public:
+  explicit Shortened(std::vector<program::Program>& stages) : stages_(stages) {
+    constexpr std::size_t kOfOne = 8, kOfGroups = 3;  // blocks of one micro-batch, and of several
+    const auto blocks = sim::blocks_of(stages);
+    if (!blocks) return;
+    const std::size_t kept = blocks->of_stage.front().micro_batches == 1 ? kOfOne : kOfGroups;
+    if (blocks->count() <= kept) return;
+    for (std::size_t i = 0; i < stages.size(); ++i) {
+      program::Program& p = stages[i];
+      const program::Repeats& repeats = blocks->of_stage[i];
+      const auto left_out = static_cast<std::int64_t>(blocks->count() - kept) * repeats.micro_batches;
+      schedules_.push_back(std::exchange(p.schedule, program::with_blocks(p.schedule, repeats, kept)));
+      batches_.push_back(p.setting.global_batch);
+      set_batch(p, p.setting.global_batch - left_out * p.setting.micro_batch * p.setting.data_ranks());
+    }
+  }
+  ~Shortened() {
+    for (std::size_t i = 0; i < schedules_.size(); ++i) {
+      stages_[i].schedule = std::move(schedules_[i]);
+      set_batch(stages_[i], batches_[i]);
+    }
+  }
+  Shortened(const Shortened&) = delete;
+  Shortened& operator=(const Shortened&) = delete;
+
+ private:
+  static void set_batch(program::Program& p, std::int64_t global_batch) {
+    p.setting.global_batch = global_batch;
+    for (program::Body& body : p.bodies)
+      for (program::Step& step : body.steps)
+        if (step.attributes.positions > 0) step.attributes.positions = p.setting.positions();
+  }
+
+  std::vector<program::Program>& stages_;
+  std::vector<std::vector<program::Instance>> schedules_;  // those of the stages, and their global batches
+  std::vector<std::int64_t> batches_;
+};
+
 }  // namespace
+
+void require_sound(std::vector<program::Program>& stages) {
+  const Shortened shorter(stages);
+  for (const auto& p : stages) program::require_sound(p, "the built program");
+  if (const auto findings = program::check_world(stages); !findings.empty())
+    throw Error("the pipeline's programs are refused: {}", findings.front().text);
+}
 
 std::int64_t repeating_micro_batches(const program::Setting& s) {
   using program::ScheduleKind;

@@ -3,6 +3,10 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <iterator>
+
+#include "base/error.h"
 #include "base/test_sanitized.h"
 #include "plan/layouts.h"
 #include "program/build/build.h"
@@ -107,6 +111,43 @@ TEST(StaticCheck, MoreMicroBatchesHaveTheSameBodies) {
       EXPECT_EQ(all[i].buffers, some[i].buffers);
     }
   }
+}
+
+// The check of built programs leaves out micro-batches, gives the programs back as they were, and still finds a mistake
+// in any body.
+TEST(StaticCheck, BuiltProgramsAreCheckedOnFewMicroBatches) {
+  program::Setting s;
+  s.mesh[mesh::Axis::kPp] = 4;
+  s.mesh[mesh::Axis::kDpShard] = 2;
+  s.pipeline = program::pipeline_of(program::ScheduleKind::k1f1b, 1);
+  s.sequence = 16;
+  s.global_batch = 63;  // the last micro-batch of some ranks is empty
+  const auto built = program::build_stages(model_of_layers(8), s, nullptr, false);
+  auto stages = built;
+  EXPECT_NO_THROW(require_sound(stages));
+  EXPECT_EQ(stages, built);
+  std::size_t bodies = 0;
+  for (std::size_t b = 0; b < built[1].bodies.size(); ++b) {
+    auto& steps = stages[1].bodies[b].steps;
+    const auto with_operand = std::find_if(steps.begin(), steps.end(), [](const auto& step) {
+      return std::holds_alternative<program::Compute>(step.op) && step.operands.size() > 1;
+    });
+    if (with_operand == steps.end()) continue;
+    with_operand->operands.pop_back();
+    EXPECT_THROW(require_sound(stages), UsageError) << built[1].bodies[b].name;
+    EXPECT_EQ(stages[1].schedule, built[1].schedule);
+    EXPECT_EQ(stages[1].setting, built[1].setting);
+    stages[1].bodies[b] = built[1].bodies[b];
+    ++bodies;
+  }
+  EXPECT_GE(bodies, 4u);
+  // A stage that sends less often than the next one receives is refused too.
+  const auto send = std::find_if(stages[0].schedule.rbegin(), stages[0].schedule.rend(), [&](const auto& instance) {
+    return std::holds_alternative<program::Send>(
+        stages[0].bodies[static_cast<std::size_t>(instance.body)].steps.front().op);
+  });
+  stages[0].schedule.erase(std::next(send).base());
+  EXPECT_ANY_THROW(require_sound(stages));
 }
 
 TEST(StaticCheck, LeavesNothingOutWhereNothingRepeats) {

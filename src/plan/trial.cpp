@@ -11,8 +11,7 @@
 #include "program/memory/memory.h"
 #include "sim/attended.h"
 #include "sim/described_costs.h"
-#include "sim/described_energy.h"
-#include "sim/simulate.h"
+#include "sim/forecast.h"
 
 namespace molen::plan {
 namespace {
@@ -70,7 +69,7 @@ Outcome predict(config::Config config, const cluster::Cluster& on, const Machine
     outcome.why = error.what();
     return outcome;
   }
-  const program::Setting& s = programs.front().setting;
+  const program::Setting s = programs.front().setting;
   program::PlannedPeak most;
   for (const auto& p : programs) {
     const program::PlannedPeak peak = program::planned_peak(p);
@@ -81,16 +80,15 @@ Outcome predict(config::Config config, const cluster::Cluster& on, const Machine
     outcome.kind = Outcome::Kind::kOutOfMemory, outcome.why = fmt::format("{} {}", layout_of(s).name, why);
     return outcome;
   }
-  const program::Stages stages(std::move(programs));
-  const auto timelines = sim::simulate(stages, sim::DescribedCosts(on, factors));
+  const sim::Forecast step(std::move(programs), sim::DescribedCosts(on, factors));
   outcome.kind = Outcome::Kind::kStep;
   StepFigures& f = outcome.figures;
-  f.step_s = sim::step_seconds(timelines);
+  f.step_s = step.seconds();
   f.low_s = f.step_s / (1.0 + factors.spread()), f.high_s = f.step_s * (1.0 + factors.spread());
   f.tokens = s.positions(), f.ranks = machine.ranks, f.layout = layout_of(s).name;
   f.mfu = arch::model_flops(arch, s.positions(), s.sequence, arch::FlopsConvention::kCausal).value / f.step_s /
           machine.ranks / peak_of_type(on.device, s.compute);
-  f.step_j = sim::energy_of(stages, timelines, on, factors, factors.spread()).computers().value;
+  f.step_j = step.energy(on, factors, factors.spread()).computers().value;
   return outcome;
 }
 

@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <map>
 
 #include "base/error.h"
 #include "sim/longest_paths.h"
@@ -168,7 +167,8 @@ class World {
   std::vector<program::Timeline> timelines_;
 };
 
-// Whether there may be more busy threads than cores.
+}  // namespace
+
 bool may_slow_down(const program::Stages& stages, const CoreContention& sharing) {
   double threads = 0.0;
   for (std::size_t s = 0; s < stages.size(); ++s) {
@@ -179,8 +179,6 @@ bool may_slow_down(const program::Stages& stages, const CoreContention& sharing)
   }
   return sharing.rate(threads * sharing.ranks / static_cast<double>(stages.size())) < 1.0;
 }
-
-}  // namespace
 
 std::vector<program::Timeline> simulate_events(const program::Stages& stages, std::vector<std::vector<double>> work,
                                                const CoreContention& sharing) {
@@ -205,11 +203,13 @@ class StageCosts {
  public:
   StageCosts(const program::Program& program, const std::vector<program::Expanded>& ops, const Costs& costs)
       : ops_(ops) {
+    for (const program::Body& body : program.bodies) of_.emplace_back(body.steps.size());
     for (const auto& op : ops) {
-      const auto [found, fresh] = of_.try_emplace(op.step);
-      if (!fresh) continue;
-      found->second = {costs.seconds(program, *op.step), costs.epilogue_seconds(*op.step)};
-      if (const double seconds = found->second.seconds; !(seconds >= 0.0) || !std::isfinite(seconds))
+      Cost& cost = of_[static_cast<std::size_t>(op.body)][static_cast<std::size_t>(op.op)];
+      if (cost.known) continue;
+      cost = {true, costs.seconds(program, *op.step), {}};
+      if (!op.step->epilogues.empty()) cost.epilogues = costs.epilogue_seconds(*op.step);
+      if (const double seconds = cost.seconds; !(seconds >= 0.0) || !std::isfinite(seconds))
         throw UsageError("'{}' is predicted to take {} seconds, which no machine can: check what --cluster names",
                          program::kind_of(op.step->op), seconds);
     }
@@ -217,7 +217,8 @@ class StageCosts {
 
   std::vector<double> work() const {
     std::vector<double> work;
-    for (const auto& op : ops_) work.push_back(of_.at(op.step).seconds);
+    work.reserve(ops_.size());
+    for (const auto& op : ops_) work.push_back(cost_of(op).seconds);
     return work;
   }
 
@@ -225,7 +226,8 @@ class StageCosts {
   void set_epilogues(program::Timeline& timeline) const {
     for (std::size_t i = 0; i < ops_.size(); ++i) {
       const program::Step& step = *ops_[i].step;
-      const Cost& cost = of_.at(&step);
+      if (step.epilogues.empty()) continue;
+      const Cost& cost = cost_of(ops_[i]);
       program::OpTime& time = timeline.ops[i];
       const double stretch = cost.seconds > 0.0 ? (time.seconds() - time.waited_s) / cost.seconds : 1.0;
       for (std::size_t k = 0; k < cost.epilogues.size(); ++k) {
@@ -238,16 +240,26 @@ class StageCosts {
 
  private:
   struct Cost {
+    bool known = false;
     double seconds = 0.0;
     std::vector<double> epilogues;
   };
+  const Cost& cost_of(const program::Expanded& op) const {
+    return of_[static_cast<std::size_t>(op.body)][static_cast<std::size_t>(op.op)];
+  }
   const std::vector<program::Expanded>& ops_;
-  std::map<const program::Step*, Cost> of_;
+  std::vector<std::vector<Cost>> of_;  // by body and op
 };
 
 }  // namespace
 
 std::vector<program::Timeline> simulate(const program::Stages& stages, const Costs& costs) {
+  return *simulate_if(stages, costs, [](const auto&) { return true; });
+}
+
+std::optional<std::vector<program::Timeline>> simulate_if(
+    const program::Stages& stages, const Costs& costs,
+    const std::function<bool(const std::vector<program::Timeline>&)>& accepts) {
   std::vector<StageCosts> of_stage;
   std::vector<std::vector<double>> work;
   for (std::size_t s = 0; s < stages.size(); ++s) {
@@ -257,27 +269,34 @@ std::vector<program::Timeline> simulate(const program::Stages& stages, const Cos
     if (costs.gathers_in_forward()) gather_in_forward(stages.ops(s), work.back());
   }
   auto timelines = simulate(stages, work, costs.core_contention());
+  if (!accepts(timelines)) return std::nullopt;
   // A first simulation without interference shows which ops run side by side. Slower compute moves later ops,
   // but hardly changes how much communication runs beside compute in all.
-  if (const Interference interference = costs.interference(); interference != Interference{})
+  if (const Interference interference = costs.interference(); interference != Interference{}) {
     timelines = simulate(stages, interfered(stages, timelines, std::move(work), interference), costs.core_contention());
+    if (!accepts(timelines)) return std::nullopt;
+  }
   for (std::size_t s = 0; s < stages.size(); ++s) of_stage[s].set_epilogues(timelines[s]);
   return timelines;
 }
 
+std::size_t busiest_of(const std::vector<double>& seconds) {
+  constexpr double kRounding = 1e-9;
+  const double most = *std::max_element(seconds.begin(), seconds.end());
+  const auto first = std::find_if(seconds.begin(), seconds.end(),
+                                  [&](double of_stage) { return of_stage >= most * (1.0 - kRounding); });
+  return static_cast<std::size_t>(first - seconds.begin());
+}
+
 std::size_t busiest_stage(const program::Stages& stages, const std::vector<program::Timeline>& timelines) {
-  std::size_t most = 0;
-  double longest = -1.0;
-  for (std::size_t s = 0; s < stages.size(); ++s) {
-    double busy = 0.0;
+  std::vector<double> busy(stages.size(), 0.0);
+  for (std::size_t s = 0; s < stages.size(); ++s)
     for (std::size_t i = 0; i < stages.ops(s).size(); ++i) {
       const program::Step& step = *stages.ops(s)[i].step;
       if (step.stream == program::Stream::kCompute && !program::is_communication(step.op))
-        busy += timelines[s].ops[i].seconds();
+        busy[s] += timelines[s].ops[i].seconds();
     }
-    if (busy > longest) longest = busy, most = s;
-  }
-  return most;
+  return busiest_of(busy);
 }
 
 double step_seconds(const std::vector<program::Timeline>& stages) {

@@ -4,6 +4,7 @@
 // All ranks of a stage run the same program at the same pace, so one timeline stands for them.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +21,15 @@ namespace molen::sim {
 // and Error for ops that wait for each other.
 std::vector<program::Timeline> simulate(const program::Stages& stages, const Costs& costs);
 
+// Does the same. Returns nothing as soon as `accepts` refuses timelines: it gets those of ops that do not slow each
+// other down, and, where costs have an interference, those of ops that do.
+std::optional<std::vector<program::Timeline>> simulate_if(
+    const program::Stages& stages, const Costs& costs,
+    const std::function<bool(const std::vector<program::Timeline>&)>& accepts);
+
+// Whether threads of the stages may share cores. If not, ops take the time of the longest path to them.
+bool may_slow_down(const program::Stages& stages, const CoreContention& sharing);
+
 // Does the same from the work of each op of each stage: its seconds on cores of its own, finite and not negative.
 std::vector<program::Timeline> simulate(const program::Stages& stages, std::vector<std::vector<double>> work,
                                         const CoreContention& sharing);
@@ -27,6 +37,9 @@ std::vector<program::Timeline> simulate(const program::Stages& stages, std::vect
 // Does the same event by event, which also covers threads that share cores. `simulate` calls it where they may.
 std::vector<program::Timeline> simulate_events(const program::Stages& stages, std::vector<std::vector<double>> work,
                                                const CoreContention& sharing);
+
+// Returns the stage with the most seconds. Stages that differ by rounding alone count as equal: the first one is it.
+std::size_t busiest_of(const std::vector<double>& seconds);
 
 // Returns the stage that computes for the longest time, which decides the step.
 std::size_t busiest_stage(const program::Stages& stages, const std::vector<program::Timeline>& timelines);

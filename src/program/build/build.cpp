@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "program/build/build_detail.h"
+#include "program/build/stage_by_stage.h"
 #include "program/parts/part.h"
 #include "program/types/check.h"
 #include "program/values/attributes.h"
@@ -142,9 +143,16 @@ std::optional<std::string> optimizer_refused(const Setting& s) {
 
 namespace {
 
-// Builds a program without types. `ready` is the pipeline's schedule if it has been made already, otherwise null.
+using pass::Ordered;
+
+const Ordered& order_of(const Setting& setting, const Schedule* file, std::optional<Ordered>& known) {
+  if (known) return *known;
+  return known.emplace(pass::with_times(schedule_of(setting, file)));
+}
+
+// Builds a program without types. `ordered` is that of the pipeline, which the first stage makes for all of them.
 Program build_with(const arch::Architecture& arch, const Setting& setting, const Schedule* file,
-                   const Schedule* ready) {
+                   std::optional<Ordered>& ordered) {
   arch::validate(arch);
   check_setting(setting);
   if (const auto why = chunks_refused(arch, setting)) throw UsageError("parallel.tensor_chunks: {}", *why);
@@ -156,8 +164,7 @@ Program build_with(const arch::Architecture& arch, const Setting& setting, const
   if (setting.recompute.any() && train) p = pass::recompute(std::move(p));
   p = pass::exchange_tensors(pass::exchange_context(std::move(p)));
   if (setting.pipelined())
-    p = train ? pass::pipeline(std::move(p), ready ? *ready : schedule_of(setting, file))
-              : pass::pipeline_forward(std::move(p));
+    p = train ? pass::pipeline(std::move(p), order_of(setting, file, ordered)) : pass::pipeline_forward(std::move(p));
   else if (train)
     p = pass::micro_batch_loop(std::move(p));
   if (setting.offload.activations && train) p = pass::offload_activations(std::move(p));
@@ -169,25 +176,31 @@ Program build_with(const arch::Architecture& arch, const Setting& setting, const
 }  // namespace
 
 Program build(const arch::Architecture& arch, const Setting& setting, const Schedule* file) {
-  return with_types(build_with(arch, setting, file, nullptr));
+  std::optional<Ordered> ordered;
+  return with_types(build_with(arch, setting, file, ordered));
 }
 
 std::vector<Program> build_stages(const arch::Architecture& arch, Setting setting, const Schedule* file, bool types) {
   std::vector<Program> stages;
-  const auto add = [&](const Schedule* ready) {
-    stages.push_back(build_with(arch, setting, file, ready));
-    if (types)
-      stages.back() = with_types(std::move(stages.back()));
-    else
-      stages.back().states_types = false;
-  };
-  setting.pipeline.stage = 0;
-  add(nullptr);  // refuses an impossible setting before a schedule is made
-  if (setting.stages() == 1) return stages;
-  std::optional<Schedule> schedule;
-  if (setting.purpose == Purpose::kTrain) schedule = schedule_of(setting, file);
-  while (++setting.pipeline.stage < setting.stages()) add(schedule ? &*schedule : nullptr);
+  build_each_stage(arch, std::move(setting), file, types, [&](Program p) {
+    stages.push_back(std::move(p));
+    return true;
+  });
   return stages;
+}
+
+void build_each_stage(const arch::Architecture& arch, Setting setting, const Schedule* file, bool types,
+                      const std::function<bool(Program)>& take) {
+  std::optional<Ordered> ordered;
+  setting.pipeline.stage = 0;
+  do {  // the first stage refuses an impossible number of stages
+    Program p = build_with(arch, setting, file, ordered);
+    if (types)
+      p = with_types(std::move(p));
+    else
+      p.states_types = false;
+    if (!take(std::move(p))) return;
+  } while (++setting.pipeline.stage < setting.stages());
 }
 
 namespace detail {

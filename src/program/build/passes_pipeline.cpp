@@ -2,12 +2,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <tuple>
 
 #include "base/error.h"
 #include "program/build/build.h"
 #include "program/build/build_detail.h"
+#include "program/build/stage_by_stage.h"
 #include "program/values/of_setting.h"
 
 namespace molen::program::pass {
@@ -47,11 +49,13 @@ class Stage {
     begun_.assign(p_.chunks.size(), false);
   }
 
-  Program train(const Schedule& schedule) {
+  Program train(const Schedule& schedule, const ScheduleTimes& times) {
     check_loads(schedule);
     count_left(schedule);
-    const ScheduleTimes times = simulate(schedule, uniform_costs(schedule, 1.0, 1.0, 1.0));
-    for (int stage = 0; stage < stages_; ++stage) {
+    // Messages are exchanged with the stages before and behind this one alone, of which the last and the first may be a
+    // pair too.
+    const std::set<int> near{at_.stage, (at_.stage + 1) % stages_, (at_.stage + stages_ - 1) % stages_};
+    for (const int stage : near) {
       const auto& order = schedule.order[static_cast<std::size_t>(stage)];
       for (std::size_t k = 0; k < order.size(); ++k)
         add(stage, order[k], times.actions[static_cast<std::size_t>(stage)][k]);
@@ -110,16 +114,18 @@ class Stage {
   // gradients. The last backward of a kind has a separate body, because that body completes the gradients.
   int body_of(const Action& a) {
     const auto c = static_cast<std::size_t>(a.chunk), kind = static_cast<std::size_t>(a.kind);
-    std::string name = actions_[c][kind].name;
     const bool first = !begun_[c], last = !is_forward(a.kind) && --left_[c][kind] == 0;
-    if (!is_forward(a.kind)) {
-      begun_[c] = true;
-      if (!first || !last) name += first ? ".first" : last ? ".last" : ".middle";
-    }
-    if (const int found = find_body(name); found >= 0) return found;
+    if (!is_forward(a.kind)) begun_[c] = true;
+    int& known = action_bodies_.try_emplace({a.chunk, a.kind, !is_forward(a.kind) && first, last}, -1).first->second;
+    if (known < 0) known = new_body_of(a, first, last);
+    return known;
+  }
+
+  int new_body_of(const Action& a, bool first, bool last) {
+    const auto c = static_cast<std::size_t>(a.chunk), kind = static_cast<std::size_t>(a.kind);
     Body body = actions_[c][kind];
     if (is_forward(a.kind)) return append(std::move(body));
-    body.name = name;
+    if (!first || !last) body.name += first ? ".first" : last ? ".last" : ".middle";
     prepare_gradients(body, p_.chunks[c], a.kind, first);
     return append(std::move(body));
   }
@@ -136,11 +142,6 @@ class Stage {
     detail::clear_gradients(p_, body, {cleared ? p_.find_unit("embed") : -1, adds, adds && !fresh ? &chunk : nullptr});
   }
 
-  int find_body(const std::string& name) const {
-    for (std::size_t b = 0; b < p_.bodies.size(); ++b)
-      if (p_.bodies[b].name == name) return static_cast<int>(b);
-    return -1;
-  }
   int append(Body body) {
     p_.bodies.push_back(std::move(body));
     return static_cast<int>(p_.bodies.size()) - 1;
@@ -166,13 +167,18 @@ class Stage {
   // Returns the body that sends the result of chunk `c`, or the body that receives the chunk's input.
   template <class M>
   int message(int backward, std::size_t c, int peer) {
+    int& known = message_bodies_.try_emplace({std::is_same_v<M, Send>, backward, c}, -1).first->second;
+    if (known < 0) known = new_message<M>(backward, c, peer);
+    return known;
+  }
+
+  template <class M>
+  int new_message(int backward, std::size_t c, int peer) {
     constexpr bool kSends = std::is_same_v<M, Send>;
     const Payload payload = backward ? Payload::kDResidual : Payload::kResidual;
     const bool front = kSends == (backward == 1);  // at the chunk's end nearer to the model's first layer
     const std::int64_t layer = front ? p_.chunks[c].first : p_.chunks[c].end;
-    const std::string name = fmt::format("{}.{}.{}", kSends ? "send" : "receive", name_of(payload), layer);
-    if (const int found = find_body(name); found >= 0) return found;
-    Body body{name, {}};
+    Body body{fmt::format("{}.{}.{}", kSends ? "send" : "receive", name_of(payload), layer), {}};
     body.steps.push_back(detail::make_step(p_, M{payload, layer, peer}, -1,
                                            backward ? Phase::kBackward : Phase::kForward, stream_of(Axis::kPp)));
     if (backward) use_gradient(body, gradient_[c]);
@@ -197,13 +203,24 @@ class Stage {
   std::vector<std::array<int, 4>> left_;    // number of actions still to run, by chunk and Pass
   std::vector<bool> begun_;                 // by chunk: whether it has run a backward, or half of one
   std::vector<int> gradient_;               // by chunk: the copy of d_x that it uses
+  std::map<std::tuple<int, Pass, bool, bool>, int> action_bodies_;    // by chunk and kind; the first, the last
+  std::map<std::tuple<bool, int, std::size_t>, int> message_bodies_;  // of sends; by direction and chunk
   std::vector<Event> events_;
 };
 
 }  // namespace
 
+Ordered with_times(Schedule schedule) {
+  ScheduleTimes times = simulate(schedule, uniform_costs(schedule, 1.0, 1.0, 1.0));
+  return {std::move(schedule), std::move(times)};
+}
+
+Program pipeline(Program p, const Ordered& ordered) {
+  return Stage(std::move(p)).train(ordered.schedule, ordered.times);
+}
+
 Program pipeline(Program p, const Schedule& schedule) {
-  return Stage(std::move(p)).train(schedule);
+  return pipeline(std::move(p), with_times(schedule));
 }
 
 Program pipeline_forward(Program p) {

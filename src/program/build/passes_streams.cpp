@@ -7,6 +7,7 @@
 
 #include "program/build/build.h"
 #include "program/build/latest_ops.h"
+#include "program/ir/repeats.h"
 #include "program/memory/memory.h"
 
 namespace molen::program::pass {
@@ -178,11 +179,19 @@ bool on_several_streams(const Program& p) {
   return std::count(used.begin(), used.end(), true) > 1;
 }
 
-}  // namespace
+// Returns a schedule with every order of instances that the program's has. Blocks that repeat each other have the same
+// hazards, once slots are reused as often as they ever are.
+std::vector<Instance> without_repetition(const Program& p) {
+  constexpr std::size_t kOfOne = 8, kOfGroups = 3;  // blocks of one micro-batch, and of several
+  const std::int64_t each = micro_batches_of_block(p.setting);
+  const auto repeats = repeats_in(p.schedule, each);
+  const std::size_t kept = each == 1 ? kOfOne : kOfGroups;
+  return repeats && repeats->blocks > kept ? with_blocks(p.schedule, *repeats, kept) : p.schedule;
+}
 
-// With `ahead` 0 communication runs in list order, as on a single stream, and the plan is the smallest. A larger bound
-// is used only if the plan does not grow.
-Program order_streams(Program p) {
+// Sets the edges of a program by its schedule. With `ahead` 0 communication runs in list order, as on a single stream,
+// and the plan is the smallest. A larger bound is used only if the plan does not grow.
+Program order_by_schedule(Program p) {
   const std::vector<Expanded> all = expand(p);
   const std::vector<OpPerStream> needed = needed_ops(p, all);
   const Edges given = edges_of(p);
@@ -200,6 +209,16 @@ Program order_streams(Program p) {
     if (fits(p, smallest)) return p;
   }
   set_edges(p, in_list_order);
+  return p;
+}
+
+}  // namespace
+
+Program order_streams(Program p) {
+  std::vector<Instance> shorter = without_repetition(p);
+  std::vector<Instance> schedule = std::exchange(p.schedule, std::move(shorter));
+  p = order_by_schedule(std::move(p));
+  p.schedule = std::move(schedule);
   return p;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <vector>
 
 #include "program/ir/program.h"
@@ -34,8 +35,18 @@ class Stages {
   Stages(Stages&&) = default;
   Stages& operator=(Stages&&) = default;
 
-  std::size_t size() const { return programs_.size(); }
-  const Program& program(std::size_t stage) const { return programs_.at(stage); }
+  // Ops of a stage's expansion: [first, end).
+  struct OpRange {
+    std::size_t first = 0, end = 0;
+  };
+  // Returns stages of the same programs with other ops, which have neither edges nor meetings: they serve sums over a
+  // Timeline and no simulation.
+  Stages with_ops(std::vector<std::vector<Expanded>> ops) const;
+  // Gives the programs back, which no other object may share.
+  std::vector<Program> take_programs() &&;
+
+  std::size_t size() const { return programs_->size(); }
+  const Program& program(std::size_t stage) const { return programs_->at(stage); }
   const std::vector<Expanded>& ops(std::size_t stage) const { return ops_.at(stage); }
   // Returns the number of the meeting that an op is a member of, or -1.
   int meeting_of(std::size_t stage, std::size_t op) const { return meeting_of_.at(stage).at(op); }
@@ -43,9 +54,10 @@ class Stages {
   std::size_t meetings() const { return meetings_.size(); }
 
  private:
+  Stages() = default;
   void find_meetings();
 
-  std::vector<Program> programs_;
+  std::shared_ptr<std::vector<Program>> programs_;
   std::vector<std::vector<Expanded>> ops_;
   std::vector<std::vector<int>> meeting_of_;
   std::vector<std::vector<Member>> meetings_;
