@@ -19,6 +19,8 @@
 #include "sim/attended.h"
 #include "sim/calibration.h"
 #include "sim/described_costs.h"
+#include "sim/described_errors.h"
+#include "sim/intervals.h"
 #include "sim/simulate.h"
 #ifdef MOLEN_HAS_TORCH
 #include "measure/calibrate.h"
@@ -67,29 +69,56 @@ std::optional<AttendedStep> attended_step(const Built& built, const sim::Costs& 
   return AttendedStep{*built.attended, step(0), step(1)};
 }
 
+// How far a prediction may be off: its step, and the kinds of ops of the stage that is shown.
+struct Spreads {
+  sim::Errors step;
+  std::map<std::string, double> kinds;
+};
+// A stage that there is not has no kinds; it is refused later.
+Spreads spreads_of(const Built& built, const std::vector<program::Timeline>& timelines, const sim::Costs& costs,
+                   const sim::OpErrors& of_costs, bool device, std::size_t stage) {
+  const double more = built.attended ? plan::most_over_mean(*built.attended, built.setting) : 1.0;
+  const sim::DocumentErrors errors(of_costs, costs, more, device);
+  Spreads spreads{sim::errors_of_step(built.stages, timelines, errors), {}};
+  if (stage < built.stages.size())
+    spreads.kinds =
+        sim::spreads_of_kinds(built.stages.program(stage), built.stages.ops(stage), timelines[stage], errors);
+  return spreads;
+}
+
+// What a prediction on a calibration depends on besides the configuration.
+struct Calibrated {
+  const sim::Calibration& calibration;
+  std::string communicator;  // "": the usual one
+  std::size_t stage = 0;     // that is shown
+};
+
 // Returns a failure when the calibration has no data for the prediction.
-Result<Simulated> simulate_on(config::Config c, const plan::Machine& machine, const sim::Calibration& calibration,
-                              const std::string& communicator) {
+Result<Simulated> simulate_on(config::Config c, const plan::Machine& machine, const Calibrated& on) {
   Built built = build_for(std::move(c), machine);
-  const std::string comm = !communicator.empty()                 ? communicator
+  const std::string comm = !on.communicator.empty()              ? on.communicator
                            : machine.ranks == 1                  ? "self"
                            : machine.ranks > machine.local_ranks ? "mpi"
                                                                  : "threads";
-  auto costs = calibration.find(sim::conditions_of(built.setting, comm));
+  auto costs = on.calibration.find(sim::conditions_of(built.setting, comm));
   if (!costs) return Failure{costs.reason()};
   auto timelines = sim::simulate(built.stages, costs.value());
+  Spreads spreads =
+      spreads_of(built, timelines, costs.value(), sim::MeasuredErrors(costs.value()), machine.cuda, on.stage);
   auto whole_run = whole_run_of_calibration(built.config);
   return Simulated{.config = std::move(built.config),
                    .stages = std::move(built.stages),
                    .timelines = std::move(timelines),
                    .attended = attended_step(built, costs.value()),
                    .extrapolated = costs.value().extrapolated(),
-                   .whole_run = std::move(whole_run)};
+                   .whole_run = std::move(whole_run),
+                   .errors = std::move(spreads.step),
+                   .kinds = std::move(spreads.kinds)};
 }
 
-// `slowdown`: with a plan of clocks for a step that may take so much longer.
+// `slowdown`: with a plan of clocks for a step that may take so much longer. `stage`: the one that is shown.
 Simulated simulate_described(config::Config c, const cluster::Cluster& on, const plan::Machine& machine,
-                             std::optional<double> slowdown) {
+                             std::optional<double> slowdown, std::size_t stage) {
   if (c.device.kind == "cpu")
     throw UsageError("{}: {} describes {} devices; device.kind = \"auto\" takes them", c.where("device.kind"), on.name,
                      on.device.name);
@@ -98,8 +127,10 @@ Simulated simulate_described(config::Config c, const cluster::Cluster& on, const
   const sim::Factors& factors = sim::Factors::shipped();
   const sim::DescribedCosts costs(on, factors);
   auto timelines = sim::simulate(built.stages, costs);
-  const auto energy = sim::energy_of(built.stages, timelines, on, factors, factors.spread());
-  const PredictedStep step{sim::step_seconds(timelines), factors.spread(), energy};
+  Spreads spreads = spreads_of(built, timelines, costs, sim::DescribedErrors(on, factors), machine.cuda, stage);
+  const double spread = sim::spread_of(spreads.step);
+  const auto energy = sim::energy_of(built.stages, timelines, on, factors, spread);
+  const PredictedStep step{sim::step_seconds(timelines), spread, energy};
   auto whole_run = whole_run_of(built.config, built.stages.program(0).arch, built.setting, machine, on, costs, step);
   std::optional<plan::ClockPlan> clocks;
   if (slowdown) clocks = plan::clock_plan(built.stages, timelines, on, factors, costs, *slowdown);
@@ -108,9 +139,10 @@ Simulated simulate_described(config::Config c, const cluster::Cluster& on, const
           .timelines = std::move(timelines),
           .attended = attended_step(built, costs),
           .whole_run = std::move(whole_run),
+          .errors = std::move(spreads.step),
+          .kinds = std::move(spreads.kinds),
           .cluster = on,
           .local_ranks = machine.local_ranks,
-          .spread = factors.spread(),
           .energy = energy,
           .clocks = std::move(clocks)};
 }
@@ -125,16 +157,16 @@ bool measured_here(const sim::Calibration& calibration) {
 
 // For an open precision: uses the precision of a run on this machine if the calibration is of this machine; else the
 // calibrated type that is predicted to be fastest.
-Simulated simulate_open(const config::Config& c, plan::Machine machine, const sim::Calibration& calibration,
-                        const std::string& cluster, const std::string& communicator) {
-  if (!measured_here(calibration)) machine.measure_precision = nullptr;
+Simulated simulate_open(const config::Config& c, plan::Machine machine, const Calibrated& on,
+                        const std::string& cluster) {
+  if (!measured_here(on.calibration)) machine.measure_precision = nullptr;
   if (machine.measure_precision) {
-    auto simulated = simulate_on(c, machine, calibration, communicator);
+    auto simulated = simulate_on(c, machine, on);
     if (simulated) return std::move(simulated).value();
   }
   std::optional<Simulated> fastest;
   std::string refused;
-  const auto& all = calibration.entries;
+  const auto& all = on.calibration.entries;
   for (const char* name : {"fp32", "bf16"}) {  // what "auto" may come to
     if (c.precision.compute != "auto" ||
         std::none_of(all.begin(), all.end(), [&](const auto& e) { return e.conditions.compute == name; }))
@@ -144,7 +176,7 @@ Simulated simulate_open(const config::Config& c, plan::Machine machine, const si
                    {config::Origin::Kind::kOther,
                     fmt::format("predicted to be the fastest of what {} holds; \"auto\" measures", cluster)});
     try {
-      auto simulated = simulate_on(std::move(fixed), machine, calibration, communicator);
+      auto simulated = simulate_on(std::move(fixed), machine, on);
       if (simulated && (!fastest || simulated.value().step_s() < fastest->step_s()))
         fastest.emplace(std::move(simulated).value());
     } catch (const UsageError& error) {  // another type may still be valid
@@ -153,7 +185,7 @@ Simulated simulate_open(const config::Config& c, plan::Machine machine, const si
   }
   if (fastest) return std::move(*fastest);
   if (!refused.empty()) throw UsageError("{}", refused);
-  auto simulated = simulate_on(c, machine, calibration, communicator);
+  auto simulated = simulate_on(c, machine, on);
   if (!simulated)
     throw UsageError("{}: {}; --ranks, math.threads, precision.compute and --communicator choose", cluster,
                      simulated.reason());
@@ -177,12 +209,13 @@ void write_predicted_trace(const Simulated& s, const std::string& file) {
 
 Simulated simulate_either(const ConfigOptions& options, const SimulateArguments& o, const config::Config& c) {
   plan::Machine machine = planned_machine(options, c);
+  const auto stage = static_cast<std::size_t>(o.stage);
   if (!sim::is_calibration(o.cluster)) {
     if (!o.communicator.empty())
       throw UsageError("--communicator: {} is a description, not a calibration; its devices use their own", o.cluster);
     const cluster::Cluster on = cluster::find(o.cluster);
     return simulate_described(c, on, plan::machine_on(on, machine.ranks, options.ranks_per_node),
-                              o.clocks ? std::optional(o.slowdown) : std::nullopt);
+                              o.clocks ? std::optional(o.slowdown) : std::nullopt, stage);
   }
   if (o.clocks)
     throw UsageError(
@@ -195,7 +228,8 @@ Simulated simulate_either(const ConfigOptions& options, const SimulateArguments&
         "cuda devices",
         c.where("device.kind"));
   machine.cuda = false;
-  return simulate_open(c, machine, sim::read_calibration(o.cluster), o.cluster, o.communicator);
+  const sim::Calibration calibration = sim::read_calibration(o.cluster);
+  return simulate_open(c, machine, {calibration, o.communicator, stage}, o.cluster);
 }
 
 int run_simulate(const ConfigOptions& options, const SimulateArguments& o) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "base/error.h"
 #include "plan/documents.h"
@@ -12,6 +13,8 @@
 #include "sim/attended.h"
 #include "sim/described_costs.h"
 #include "sim/described_energy.h"
+#include "sim/described_errors.h"
+#include "sim/intervals.h"
 #include "sim/simulate.h"
 
 namespace molen::plan {
@@ -60,12 +63,17 @@ Outcome predict(config::Config config, const cluster::Cluster& on, const Machine
   const sim::Factors& factors = sim::Factors::shipped();
   Outcome outcome;
   std::vector<program::Program> programs;
+  double more = 1.0;  // of attention's work, by the documents of the data
   try {
     const program::Setting s = resolve_setting(config, arch, machine);
 
     const auto schedule = read_schedule(config);
     programs = program::build_stages(arch, s, schedule ? &*schedule : nullptr, false);
-    if (s.document_mask) sim::attend_within_documents(programs, attended_of(config, arch).mean, machine.cuda);
+    if (s.document_mask) {
+      const data::Attended attended = attended_of(config, arch);
+      sim::attend_within_documents(programs, attended.mean, machine.cuda);
+      more = most_over_mean(attended, s);
+    }
   } catch (const UsageError& error) {
     outcome.why = error.what();
     return outcome;
@@ -82,15 +90,19 @@ Outcome predict(config::Config config, const cluster::Cluster& on, const Machine
     return outcome;
   }
   const program::Stages stages(std::move(programs));
-  const auto timelines = sim::simulate(stages, sim::DescribedCosts(on, factors));
+  const sim::DescribedCosts costs(on, factors);
+  const auto timelines = sim::simulate(stages, costs);
+  const sim::DescribedErrors of_figures(on, factors);
+  const double spread = sim::spread_of(
+      sim::errors_of_step(stages, timelines, sim::DocumentErrors(of_figures, costs, more, machine.cuda)));
   outcome.kind = Outcome::Kind::kStep;
   StepFigures& f = outcome.figures;
   f.step_s = sim::step_seconds(timelines);
-  f.low_s = f.step_s / (1.0 + factors.spread()), f.high_s = f.step_s * (1.0 + factors.spread());
+  std::tie(f.low_s, f.high_s) = sim::ends_of(f.step_s, spread);
   f.tokens = s.positions(), f.ranks = machine.ranks, f.layout = layout_of(s).name;
   f.mfu = arch::model_flops(arch, s.positions(), s.sequence, arch::FlopsConvention::kCausal).value / f.step_s /
           machine.ranks / peak_of_type(on.device, s.compute);
-  f.step_j = sim::energy_of(stages, timelines, on, factors, factors.spread()).computers().value;
+  f.step_j = sim::energy_of(stages, timelines, on, factors, spread).computers().value;
   return outcome;
 }
 
