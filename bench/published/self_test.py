@@ -57,7 +57,7 @@ def test_report():
         made_up_row("f", "t", score="memory", oom="yes", step_s="7"),
         made_up_row("g", "t", gbs="12"),
     ]
-    line = lambda s: dict(step_s=s, step_s_low=s / 1.5, step_s_high=s * 1.5, fits=True, memory_bytes_per_gpu=3 * 2**30, memory_allocator_bytes_per_gpu=2**30)  # noqa: E731
+    line = lambda s: dict(step_s=s, step_s_low=s / 1.5, step_s_high=s * 1.5, fits=True, memory_bytes_per_gpu=3 * 2**30, memory_allocator_bytes_per_gpu=2**30, step_errors={"device.bandwidth": 0.3, "memory": 0.32, "products": 0.24})  # noqa: E731
     f = figures_of(rows, {"a": line(1.2), "b": line(1.1), "c": line(1.1), "d": line(2), "e": line(9), "f": line(1), "g": {"error": "x"}})
     near(f["time"]["all"]["predicted"]["n"], 4, "rows predicted")
     near(f["time"]["all"]["unpredicted"], 1, "rows not predicted")
@@ -74,6 +74,9 @@ def test_report():
     near(f["memory"]["ran"]["n"], 4, "rows that ran")
     near(f["memory"]["out_of_memory"]["called_fitting"], 1, "rows out of memory called fitting")
     near(f["interval_80"]["share"], 0.5, "share in the interval")
+    # Errors of 1.2, 1.1 / 2, 1.1 / 4 and 1 / 1 need classes of 0, sqrt(0.818^2 - 0.3^2) and sqrt(2.636^2 - 0.3^2) in place of 0.4.
+    needed = [0.0, math.sqrt((0.9 / 1.1) ** 2 - 0.09) / 0.4, math.sqrt((2.9 / 1.1) ** 2 - 0.09) / 0.4, 0.0]
+    near(f["interval_80"]["ratio_for_80"], float(np.quantile(needed, 0.8)), "growth of the classes")
     if f["errors"] != {"g": "x"}:
         raise SystemExit("self-test: errors")
 

@@ -12,9 +12,11 @@
 #include "base/json.h"
 #include "cluster/cluster.h"
 #include "config/values.h"
+#include "plan/documents.h"
 #include "plan/layouts.h"
 #include "plan/search.h"
 #include "sim/described_costs.h"
+#include "sim/intervals.h"
 #include "sim/simulate.h"
 
 namespace molen::apps {
@@ -29,8 +31,9 @@ struct Job {
   program::Setting base;
   cluster::Cluster cluster;
   int ranks = 1, local_ranks = 1;
-  std::optional<double> run_steps = {};    // until train.until, if the configuration says it in tokens or steps
-  std::vector<std::string> replaced = {};  // keys of the configuration whose values the search replaces
+  std::optional<double> run_steps = {};         // until train.until, if the configuration says it in tokens or steps
+  std::vector<std::string> replaced = {};       // keys of the configuration whose values the search replaces
+  std::optional<data::Attended> attended = {};  // what the documents of the data leave of attention, with a mask
 };
 
 Job job_of(const ConfigOptions& options, const PlanSearchArguments& o) {
@@ -58,11 +61,7 @@ Job job_of(const ConfigOptions& options, const PlanSearchArguments& o) {
     if (key.starts_with("parallel.") || key == "batch.micro") job.replaced.push_back(key);
   plan::Machine one{.cuda = true, .threads = 1};
   job.base = plan::resolve_setting(plain, job.arch, one);
-  if (job.base.document_mask)
-    throw UsageError(
-        "{}: the search bounds attention of whole sequences; search without it, and predict the best layouts with "
-        "`molen simulate`",
-        job.config.where("data.document_mask"));
+  if (job.base.document_mask) job.attended = plan::attended_of(job.config, job.arch);
   return job;
 }
 
@@ -174,9 +173,11 @@ Json json_of_layout(const Job& job, const plan::SearchResult& result, const plan
   Json keys = Json::object();
   for (const auto& [key, value] : plan::keys_of(found.candidate, found.setting)) keys[key] = value;
   const double tokens = static_cast<double>(found.setting.positions());
+  const auto [low, high] = sim::ends_of(found.step_s, found.spread);
   return {{"layout", plan::name_with_variant(found.setting)},
           {"keys", keys},
           {"step_s", found.step_s},
+          {"interval_s", {low, high}},
           {"bound_s", found.bound.step_s},
           {"tokens_per_s", tokens / found.step_s},
           {"tokens_per_s_per_device", tokens / found.step_s / job.ranks},
@@ -227,7 +228,7 @@ std::string reasons_text(const std::vector<plan::Reason>& reasons, bool joules_f
 }
 
 void print_text(const Job& job, const plan::SearchResult& result, plan::Objective objective,
-                const plan::LayoutLimits& limits, const sim::Factors& factors, const std::vector<std::string>& files) {
+                const plan::LayoutLimits& limits, const std::vector<std::string>& files) {
   fmt::print("{} on {} {} of {}, {} sequences of {} tokens a step, {}\n", job.arch.name, job.ranks,
              job.cluster.device.name, job.cluster.name, job.base.global_batch, job.base.sequence,
              name_of(job.base.compute));
@@ -263,16 +264,19 @@ void print_text(const Job& job, const plan::SearchResult& result, plan::Objectiv
     fmt::print("the search replaces what the configuration says of {}\n", fmt::join(job.replaced, ", "));
   if (!result.complete)
     fmt::print("the search stopped at its limit of simulations (--simulate): another layout may be better\n");
-  fmt::print("80 % of steps are expected within {:.0f} % of these predictions\n", 100.0 * factors.spread());
+  const auto [low, high] = sim::ends_of(result.best.front().step_s, result.best.front().spread);
+  fmt::print("80 % of steps of the first are expected from {} to {}\n", human(Seconds(low)), human(Seconds(high)));
+  if (job.attended)
+    fmt::print("attention within documents: {:.1f} % of the causal scores of a sequence, by {} sequences of the data\n",
+               100.0 * job.attended->mean, job.attended->sequences);
   for (const auto& file : files) fmt::print("{}\n", file);
 }
 
 // Returns the whole run of a layout.
-WholeRun whole_run_of_layout(const Job& job, const plan::Simulation& found, const sim::DescribedCosts& costs,
-                             double spread) {
+WholeRun whole_run_of_layout(const Job& job, const plan::Simulation& found, const sim::DescribedCosts& costs) {
   const plan::Machine machine{.ranks = job.ranks, .local_ranks = job.local_ranks, .cuda = true, .threads = 1};
   return whole_run_of(job.config, job.arch, found.setting, machine, job.cluster, costs,
-                      {found.step_s, spread, found.energy});
+                      {found.step_s, found.spread, found.energy});
 }
 
 }  // namespace
@@ -296,12 +300,12 @@ int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) 
   const sim::DescribedCosts costs(job.cluster, factors);
   auto progress = make_progress("plan");
   const plan::SearchResult result =
-      plan::search(job.arch, job.base, job.ranks, job.local_ranks, objective, limits, costs, factors,
+      plan::search(job.arch, job.base, job.ranks, job.local_ranks, objective, limits, costs, factors, job.attended,
                    [&](double share, const std::string& doing) { progress->at("layouts", share, doing); });
   progress->finish();
   if (result.best.empty()) throw_nothing_found(job, result, limits);
   std::optional<CarbonPlan> carbon;
-  if (question) carbon = question->answer(whole_run_of_layout(job, result.best.front(), costs, factors.spread()));
+  if (question) carbon = question->answer(whole_run_of_layout(job, result.best.front(), costs));
   std::vector<std::string> files;
   for (std::size_t i = 0; i < result.best.size(); ++i) {
     const config::Config c = config_of(job, result.best[i]);
@@ -320,7 +324,7 @@ int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) 
     fmt::print("{}\n", Json{{"cluster", job.cluster.name},
                             {"ranks", job.ranks},
                             {"objective", o.objective},
-                            {"spread", factors.spread()},
+                            {"attended", job.attended ? Json(job.attended->mean) : Json()},
                             {"layouts", result.all},
                             {"too_large_kept", result.too_large_kept},
                             {"too_large", result.too_large},
@@ -342,7 +346,7 @@ int run_plan_search(const ConfigOptions& options, const PlanSearchArguments& o) 
                            .dump(2));
     return kOk;
   }
-  print_text(job, result, objective, limits, factors, files);
+  print_text(job, result, objective, limits, files);
   if (carbon) print_carbon(*carbon);
   return kOk;
 }

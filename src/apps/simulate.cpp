@@ -19,7 +19,9 @@
 #include "sim/attended.h"
 #include "sim/calibration.h"
 #include "sim/described_costs.h"
+#include "sim/described_errors.h"
 #include "sim/forecast.h"
+#include "sim/intervals.h"
 #ifdef MOLEN_HAS_TORCH
 #include "measure/calibrate.h"
 #endif
@@ -74,27 +76,53 @@ std::optional<AttendedStep> attended_step(Built& built, const sim::Costs& costs)
   return AttendedStep{*built.attended, step(0), step(1)};
 }
 
+// How far a prediction may be off: its step, and the kinds of ops of the stage that is shown.
+struct Spreads {
+  sim::Errors step;
+  std::map<std::string, double> kinds;
+};
+// A stage that there is not has no kinds; it is refused later.
+Spreads spreads_of(const Built& built, const sim::Forecast& step, const sim::Costs& costs,
+                   const sim::OpErrors& of_costs, bool device, std::size_t stage) {
+  const double more = built.attended ? plan::most_over_mean(*built.attended, built.setting) : 1.0;
+  const sim::DocumentErrors errors(of_costs, costs, more, device);
+  Spreads spreads{step.errors(errors), {}};
+  if (stage < step.size()) spreads.kinds = step.spreads_of_kinds(stage, errors);
+  return spreads;
+}
+
+// What a prediction on a calibration depends on besides the configuration.
+struct Calibrated {
+  const sim::Calibration& calibration;
+  std::string communicator;  // "": the usual one
+  std::size_t stage = 0;     // that is shown
+};
+
 // Returns a failure when the calibration has no data for the prediction.
-Result<Simulated> simulate_on(config::Config c, const plan::Machine& machine, const sim::Calibration& calibration,
+Result<Simulated> simulate_on(config::Config c, const plan::Machine& machine, const Calibrated& on,
                               const SimulateArguments& o) {
   Built built = build_for(std::move(c), machine);
-  const std::string comm = !o.communicator.empty()               ? o.communicator
+  const std::string comm = !on.communicator.empty()              ? on.communicator
                            : machine.ranks == 1                  ? "self"
                            : machine.ranks > machine.local_ranks ? "mpi"
                                                                  : "threads";
-  auto costs = calibration.find(sim::conditions_of(built.setting, comm));
+  auto costs = on.calibration.find(sim::conditions_of(built.setting, comm));
   if (!costs) return Failure{costs.reason()};
   sim::Forecast step(std::move(built.stages), costs.value(), o.every_op());
+  Spreads spreads = spreads_of(built, step, costs.value(), sim::MeasuredErrors(costs.value()), machine.cuda, on.stage);
   auto whole_run = whole_run_of_calibration(built.config);
   return Simulated{.config = std::move(built.config),
                    .step = std::move(step),
                    .attended = attended_step(built, costs.value()),
                    .extrapolated = costs.value().extrapolated(),
-                   .whole_run = std::move(whole_run)};
+                   .whole_run = std::move(whole_run),
+                   .errors = std::move(spreads.step),
+                   .kinds = std::move(spreads.kinds)};
 }
 
+// `stage`: the one that is shown.
 Simulated simulate_described(config::Config c, const cluster::Cluster& on, const plan::Machine& machine,
-                             const SimulateArguments& o) {
+                             const SimulateArguments& o, std::size_t stage) {
   if (c.device.kind == "cpu")
     throw UsageError("{}: {} describes {} devices; device.kind = \"auto\" takes them", c.where("device.kind"), on.name,
                      on.device.name);
@@ -103,8 +131,10 @@ Simulated simulate_described(config::Config c, const cluster::Cluster& on, const
   const sim::Factors& factors = sim::Factors::shipped();
   const sim::DescribedCosts costs(on, factors);
   sim::Forecast step(std::move(built.stages), costs, o.every_op());
-  const auto energy = step.energy(on, factors, factors.spread());
-  const PredictedStep predicted{step.seconds(), factors.spread(), energy};
+  Spreads spreads = spreads_of(built, step, costs, sim::DescribedErrors(on, factors), machine.cuda, stage);
+  const double spread = sim::spread_of(spreads.step);
+  const auto energy = step.energy(on, factors, spread);
+  const PredictedStep predicted{step.seconds(), spread, energy};
   auto whole_run = whole_run_of(built.config, step.program(0).arch, built.setting, machine, on, costs, predicted);
   std::optional<plan::ClockPlan> clocks;
   if (o.clocks) clocks = plan::clock_plan(step.stages(), step.timelines(), on, factors, costs, o.slowdown);
@@ -112,9 +142,10 @@ Simulated simulate_described(config::Config c, const cluster::Cluster& on, const
           .step = std::move(step),
           .attended = attended_step(built, costs),
           .whole_run = std::move(whole_run),
+          .errors = std::move(spreads.step),
+          .kinds = std::move(spreads.kinds),
           .cluster = on,
           .local_ranks = machine.local_ranks,
-          .spread = factors.spread(),
           .energy = energy,
           .clocks = std::move(clocks)};
 }
@@ -129,16 +160,16 @@ bool measured_here(const sim::Calibration& calibration) {
 
 // For an open precision: uses the precision of a run on this machine if the calibration is of this machine; else the
 // calibrated type that is predicted to be fastest.
-Simulated simulate_open(const config::Config& c, plan::Machine machine, const sim::Calibration& calibration,
+Simulated simulate_open(const config::Config& c, plan::Machine machine, const Calibrated& on,
                         const SimulateArguments& o) {
-  if (!measured_here(calibration)) machine.measure_precision = nullptr;
+  if (!measured_here(on.calibration)) machine.measure_precision = nullptr;
   if (machine.measure_precision) {
-    auto simulated = simulate_on(c, machine, calibration, o);
+    auto simulated = simulate_on(c, machine, on, o);
     if (simulated) return std::move(simulated).value();
   }
   std::optional<Simulated> fastest;
   std::string refused;
-  const auto& all = calibration.entries;
+  const auto& all = on.calibration.entries;
   for (const char* name : {"fp32", "bf16"}) {  // what "auto" may come to
     if (c.precision.compute != "auto" ||
         std::none_of(all.begin(), all.end(), [&](const auto& e) { return e.conditions.compute == name; }))
@@ -148,7 +179,7 @@ Simulated simulate_open(const config::Config& c, plan::Machine machine, const si
                    {config::Origin::Kind::kOther,
                     fmt::format("predicted to be the fastest of what {} holds; \"auto\" measures", o.cluster)});
     try {
-      auto simulated = simulate_on(std::move(fixed), machine, calibration, o);
+      auto simulated = simulate_on(std::move(fixed), machine, on, o);
       if (simulated && (!fastest || simulated.value().step_s() < fastest->step_s()))
         fastest.emplace(std::move(simulated).value());
     } catch (const UsageError& error) {  // another type may still be valid
@@ -157,7 +188,7 @@ Simulated simulate_open(const config::Config& c, plan::Machine machine, const si
   }
   if (fastest) return std::move(*fastest);
   if (!refused.empty()) throw UsageError("{}", refused);
-  auto simulated = simulate_on(c, machine, calibration, o);
+  auto simulated = simulate_on(c, machine, on, o);
   if (!simulated)
     throw UsageError("{}: {}; --ranks, math.threads, precision.compute and --communicator choose", o.cluster,
                      simulated.reason());
@@ -175,11 +206,12 @@ void write_predicted_trace(const Simulated& s, const std::string& file) {
 
 Simulated simulate_either(const ConfigOptions& options, const SimulateArguments& o, const config::Config& c) {
   plan::Machine machine = planned_machine(options, c);
+  const auto stage = static_cast<std::size_t>(o.stage);
   if (!sim::is_calibration(o.cluster)) {
     if (!o.communicator.empty())
       throw UsageError("--communicator: {} is a description, not a calibration; its devices use their own", o.cluster);
     const cluster::Cluster on = cluster::find(o.cluster);
-    return simulate_described(c, on, plan::machine_on(on, machine.ranks, options.ranks_per_node), o);
+    return simulate_described(c, on, plan::machine_on(on, machine.ranks, options.ranks_per_node), o, stage);
   }
   if (o.clocks)
     throw UsageError(
@@ -192,7 +224,8 @@ Simulated simulate_either(const ConfigOptions& options, const SimulateArguments&
         "cuda devices",
         c.where("device.kind"));
   machine.cuda = false;
-  return simulate_open(c, machine, sim::read_calibration(o.cluster), o);
+  const sim::Calibration calibration = sim::read_calibration(o.cluster);
+  return simulate_open(c, machine, {calibration, o.communicator, stage}, o);
 }
 
 int run_simulate(const ConfigOptions& options, const SimulateArguments& o) {

@@ -41,7 +41,7 @@ Bytes largest_of(const std::vector<StageRow>& rows, Bytes StageRow::*of) {
 
 // With a probability of 80 %, the true step is within these seconds.
 std::pair<double, double> interval_of(const Simulated& s) {
-  return {s.step_s() / (1.0 + s.spread), s.step_s() * (1.0 + s.spread)};
+  return sim::ends_of(s.step_s(), s.spread());
 }
 
 // The bytes of a device that a plan may take.
@@ -69,6 +69,17 @@ Json cluster_json(const Simulated& s, Bytes memory, Bytes host) {
           {"fits", fits(s, memory, host)},   {"devices_j", s.energy.devices.value},
           {"hosts_j", s.energy.hosts.value}, {"site_j", s.energy.site},
           {"kg_co2e", s.energy.kg_co2e},     {"energy_spread", s.energy.spread}};
+}
+
+// The interval of the step, and by source what would make the step longer by itself.
+Json interval_json(const Simulated& s) {
+  const auto [low, high] = interval_of(s);
+  return {{"low_s", low}, {"high_s", high}, {"spread", s.spread()}, {"sources", s.errors}};
+}
+
+double spread_of_kind(const Simulated& s, const std::string& kind) {
+  const auto found = s.kinds.find(kind);
+  return found == s.kinds.end() ? 0.0 : found->second;
 }
 
 Json attended_json(const std::optional<AttendedStep>& attended) {
@@ -116,15 +127,28 @@ void print_stages(const std::vector<StageRow>& rows, double step_s) {
   fmt::print("\n");
 }
 
+// Says between which times steps are expected, and how far the step moves by each of the largest sources of error.
+void print_interval(const Simulated& s) {
+  constexpr std::size_t kNamed = 3;
+  std::vector<std::pair<double, std::string>> sources;
+  for (const auto& [source, error] : s.errors) sources.emplace_back(error, source);
+  std::sort(sources.rbegin(), sources.rend());
+  std::vector<std::string> named;
+  for (std::size_t i = 0; i < std::min(kNamed, sources.size()); ++i)
+    named.push_back(fmt::format("{} {:.1f} %", sources[i].second, 100.0 * sources[i].first));
+  const auto [low, high] = interval_of(s);
+  fmt::print("80 % of steps are expected from {} to {}{}{}\n", human(Seconds(low)), human(Seconds(high)),
+             named.empty() ? "" : "; the largest sources of error: ", fmt::join(named, ", "));
+}
+
 void print_cluster(const Simulated& s, Bytes memory, Bytes host) {
   const auto& device = s.cluster->device;
-  const auto [low, high] = interval_of(s);
   const double tokens = static_cast<double>(s.step.program(0).setting.positions());
   const Bytes room(static_cast<std::int64_t>(plannable(*s.cluster)));
-  fmt::print("on the description of {} ({}): 80 % of steps are expected from {} to {}\n", s.cluster->name, device.name,
-             human(Seconds(low)), human(Seconds(high)));
-  fmt::print("the plan {} the {} of a device that the driver's context and the buffers of libraries leave\n",
-             memory <= room ? "fits into" : "exceeds", human(room));
+  fmt::print(
+      "on the description of {} ({}), the plan {} the {} of a device that the driver's context and the buffers of "
+      "libraries leave\n",
+      s.cluster->name, device.name, memory <= room ? "fits into" : "exceeds", human(room));
   if (host.value > 0)
     fmt::print("the plan {} the {} of the host's memory that a rank has\n",
                static_cast<double>(host.value) <= plannable_host(s) ? "fits into" : "exceeds",
@@ -178,14 +202,18 @@ Json simulated_json(const Simulated& s, std::size_t stage, const std::vector<Ope
                         {"bubble_s", row.bubble_s},
                         {"memory_bytes", row.memory.value},
                         {"host_bytes", row.host.value}});
-  for (const auto& [kind, row] : kinds_of(s, stage))
+  for (const auto& [kind, row] : kinds_of(s, stage)) {
+    const auto [low, high] = sim::ends_of(row.predicted_s, spread_of_kind(s, kind));
     by_kind.push_back({{"kind", kind},
                        {"count", row.count},
                        {"seconds", row.predicted_s},
+                       {"interval_s", {low, high}},
                        {"waiting_s", row.waited_s},
                        {"computing_s", row.computing_s},
                        {"bytes", row.bytes}});
+  }
   return {{"step_s", s.step_s()},
+          {"interval", interval_json(s)},
           {"tokens_per_s", static_cast<double>(setting.positions()) / s.step_s()},
           {"compute", name_of(setting.compute)},
           {"open_choices", to_json(choices)},
@@ -218,6 +246,7 @@ void print_simulated(const Simulated& s, std::size_t stage, const std::vector<Op
         "points over {} sequences of the data; by it, 80 % of steps lie between {} and {}\n",
         100.0 * s.attended->share.mean, 100.0 * s.attended->share.deviation, s.attended->share.sequences,
         human(Seconds(s.attended->low_s)), human(Seconds(s.attended->high_s)));
+  print_interval(s);
   if (!s.extrapolated.empty()) fmt::print("these ranks were not measured: extrapolated from {}\n", s.extrapolated);
   if (s.cluster) print_cluster(s, memory, host);
   if (measured) print_beside(s, *measured);
@@ -233,10 +262,11 @@ void print_simulated(const Simulated& s, std::size_t stage, const std::vector<Op
     if (phases[i] > 0)
       fmt::print("  {:<18} {:>10} {:>6.1f}%\n", keys[i], human(Seconds(phases[i])), 100.0 * phases[i] / total_s);
 
-  fmt::print("\n  {:<28} {:>6} {:>12} {:>12} {:>12}\n", "op", "count", "predicted", "waiting", "bytes");
+  fmt::print("\n  {:<28} {:>6} {:>12} {:>7} {:>12} {:>12}\n", "op", "count", "predicted", "80 %", "waiting", "bytes");
   for (const auto& [kind, row] : kinds_of(s, stage))
-    fmt::print("  {:<28} {:>6} {:>12} {:>12} {:>12}\n", kind, row.count, human(Seconds(row.predicted_s)),
-               row.waited_s > 0 ? human(Seconds(row.waited_s)) : "-", row.bytes > 0 ? human(Bytes(row.bytes)) : "-");
+    fmt::print("  {:<28} {:>6} {:>12} {:>7} {:>12} {:>12}\n", kind, row.count, human(Seconds(row.predicted_s)),
+               program::spread_text(spread_of_kind(s, kind)), row.waited_s > 0 ? human(Seconds(row.waited_s)) : "-",
+               row.bytes > 0 ? human(Bytes(row.bytes)) : "-");
   print_whole_run(s.whole_run);
   if (s.clocks) print_clock_plan(*s.clocks, s.energy.hosts);
 }

@@ -1,6 +1,7 @@
 // The result of `molen simulate`, as JSON and as text.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "plan/clock_plan.h"
 #include "sim/described_energy.h"
 #include "sim/forecast.h"
+#include "sim/intervals.h"
 
 namespace molen::apps {
 
@@ -30,13 +32,15 @@ struct Simulated {
   std::optional<AttendedStep> attended = std::nullopt;
   std::string extrapolated = {};  // the measurements that the costs are derived from, if not these conditions
   WholeRun whole_run = {};
-  // With a description of a cluster: the cluster, the spread of the step's time (sim::Factors), and the energy.
+  sim::Errors errors = {};                   // of the step
+  std::map<std::string, double> kinds = {};  // the spreads of the kinds of ops of the stage that is shown
+  // With a description of a cluster: the cluster and the energy.
   std::optional<cluster::Cluster> cluster = std::nullopt;
   int local_ranks = 1;  // ranks of a node
-  double spread = 0.0;
   sim::StepEnergy energy = {};
   std::optional<plan::ClockPlan> clocks = std::nullopt;  // with --clocks
   double step_s() const { return step.seconds(); }
+  double spread() const { return sim::spread_of(errors); }
 };
 
 // `stage`: the stage whose phases and ops are shown. `measured`: with a run, what it measured itself.

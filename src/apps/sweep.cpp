@@ -21,7 +21,6 @@
 #include "plan/sweep_file.h"
 #include "plan/sweep_plots.h"
 #include "sim/calibration.h"
-#include "sim/factors.h"
 #ifdef MOLEN_HAS_TORCH
 #include "measure/calibrate.h"
 #include "measure/device_peak.h"
@@ -244,8 +243,8 @@ void print_sweep(const plan::SweepPlan& plan, const std::vector<plan::TrialRow>&
   print_columns(table, right);
   fmt::print("\n{}\n", trial_counts(rows));
   const bool steps = std::ranges::any_of(rows, &plan::TrialRow::has_step);
-  if (const double times = 1.0 + sim::Factors::shipped().spread(); steps && !plan.measured)
-    fmt::print("a step takes with a probability of 80 % between 1/{0:.2f} and {0:.2f} times its prediction\n", times);
+  if (steps && !plan.measured)
+    fmt::print("a step takes with a probability of 80 % between the times beside its prediction\n");
   if (steps && plan.measured)
     fmt::print("a step is the median of {} after {} of warm-up\n", o.steps.value_or(kDefaultSteps), plan::kWarmupSteps);
   if (const auto machines = plan::machines_of(rows); machines.size() > 1)

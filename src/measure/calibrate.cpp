@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <set>
 #include <sstream>
@@ -204,12 +205,16 @@ double factor_of(const Trial& trial, const sim::MeasuredCosts& costs) {
   return waiting * median(computed) / sim::step_seconds(sim::simulate(trial.stage, costs));
 }
 
-// A rank knows the times of its own stage only, so the trials in stages do not count.
-double median_factor(const std::vector<Trial>& trials, const sim::MeasuredCosts& as_fitted) {
+// Sets the factor to the median of the trials' factors. A rank knows the times of its own stage only, so the trials in
+// stages do not count.
+void set_factor(const std::vector<Trial>& trials, const sim::MeasuredCosts& as_fitted, sim::CostModel& costs) {
   std::vector<double> factors;
   for (const Trial& trial : trials)
     if (!trial.program().setting.pipelined()) factors.push_back(factor_of(trial, as_fitted));
-  return median(factors);
+  const double factor = median(factors);
+  double squares = 0.0;
+  for (const double each : factors) squares += std::pow(std::log(each / factor), 2.0);
+  costs.set_calibration_factor(factor, std::sqrt(squares / static_cast<double>(factors.size())));
 }
 
 // Returns the samples of rank 0 and, for trials in stages, those of the last rank, which has the head. Collective.
@@ -293,8 +298,7 @@ sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& 
   measure_in_rounds(trials, o, world, progress);
   sim::CostModel costs = sim::CostModel::fit(samples_of(trials, world));
   const sim::Cores cores = cores_of(world);
-  costs.set_calibration_factor(
-      median_factor(trials, sim::MeasuredCosts(costs, {cores.logical, world.size(), o.threads}, communicator)));
+  set_factor(trials, sim::MeasuredCosts(costs, {cores.logical, world.size(), o.threads}, communicator), costs);
   return {sim::conditions_of(trials.front().program().setting, communicator), cores, costs};
 }
 

@@ -60,4 +60,9 @@ data::Attended attended_of(const config::Config& c, const arch::Architecture& ar
   }
 }
 
+double most_over_mean(const data::Attended& attended, const program::Setting& s) {
+  const auto [least, most] = data::interval_of(attended, s.global_batch / s.data_ranks());
+  return attended.mean > 0.0 ? std::max(1.0, most / attended.mean) : 1.0;
+}
+
 }  // namespace molen::plan

@@ -30,4 +30,8 @@ std::int64_t validation_rounds(const config::Config& config, const arch::Archite
 data::Attended attended_of(const config::Config& config, const arch::Architecture& arch);
 data::Attended attended_of(const data::Dataset& dataset);
 
+// Returns the share at the upper end of its interval over the mean one, for the sequences of a rank in a step: what
+// sim::DocumentErrors takes.
+double most_over_mean(const data::Attended& attended, const program::Setting& setting);
+
 }  // namespace molen::plan

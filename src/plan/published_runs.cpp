@@ -12,6 +12,7 @@
 #include "program/build/build.h"
 #include "program/ir/stages.h"
 #include "program/memory/memory.h"
+#include "sim/described_errors.h"
 #include "sim/simulate.h"
 
 namespace molen::plan {
@@ -148,7 +149,7 @@ RunPrediction predict_filled(const Run& run, const cluster::Cluster& cluster, co
   const program::Stages stages(std::move(programs));
   const auto timelines = sim::simulate(stages, sim::DescribedCosts(cluster, factors, framework_of(run)));
   out.step_s = seconds_of(timelines, factors);
-  out.spread = factors.spread();
+  out.errors = sim::errors_of_step(stages, timelines, sim::DescribedErrors(cluster, factors, framework_of(run)));
   const program::Setting& s = stages.program(0).setting;
   arch::Architecture as_stated = stages.program(0).arch;
   as_stated.vocabulary = run.vocabulary;  // the rows that make it divisible are no work of the model

@@ -30,7 +30,8 @@ std::int64_t bytes_figure(const Run& run, const char* name, double value) {
 
 Json to_json(const Run& run, const RunPrediction& p) {
   const double step_s = positive_figure(run, "step_s", p.step_s);
-  const double spread = checked_figure(run, "spread", p.spread);
+  for (const auto& [source, error] : p.errors) checked_figure(run, "step_errors", error);
+  const auto [low, high] = sim::ends_of(step_s, sim::spread_of(p.errors));
   const double gpu_seconds = step_s * run.gpus;
   const double tokens = static_cast<double>(run.global_batch) * static_cast<double>(run.sequence);
   Json exposed = Json::object();
@@ -41,8 +42,9 @@ Json to_json(const Run& run, const RunPrediction& p) {
   for (const auto& [column, value] : p.chosen) assumed.insert_or_assign(column, value);
   return {{"run_id", run.id},
           {"step_s", step_s},
-          {"step_s_low", positive_figure(run, "step_s_low", step_s / (1.0 + spread))},
-          {"step_s_high", checked_figure(run, "step_s_high", step_s * (1.0 + spread))},
+          {"step_s_low", positive_figure(run, "step_s_low", low)},
+          {"step_s_high", checked_figure(run, "step_s_high", high)},
+          {"step_errors", p.errors},
           {"tokens_per_s_per_gpu", positive_figure(run, "tokens_per_s_per_gpu", tokens / gpu_seconds)},
           {"tflops_per_gpu", positive_figure(run, "tflops_per_gpu", p.model_flops / gpu_seconds / 1e12)},
           {"memory_bytes_per_gpu", bytes_figure(run, "memory_bytes_per_gpu", p.memory_bytes)},

@@ -11,6 +11,7 @@
 
 #include "base/json.h"
 #include "base/result.h"
+#include "sim/intervals.h"
 
 namespace molen::plan {
 
@@ -69,7 +70,7 @@ std::string columns_help();
 // The prediction for a run.
 struct RunPrediction {
   double step_s = 0.0;
-  double spread = 0.0;  // with a probability of 80 %, the step takes step_s / (1 + spread) to step_s * (1 + spread)
+  sim::Errors errors;            // of step_s, by their sources
   double model_flops = 0.0;      // of one step on all GPUs; attention counted as causal
   double memory_bytes = 0.0;     // in use on the fullest GPU, as its driver shows it
   double allocator_bytes = 0.0;  // the part that the training program's own buffers take

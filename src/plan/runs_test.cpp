@@ -127,7 +127,7 @@ RC_GTEST_PROP(RunsTable, AssumedValuesGiveTheSameRun, ()) {
 
 RunPrediction prediction() {
   RunPrediction p;
-  p.step_s = 4.0, p.spread = 0.25, p.model_flops = 64.0 * 4.0 * 150e12;
+  p.step_s = 4.0, p.errors = {{"device.launch", 0.15}, {"products", 0.2}}, p.model_flops = 64.0 * 4.0 * 150e12;
   p.memory_bytes = 61e9, p.allocator_bytes = 59e9, p.fits = true, p.bubble_s = 0.5;
   p.exposed_s = {{"tp", 0.25}, {"dp", 0.0}};
   p.kinds_s = {{"forward attention", 1.5}, {"all_gather", 0.5}};
@@ -171,7 +171,7 @@ TEST(RunsJson, OnlyQuantitiesAreWritten) {
   const double infinity = std::numeric_limits<double>::infinity();
   for (const double bad : {std::nan(""), infinity, -infinity, -1.0}) {
     EXPECT_EQ(refusal([&](RunPrediction& p) { p.step_s = bad; }), "step_s");
-    EXPECT_EQ(refusal([&](RunPrediction& p) { p.spread = bad; }), "spread");
+    EXPECT_EQ(refusal([&](RunPrediction& p) { p.errors["products"] = bad; }), "step_errors");
     EXPECT_EQ(refusal([&](RunPrediction& p) { p.model_flops = bad; }), "tflops_per_gpu");
     EXPECT_EQ(refusal([&](RunPrediction& p) { p.memory_bytes = bad; }), "memory_bytes_per_gpu");
     EXPECT_EQ(refusal([&](RunPrediction& p) { p.allocator_bytes = bad; }), "memory_allocator_bytes_per_gpu");
@@ -181,7 +181,7 @@ TEST(RunsJson, OnlyQuantitiesAreWritten) {
   }
   EXPECT_EQ(refusal([](RunPrediction& p) { p.step_s = 0.0; }), "step_s");
   EXPECT_EQ(refusal([](RunPrediction& p) { p.step_s = 1e-320; }), "tokens_per_s_per_gpu");
-  EXPECT_EQ(refusal([](RunPrediction& p) { p.step_s = 1e308, p.spread = 10.0; }), "step_s_high");
+  EXPECT_EQ(refusal([](RunPrediction& p) { p.step_s = 1e308, p.errors["products"] = 10.0; }), "step_s_high");
   EXPECT_EQ(refusal([](RunPrediction& p) { p.model_flops = 0.0; }), "tflops_per_gpu");
   EXPECT_EQ(refusal([](RunPrediction& p) { p.memory_bytes = 1e19; }), "memory_bytes_per_gpu");
   EXPECT_EQ(refusal([](RunPrediction& p) { p.bubble_s = 0.0, p.memory_bytes = 0.0; }), "accepted");

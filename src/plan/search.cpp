@@ -10,11 +10,15 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/suggest.h"
+#include "plan/documents.h"
 #include "plan/layouts.h"
 #include "program/build/stage_by_stage.h"
 #include "program/memory/memory.h"
 #include "program/schedule/schedule.h"
+#include "sim/attended.h"
+#include "sim/described_errors.h"
 #include "sim/forecast.h"
+#include "sim/intervals.h"
 
 namespace molen::plan {
 namespace {
@@ -88,14 +92,20 @@ constexpr std::size_t kBuiltForEach = 10;
 class Search {
  public:
   Search(const arch::Architecture& arch, const program::Setting& base, int ranks, Objective objective,
-         const LayoutLimits& limits, const sim::DescribedCosts& costs, const sim::Factors& factors)
+         const LayoutLimits& limits, const sim::DescribedCosts& costs, const sim::Factors& factors,
+         const std::optional<data::Attended>& attended)
       : arch_(arch),
         base_(base),
         ranks_(ranks),
         objective_(objective),
         limits_(limits),
         costs_(costs),
-        factors_(factors) {}
+        factors_(factors),
+        errors_(costs.cluster(), factors, costs.framework()),
+        attended_(attended) {
+    MOLEN_CHECK(attended.has_value() == base.document_mask, "documents of the data are for a document mask, and it {}",
+                base.document_mask ? "needs them" : "is not set");
+  }
 
   // The search began at `begun`, before it found the layouts.
   SearchResult run(const std::vector<Candidate>& all, double begun, const Progress& progress) {
@@ -122,7 +132,7 @@ class Search {
  private:
   // Bounds all layouts, and keeps those that the limits do not exclude.
   void bound(const std::vector<Candidate>& all) {
-    const Bounds bounds(arch_, base_, ranks_, costs_, factors_);
+    const Bounds bounds(arch_, base_, ranks_, costs_, factors_, attended_ ? attended_->mean : 1.0);
     const cluster::Site& site = costs_.cluster().site;
     std::size_t main = 0;
     for (std::size_t i = 0; i < all.size(); ++i) {
@@ -186,15 +196,24 @@ class Search {
     Bytes memory;
     auto programs = build_what_fits(s, memory);
     if (!programs) return;
+    if (attended_) sim::attend_within_documents(*programs, attended_->mean, true);
     const sim::Forecast step(std::move(*programs), costs_);
     ++result_.simulated;
+    consider(layout, s, step, memory);
+  }
+
+  // Takes a simulated layout among the best and into the front, if it belongs there.
+  void consider(const Bounded& layout, const program::Setting& s, const sim::Forecast& step, Bytes memory) {
     const std::size_t busiest = step.busiest_stage();
-    const sim::StepEnergy energy = step.energy(costs_.cluster(), factors_, factors_.spread());
+    const double more = attended_ ? most_over_mean(*attended_, s) : 1.0;
+    const double spread = sim::spread_of(step.errors(sim::DocumentErrors(errors_, costs_, more, true)));
+    const sim::StepEnergy energy = step.energy(costs_.cluster(), factors_, spread);
     Simulation found{
         *layout.candidate,
         s,
         layout.bound,
         step.seconds(),
+        spread,
         energy,
         site_costs(costs_.cluster().site, {energy.computers().value, energy.spread}, {ranks_ * step.seconds()}),
         memory,
@@ -260,6 +279,8 @@ class Search {
   const LayoutLimits& limits_;
   const sim::DescribedCosts& costs_;
   const sim::Factors& factors_;
+  const sim::DescribedErrors errors_;
+  const std::optional<data::Attended> attended_;
   std::vector<Bounded> mains_, variants_;  // that the limits do not exclude
   std::vector<double> simulated_;          // by candidate: least figure of the objective of it and its variants
   SearchResult result_;
@@ -313,10 +334,10 @@ bool dominates(const Simulation& layout, const Bound& other) {
 
 SearchResult search(const arch::Architecture& arch, const program::Setting& base, int ranks, int local_ranks,
                     Objective objective, const LayoutLimits& limits, const sim::DescribedCosts& costs,
-                    const sim::Factors& factors,
+                    const sim::Factors& factors, const std::optional<data::Attended>& attended,
                     const std::function<void(double share, const std::string& doing)>& progress) {
   const double begun = cpu_seconds();
-  return Search(arch, base, ranks, objective, limits, costs, factors)
+  return Search(arch, base, ranks, objective, limits, costs, factors, attended)
       .run(candidates_of(arch, base, ranks, local_ranks), begun, progress);
 }
 

@@ -11,6 +11,7 @@
 #include "arch/architecture.h"
 #include "base/units.h"
 #include "cluster/cluster.h"
+#include "data/attended.h"
 #include "plan/calculus.h"
 #include "program/ir/program.h"
 #include "program/ir/timeline.h"
@@ -61,7 +62,8 @@ std::string name_with_variant(const program::Setting& setting);
 // Returns the setting of a candidate: `base` with its choices.
 program::Setting setting_of(const Candidate& candidate, const program::Setting& base, int ranks);
 
-// Lower bounds, from closed formulas. They hold for dense models, which are all that run on devices.
+// Lower bounds, from closed formulas. They hold for dense models, which are all that run on devices. `attended` is the
+// share of attention's work that a document mask leaves (data::Attended); 1 without one.
 struct Bound {
   double step_s = 0.0;        // of the step that sim::simulate would give
   double energy_j = 0.0;      // of the computers in that step
@@ -70,7 +72,7 @@ struct Bound {
 class Bounds {
  public:
   Bounds(const arch::Architecture& arch, const program::Setting& base, int ranks, const sim::DescribedCosts& costs,
-         const sim::Factors& factors);
+         const sim::Factors& factors, double attended = 1.0);
   Bound of(const Candidate& candidate) const;
 
  private:
@@ -93,6 +95,7 @@ struct Simulation {
   program::Setting setting;
   Bound bound;
   double step_s = 0.0;
+  double spread = 0.0;  // with a probability of 80 % the true step is within this (sim::ends_of)
   sim::StepEnergy energy;
   SiteCosts site;                        // of that energy, and of the devices for that time
   Bytes memory;                          // plan of the fullest rank
@@ -137,10 +140,11 @@ struct SearchResult {
   bool complete = false;  // whether no layout that was not simulated can be better than those returned
 };
 
+// `attended`: what the documents of the data leave of attention's work; needed if `base` has a document mask.
 // `progress` gets the share of the work that is done and the layout that is simulated.
 SearchResult search(const arch::Architecture& arch, const program::Setting& base, int ranks, int local_ranks,
                     Objective objective, const LayoutLimits& limits, const sim::DescribedCosts& costs,
-                    const sim::Factors& factors,
+                    const sim::Factors& factors, const std::optional<data::Attended>& attended = std::nullopt,
                     const std::function<void(double share, const std::string& doing)>& progress = {});
 
 // A reason why a layout loses against the best: what it has more of in a phase, in a wait, or in idle hosts. The

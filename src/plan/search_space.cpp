@@ -131,7 +131,7 @@ program::Setting setting_of(const Candidate& c, const program::Setting& base, in
 }
 
 Bounds::Bounds(const arch::Architecture& arch, const program::Setting& base, int ranks,
-               const sim::DescribedCosts& costs, const sim::Factors& factors)
+               const sim::DescribedCosts& costs, const sim::Factors& factors, double attended)
     : arch_(arch), base_(base), ranks_(ranks), costs_(costs), factors_(factors) {
   const auto forward = [&](const arch::Architecture& a) {
     return arch::model_flops(a, base.sequence, base.sequence, arch::FlopsConvention::kCausal).value / 3.0;
@@ -142,6 +142,9 @@ Bounds::Bounds(const arch::Architecture& arch, const program::Setting& base, int
   const double all = forward(arch);
   layer_flops_ = forward(more) - all;
   head_flops_ = std::max(0.0, all - layer_flops_ * static_cast<double>(arch.layers));
+  // The scores and the weighted values of a layer take 2 h D S FLOPs a token, with half of the scores (formula_of).
+  const auto sequence = static_cast<double>(base.sequence);
+  layer_flops_ -= (1.0 - attended) * 2.0 * sequence * static_cast<double>(arch.query_size()) * sequence;
   down_share_ = 2.0 * static_cast<double>(base.sequence * arch.ffn * arch.hidden) / layer_flops_;
   parameters_ = static_cast<double>(arch::num_parameters(arch));
 }

@@ -13,6 +13,7 @@
 #include "plan/resolve.h"
 #include "program/build/build.h"
 #include "program/memory/memory.h"
+#include "sim/attended.h"
 #include "sim/simulate.h"
 
 namespace molen::plan {
@@ -151,6 +152,8 @@ RC_GTEST_PROP(Search, BoundsAreLowerBounds, ()) {
   small.base.sequence = 64 << *rc::gen::inRange(0, 4);
   small.arch.max_sequence = 1024;
   small.base.global_batch = 16 << *rc::gen::inRange(0, 3);
+  small.base.document_mask = *rc::gen::arbitrary<bool>();
+  const double attended = small.base.document_mask ? 0.01 * *rc::gen::inRange(1, 101) : 1.0;
   const auto all = candidates_of(small.arch, small.base, 16, 8);
   const Candidate& c = all.at(static_cast<std::size_t>(*rc::gen::inRange(0, static_cast<int>(all.size()))));
   const program::Setting s = setting_of(c, small.base, 16);
@@ -162,13 +165,42 @@ RC_GTEST_PROP(Search, BoundsAreLowerBounds, ()) {
   }
   Bytes peak;
   for (const auto& p : programs) peak = std::max(peak, program::planned_peak(p).device);
+  sim::attend_within_documents(programs, attended, true);
   const program::Stages stages(std::move(programs));
   const auto timelines = sim::simulate(stages, small.costs);
-  const Bound bound = Bounds(small.arch, small.base, 16, small.costs, sim::Factors::shipped()).of(c);
+  const Bound bound = Bounds(small.arch, small.base, 16, small.costs, sim::Factors::shipped(), attended).of(c);
   const auto energy = sim::energy_of(stages, timelines, small.on, sim::Factors::shipped(), 0.1);
   RC_ASSERT(bound.step_s <= sim::step_seconds(timelines));
   RC_ASSERT(bound.energy_j <= energy.computers().value);
   RC_ASSERT(bound.memory_bytes <= static_cast<double>(peak.value));
+}
+
+// With a document mask, the search finds the best of the layouts whose attention has what the documents leave of it,
+// and the data widens their intervals. The documents have to be known.
+TEST(Search, DocumentsLeaveLessOfAttention) {
+  Small small;
+  small.base.global_batch = 4, small.base.sequence = 1024;
+  constexpr int kRanks = 2;
+  const auto found = [&](const std::optional<data::Attended>& attended) {
+    small.base.document_mask = attended.has_value();
+    return search(small.arch, small.base, kRanks, kRanks, Objective::kTime, all_of(), small.costs,
+                  sim::Factors::shipped(), attended);
+  };
+  const Simulation whole = found(std::nullopt).best.front(), few = found(data::Attended{0.1, 0.0, 100}).best.front(),
+                   uneven = found(data::Attended{0.1, 0.3, 100}).best.front();
+  EXPECT_LT(few.step_s, whole.step_s);
+  EXPECT_EQ(few.step_s, uneven.step_s);
+  EXPECT_GT(uneven.spread, few.spread);
+  EXPECT_GT(uneven.energy.spread, few.energy.spread);
+  double best = 1e300;
+  small.base.document_mask = true;
+  for (const Candidate& c : candidates_of(small.arch, small.base, kRanks, kRanks)) {
+    auto programs = program::build_stages(small.arch, setting_of(c, small.base, kRanks), nullptr, false);
+    sim::attend_within_documents(programs, 0.1, true);
+    best = std::min(best, sim::step_seconds(sim::simulate(program::Stages(std::move(programs)), small.costs)));
+  }
+  EXPECT_EQ(few.step_s, best);
+  EXPECT_THROW(small.run(Objective::kTime, all_of(), kRanks), Error);
 }
 
 // Cost and CO2 of a step are those of the calculus for its energy, and their searches take the same way.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "base/error.h"
 #include "plan/documents.h"
@@ -11,7 +12,9 @@
 #include "program/memory/memory.h"
 #include "sim/attended.h"
 #include "sim/described_costs.h"
+#include "sim/described_errors.h"
 #include "sim/forecast.h"
+#include "sim/intervals.h"
 
 namespace molen::plan {
 namespace {
@@ -59,12 +62,17 @@ Outcome predict(config::Config config, const cluster::Cluster& on, const Machine
   const sim::Factors& factors = sim::Factors::shipped();
   Outcome outcome;
   std::vector<program::Program> programs;
+  double more = 1.0;  // of attention's work, by the documents of the data
   try {
     const program::Setting s = resolve_setting(config, arch, machine);
 
     const auto schedule = read_schedule(config);
     programs = program::build_stages(arch, s, schedule ? &*schedule : nullptr, false);
-    if (s.document_mask) sim::attend_within_documents(programs, attended_of(config, arch).mean, machine.cuda);
+    if (s.document_mask) {
+      const data::Attended attended = attended_of(config, arch);
+      sim::attend_within_documents(programs, attended.mean, machine.cuda);
+      more = most_over_mean(attended, s);
+    }
   } catch (const UsageError& error) {
     outcome.why = error.what();
     return outcome;
@@ -80,15 +88,18 @@ Outcome predict(config::Config config, const cluster::Cluster& on, const Machine
     outcome.kind = Outcome::Kind::kOutOfMemory, outcome.why = fmt::format("{} {}", layout_of(s).name, why);
     return outcome;
   }
-  const sim::Forecast step(std::move(programs), sim::DescribedCosts(on, factors));
+  const sim::DescribedCosts costs(on, factors);
+  const sim::Forecast step(std::move(programs), costs);
+  const sim::DescribedErrors of_figures(on, factors);
+  const double spread = sim::spread_of(step.errors(sim::DocumentErrors(of_figures, costs, more, machine.cuda)));
   outcome.kind = Outcome::Kind::kStep;
   StepFigures& f = outcome.figures;
   f.step_s = step.seconds();
-  f.low_s = f.step_s / (1.0 + factors.spread()), f.high_s = f.step_s * (1.0 + factors.spread());
+  std::tie(f.low_s, f.high_s) = sim::ends_of(f.step_s, spread);
   f.tokens = s.positions(), f.ranks = machine.ranks, f.layout = layout_of(s).name;
   f.mfu = arch::model_flops(arch, s.positions(), s.sequence, arch::FlopsConvention::kCausal).value / f.step_s /
           machine.ranks / peak_of_type(on.device, s.compute);
-  f.step_j = step.energy(on, factors, factors.spread()).computers().value;
+  f.step_j = step.energy(on, factors, spread).computers().value;
   return outcome;
 }
 

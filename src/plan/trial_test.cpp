@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "config/config.h"
+#include "data/test_folder.h"
 
 namespace molen::plan {
 namespace {
@@ -54,6 +55,34 @@ TEST(Trial, HasTheFiguresOfItsStep) {
   EXPECT_LT(*f.mfu, 1.2 * flops / f.step_s / peak);
   EXPECT_DOUBLE_EQ(*f.kwh(), *f.step_j / 3.6e6);
   EXPECT_GT(*o.memory, Bytes(0));
+}
+
+// Every other document fills a sequence, and the others are short, so a rank's attention varies with its sequences: the
+// fewer it has, the more. The data of one length of documents hardly varies.
+TEST(Trial, DocumentsWidenTheInterval) {
+  const auto on = cluster::find("dgx-h100");
+  const auto spread = [&](int every, const std::string& mask, int global) {
+    const data::TestFolder folder;
+    data::TestShard shard{"a", "nl", {}};
+    for (int d = 0; d < 400; ++d) {
+      shard.documents.emplace_back(static_cast<std::size_t>(d % every == 0 ? 63 : 8191), 5);
+      shard.documents.back().push_back(0);
+    }
+    data::write_test_shards(folder.path(), {shard}, 300);
+    const Outcome o = predict(
+        config::parse(fmt::format("[model]\npreset = \"llama-tiny\"\nmax_sequence = 8192\n[data]\nsequence_length = "
+                                  "4096\ntrain = [{{path = \"{}\"}}]\ndocument_mask = {}\n[batch]\nglobal = {}\n",
+                                  folder.path().string(), mask, global),
+                      "trial.toml"),
+        on, machine_on(on, 1));
+    EXPECT_EQ(o.kind, Outcome::Kind::kStep) << o.why;
+    EXPECT_NEAR(o.figures.high_s / o.figures.step_s, o.figures.step_s / o.figures.low_s, 1e-12);
+    return o.figures.high_s / o.figures.step_s - 1.0;
+  };
+  const double whole = spread(2, "false", 1);
+  EXPECT_EQ(spread(1, "false", 1), whole);
+  EXPECT_LT(spread(1, "true", 1), 1.2 * whole);
+  EXPECT_GT(spread(2, "true", 1), 1.2 * spread(2, "true", 64));
 }
 
 // A description is of devices; a step of processors is no step of theirs.

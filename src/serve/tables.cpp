@@ -37,6 +37,12 @@ std::string row(const std::string& name, const std::string& count, double predic
 std::string seconds(double s) {
   return std::isfinite(s) ? human(Seconds(s)) : "-";
 }
+// Returns predicted seconds with the spread that the object has of them, if it has any.
+std::string predicted_seconds(double s, const Json& object) {
+  const double spread = number_of(object, "predicted_spread");
+  return seconds(s) +
+         (std::isfinite(s) && spread > 0 && spread < 1e6 ? fmt::format(" &plusmn;{:.0f}%", 100 * spread) : "");
+}
 std::string bytes(double b) {
   return std::abs(b) < 9e18 ? human(Bytes(static_cast<std::int64_t>(b))) : "-";
 }
@@ -46,6 +52,13 @@ std::string member_row(const Json& object, const std::string& name, const char* 
   const double predicted = number_of(object, p), measured = number_of(object, m);
   if (!std::isfinite(predicted) && !std::isfinite(measured)) return "";
   return row(name, "", predicted, measured, show(predicted), show(measured), "", "", " class=total");
+}
+
+std::string step_row(const Json& step) {
+  const double predicted = number_of(step, "predicted"), measured = number_of(step, "measured");
+  if (!std::isfinite(predicted) && !std::isfinite(measured)) return "";
+  return row("step", "", predicted, measured, predicted_seconds(predicted, step), seconds(measured), "", "",
+             " class=total");
 }
 
 std::string joules(double j) {
@@ -149,10 +162,11 @@ std::string predicted_section(const RunData& run) {
            "<p class=none>No prediction: train with a calibration of this machine (<code>molen calibrate</code>).</p>";
   const auto part = [&](const char* key) { return run.predicted.contains(key) ? run.predicted[key] : Json(); };
   s += "<div class=scroll><table><caption>Error: predicted over measured, less one. Right of the middle: predicted too "
-       "much. Waiting for other ranks is apart from what is measured.</caption>"
+       "much. The percentage beside a predicted time is that of its 80 % interval. Waiting for other ranks is apart "
+       "from what is measured.</caption>"
        "<tr><th scope=col>what<th scope=col>count<th scope=col>bytes<th scope=col>predicted<th scope=col>measured<th "
        "scope=col>error<th><th scope=col>waiting";
-  s += member_row(part("step_s"), "step", "predicted", "measured", seconds);
+  s += step_row(part("step_s"));
   const Json memory = part("memory_bytes");
   s += member_row(memory, "memory: arena of a rank (measured: pages touched)", "planned", "measured", bytes);
   s += member_row(memory, "memory: whole process", "process_predicted", "process_measured", bytes);
@@ -170,7 +184,7 @@ std::string predicted_section(const RunData& run) {
   for (const Json& op : ops) {
     const double p = number_of(op, "predicted_s"), m = number_of(op, "measured_s");
     const double waited = number_of(op, "waited_s");
-    s += row(text_of(op, "kind", "?"), escape(text_of(op, "count")), p, m, seconds(p), seconds(m),
+    s += row(text_of(op, "kind", "?"), escape(text_of(op, "count")), p, m, predicted_seconds(p, op), seconds(m),
              waited > 0 ? seconds(waited) : "", bytes(number_of(op, "bytes")));
   }
   return s + below;

@@ -36,4 +36,15 @@ void attend_within_documents(std::vector<program::Program>& programs, double sha
         if (leaves_out_documents(p, step, device)) step.hardware_flops = Flops(step.hardware_flops.value * share);
 }
 
+std::vector<Errors> DocumentErrors::of(const program::Program& p, const program::Step& step) const {
+  std::vector<Errors> all = others_.of(p, step);
+  if (!leaves_out_documents(p, step, device_)) return all;
+  double own = costs_.seconds(p, step);
+  for (const double epilogue : costs_.epilogue_seconds(step)) own -= epilogue;
+  program::Step longer = step;
+  longer.hardware_flops = Flops(step.hardware_flops.value * more_);
+  if (own > 0.0) all.at(0)["documents"] = (costs_.seconds(p, longer) - costs_.seconds(p, step)) / own;
+  return all;
+}
+
 }  // namespace molen::sim

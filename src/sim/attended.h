@@ -4,6 +4,8 @@
 #include <vector>
 
 #include "program/ir/program.h"
+#include "sim/costs.h"
+#include "sim/intervals.h"
 
 namespace molen::sim {
 
@@ -19,5 +21,21 @@ bool leaves_out_documents(const program::Program& program, const program::Step& 
 // Leaves `share` of their FLOPs to all such ops, which data::attended_share says of the data. The costs of ops then
 // follow from it. Programs state the FLOPs of whole sequences, because the data is not part of them.
 void attend_within_documents(std::vector<program::Program>& programs, double share, bool device);
+
+// The errors of other sources, and those of the documents in the data: the source "documents".
+class DocumentErrors : public OpErrors {
+ public:
+  // `more`: the share of attention's work at the upper end of its interval (data::interval_of) over the one that
+  // attend_within_documents has left, at least 1. `others` and `costs` must outlive this object.
+  DocumentErrors(const OpErrors& others, const Costs& costs, double more, bool device)
+      : others_(others), costs_(costs), more_(more), device_(device) {}
+  std::vector<Errors> of(const program::Program& program, const program::Step& step) const override;
+
+ private:
+  const OpErrors& others_;
+  const Costs& costs_;
+  double more_;
+  bool device_;
+};
 
 }  // namespace molen::sim

@@ -12,8 +12,9 @@ namespace {
 // Version 2 added the calibration factor. Since version 3, costs are those of ops on a core of their own, and entries
 // have cores. Version 4 added `gemm`. Since version 5, the costs of an op are without its epilogues, which have costs
 // of their own. Since version 6, the features of an op are those of its own rows, and messages and the halves of
-// backward are measured. Version 7 named the calibration factor, and fits an optimizer's matrices apart.
-constexpr int kFormat = 7;
+// backward are measured. Version 7 named the calibration factor, and fits an optimizer's matrices apart. Version 8
+// added the factor's residual.
+constexpr int kFormat = 8;
 
 }  // namespace
 

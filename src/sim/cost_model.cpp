@@ -132,7 +132,7 @@ double CostModel::seconds(const program::Program& p, const program::Step& step) 
   return seconds(fitted_kind(p, step), features_of(step));
 }
 
-double CostModel::seconds(const std::string& kind, const std::vector<double>& features) const {
+const std::pair<const std::string, Fit>& CostModel::entry_of(const std::string& kind) const {
   auto found = fits_.find(kind);
   // A recomputation runs the forward kernel, so it costs the same.
   if (found == fits_.end() && kind.rfind("recompute ", 0) == 0) found = fits_.find("forward " + kind.substr(10));
@@ -142,7 +142,15 @@ double CostModel::seconds(const std::string& kind, const std::vector<double>& fe
                      kind.find(" by ") == std::string::npos || kind.starts_with("optimizer_step")
                          ? ""
                          : "; `molen calibrate` with a configuration that chooses these kernels measures it");
-  const Fit& fit = found->second;
+  return *found;
+}
+
+const std::string& CostModel::fit_of(const std::string& kind) const {
+  return entry_of(kind).first;
+}
+
+double CostModel::seconds(const std::string& kind, const std::vector<double>& features) const {
+  const Fit& fit = entry_of(kind).second;
   if (features.size() != fit.weights.size())
     throw UsageError("the calibration's fit of '{}' has {} weights where {} are needed: run `molen calibrate` again",
                      kind, fit.weights.size(), features.size());
@@ -151,9 +159,35 @@ double CostModel::seconds(const std::string& kind, const std::vector<double>& fe
   return calibration_factor_ * std::exp(log_t);
 }
 
-void CostModel::set_calibration_factor(double factor) {
+namespace {
+
+// Returns the spread of values whose logarithms have this standard deviation.
+double spread_of_deviation(double deviation) {
+  constexpr double kDeviations = 1.2816;  // of a normal distribution, for 80 %
+  return std::expm1(kDeviations * deviation);
+}
+
+}  // namespace
+
+double CostModel::spread(const std::string& kind) const {
+  double squares = 0.0, samples = 0.0;
+  for (const auto& [name, fit] : fits_) {
+    const auto n = static_cast<double>(fit.samples);
+    squares += n * fit.residual * fit.residual, samples += n;
+  }
+  const Fit& fit = entry_of(kind).second;
+  const double of_all = samples > 0.0 ? squares / samples : 0.0, n = std::max<double>(1.0, double(fit.samples));
+  return spread_of_deviation(std::sqrt(fit.residual * fit.residual + of_all / n));
+}
+
+double CostModel::factor_spread() const {
+  return spread_of_deviation(factor_residual_);
+}
+
+void CostModel::set_calibration_factor(double factor, double residual) {
   MOLEN_CHECK(factor > 0.0 && std::isfinite(factor), "a calibration factor of {}", factor);
-  calibration_factor_ = factor;
+  MOLEN_CHECK(residual >= 0.0 && std::isfinite(residual), "a residual of {}", residual);
+  calibration_factor_ = factor, factor_residual_ = residual;
 }
 
 Json CostModel::to_json() const {
@@ -164,8 +198,21 @@ Json CostModel::to_json() const {
                    {"residual", f.residual},
                    {"samples", f.samples},
                    {"typical_s", f.typical_s}};
-  return {{"calibration_factor", calibration_factor_}, {"kinds", kinds}};
+  return {{"calibration_factor", calibration_factor_}, {"factor_residual", factor_residual_}, {"kinds", kinds}};
 }
+
+namespace {
+
+// Returns the root mean square of logarithms: above this largest one, no measurement says anything.
+double residual_in(const Json& json, const char* key, std::string_view origin) {
+  constexpr double kMost = 20.0;
+  const double residual = json.at(key).get<double>();
+  if (!(residual >= 0.0) || residual > kMost)
+    throw UsageError("{}: damaged: {} is {}, which is not between 0 and {}", origin, key, residual, kMost);
+  return residual;
+}
+
+}  // namespace
 
 CostModel CostModel::from_json(const Json& json, std::string_view origin) {
   CostModel model;
@@ -174,9 +221,10 @@ CostModel CostModel::from_json(const Json& json, std::string_view origin) {
     if (!(factor > 0.0) || !std::isfinite(factor))
       throw UsageError("{}: damaged: a calibration factor of {}", origin, factor);
     model.calibration_factor_ = factor;
+    model.factor_residual_ = residual_in(json, "factor_residual", origin);
     for (const auto& [kind, f] : json.at("kinds").items()) {
       Fit fit{f.at("weights").get<std::vector<double>>(), f.at("center").get<std::vector<double>>(),
-              f.at("residual").get<double>(), JsonFields(f, std::string(origin)).integer("samples"),
+              residual_in(f, "residual", origin), JsonFields(f, std::string(origin)).integer("samples"),
               f.at("typical_s").get<double>()};
       if (fit.weights.empty() || fit.weights.size() != fit.center.size())
         throw UsageError("{}: damaged fit of '{}'", origin, kind);

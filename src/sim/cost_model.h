@@ -52,19 +52,31 @@ class CostModel {
   // Returns the seconds of any kind from its features. A recomputation without samples costs what the forward kernel
   // costs; any other kind without samples throws UsageError.
   double seconds(const std::string& kind, const std::vector<double>& features) const;
+  // Returns the name of the kind whose fit gives these seconds. Throws UsageError as above.
+  const std::string& fit_of(const std::string& kind) const;
+  // Returns the relative spread of what a fit says of one op: with a probability of 80 % the true seconds are between
+  // those over 1 + spread and those times 1 + spread. It follows from the fit's own residual, to which one more sample
+  // is added that scatters as those of all kinds do, so that a fit of few samples is not taken for exact.
+  double spread(const std::string& kind) const;
+  // Returns the same of what the calibration factor says of a whole step.
+  double factor_spread() const;
 
   // Returns the ratio of measured to simulated seconds of a whole step in the calibration's own programs. The seconds
   // of every op are multiplied by it. It covers what a measurement of single ops leaves out: ranks that wait for a
   // slower one, and the slow side of each op's distribution (a sum of medians is less than the median of sums).
   double calibration_factor() const { return calibration_factor_; }
-  void set_calibration_factor(double factor);  // above 0
+  // `residual`: root mean square of the logarithms of the programs' own ratios over `factor`. Throws Error unless
+  // `factor` is above 0 and `residual` at least 0.
+  void set_calibration_factor(double factor, double residual);
 
   Json to_json() const;
   static CostModel from_json(const Json& json, std::string_view origin);
 
  private:
+  const std::pair<const std::string, Fit>& entry_of(const std::string& kind) const;
+
   std::map<std::string, Fit> fits_;
-  double calibration_factor_ = 1.0;
+  double calibration_factor_ = 1.0, factor_residual_ = 0.0;
 };
 
 }  // namespace molen::sim

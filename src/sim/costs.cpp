@@ -28,52 +28,59 @@ bool is_message(const program::Op& op) {
 
 }  // namespace
 
+MeasuredCosts::Priced MeasuredCosts::priced(const CostModel& model, const std::string& kind,
+                                            const std::vector<double>& features) {
+  return {model.seconds(kind, features), &model, model.fit_of(kind)};
+}
+
 double MeasuredCosts::seconds(const program::Program& p, const program::Step& step) const {
-  double seconds = own_seconds(p, step);
+  double seconds = own(p, step).seconds;
   for (const double epilogue : epilogue_seconds(step)) seconds += epilogue;
   return seconds;
 }
 
-double MeasuredCosts::own_seconds(const program::Program& p, const program::Step& step) const {
-  if (program::is_copy(step.op)) return copy_seconds(step, step.updates(program::Arg::kTo));
-  if (is_message(step.op)) return message_seconds(p, step);
-  return program::is_communication(step.op) ? collective_seconds(p, step) : compute_seconds(p, step);
+MeasuredCosts::Priced MeasuredCosts::own(const program::Program& p, const program::Step& step) const {
+  if (program::is_copy(step.op)) return copy(step, step.updates(program::Arg::kTo));
+  if (is_message(step.op)) return message(p, step);
+  return program::is_communication(step.op) ? collective(p, step) : compute(p, step);
 }
 
 // A message has two ends, whatever the number of ranks. Among threads, the receiver copies what the sender shows it.
-double MeasuredCosts::message_seconds(const program::Program& p, const program::Step& step) const {
+MeasuredCosts::Priced MeasuredCosts::message(const program::Program& p, const program::Step& step) const {
   const CostModel& model = collectives_ ? collectives_->model : compute_;
   const bool sends = std::holds_alternative<program::Send>(step.op);
-  if (!model.knows(fitted_kind(p, step)) && communicator_ == "threads") return sends ? 0.0 : copy_seconds(step, false);
-  return model.seconds(p, step);
+  if (!model.knows(fitted_kind(p, step)) && communicator_ == "threads") return sends ? Priced{} : copy(step, false);
+  return priced(model, fitted_kind(p, step), features_of(step));
+}
+
+MeasuredCosts::Priced MeasuredCosts::epilogue(const program::EpilogueCost& e) const {
+  std::string kind = program::kind_of(e.kind);
+  const std::vector<double> features = features_of(e);
+  if (!compute_.knows(kind) && collectives_ && collectives_->model.knows(kind))
+    return priced(collectives_->model, kind, features);
+  if (!compute_.knows(kind)) kind = "optimizer_step";
+  Priced near = priced(compute_, kind, features);
+  const bool both = contention_ && contention_->other.knows(kind);
+  if (both) near.seconds = under_contention(near.seconds, contention_->other.seconds(kind, features));
+  return near;
 }
 
 std::vector<double> MeasuredCosts::epilogue_seconds(const program::Step& step) const {
   std::vector<double> all;
-  for (const program::EpilogueCost& e : step.epilogues) {
-    std::string kind = program::kind_of(e.kind);
-    const std::vector<double> features = features_of(e);
-    if (!compute_.knows(kind) && collectives_ && collectives_->model.knows(kind)) {
-      all.push_back(collectives_->model.seconds(kind, features));
-      continue;
-    }
-    if (!compute_.knows(kind)) kind = "optimizer_step";
-    const double near = compute_.seconds(kind, features);
-    const bool both = contention_ && contention_->other.knows(kind);
-    all.push_back(both ? under_contention(near, contention_->other.seconds(kind, features)) : near);
-  }
+  for (const program::EpilogueCost& e : step.epilogues) all.push_back(epilogue(e).seconds);
   return all;
 }
 
-double MeasuredCosts::copy_seconds(const program::Step& step, bool adds) const {
+MeasuredCosts::Priced MeasuredCosts::copy(const program::Step& step, bool adds) const {
   const double traffic = (adds ? 3.0 : 2.0) * static_cast<double>(step.moved.value);
-  return compute_.seconds("optimizer_step", {1.0, std::log(std::max(1.0, traffic))});
+  return priced(compute_, "optimizer_step", {1.0, std::log(std::max(1.0, traffic))});
 }
 
-double MeasuredCosts::compute_seconds(const program::Program& p, const program::Step& step) const {
-  const double near = compute_.seconds(p, step);
+MeasuredCosts::Priced MeasuredCosts::compute(const program::Program& p, const program::Step& step) const {
+  Priced near = priced(compute_, fitted_kind(p, step), features_of(step));
   const bool both = contention_ && contention_->other.knows(fitted_kind(p, step));
-  return both ? under_contention(near, contention_->other.seconds(p, step)) : near;
+  if (both) near.seconds = under_contention(near.seconds, contention_->other.seconds(p, step));
+  return near;
 }
 
 double MeasuredCosts::under_contention(double near, double other) const {
@@ -84,7 +91,7 @@ double MeasuredCosts::under_contention(double near, double other) const {
   return near * std::pow(double(sharing_.busy()) / c.busy, std::clamp(growth, 0.0, 1.0));
 }
 
-double MeasuredCosts::collective_seconds(const program::Program& p, const program::Step& step) const {
+MeasuredCosts::Priced MeasuredCosts::collective(const program::Program& p, const program::Step& step) const {
   const std::string kind = program::kind_of(step.op);
   const double bytes = std::max(1.0, static_cast<double>(step.moved.value));
   // The measured collectives were among all ranks, but this one is among the ranks of the op's axis. A group of one
@@ -93,15 +100,30 @@ double MeasuredCosts::collective_seconds(const program::Program& p, const progra
   MOLEN_CHECK(axis, "{} is among no ranks", kind);
   const int group = program::group_size(p.grid, *axis), measured = collectives_ ? collectives_->ranks : sharing_.ranks;
   const CostModel& model = collectives_ ? collectives_->model : compute_;
-  if (group == 1) return step.updates(program::Arg::kTo) ? 0.0 : copy_seconds(step, false);
+  if (group == 1) return step.updates(program::Arg::kTo) ? Priced{} : copy(step, false);
   const double traffic = collective_traffic(kind, bytes, group, communicator_);
-  if (measured == 0) return model.seconds("optimizer_step", {1.0, std::log(std::max(1.0, traffic))});
-  if (group == measured) return model.seconds(p, step);
+  if (measured == 0) return priced(model, "optimizer_step", {1.0, std::log(std::max(1.0, traffic))});
+  Priced all = priced(model, fitted_kind(p, step), features_of(step));
+  if (group == measured) return all;
   // Returns the number of rounds of messages until each rank's few bytes have reached all ranks. Among threads, each
   // rank reads those of every other rank.
   const auto rounds = [&](int ranks) { return communicator_ == "mpi" ? std::ceil(std::log2(ranks)) : ranks - 1.0; };
-  if (kind == "reduce_scalars") return model.seconds(p, step) * rounds(group) / rounds(measured);
-  return model.seconds(p, step) * traffic / collective_traffic(kind, bytes, measured, communicator_);
+  all.seconds *= kind == "reduce_scalars" ? rounds(group) / rounds(measured)
+                                          : traffic / collective_traffic(kind, bytes, measured, communicator_);
+  return all;
+}
+
+std::vector<Errors> MeasuredErrors::of(const program::Program& p, const program::Step& step) const {
+  std::vector<Errors> all;
+  const auto add = [&](const MeasuredCosts::Priced& cost) {
+    Errors& errors = all.emplace_back();
+    if (!cost.model) return;
+    errors[cost.kind] = cost.model->spread(cost.kind);
+    errors["whole steps"] = cost.model->factor_spread();
+  };
+  add(costs_.own(p, step));
+  for (const program::EpilogueCost& e : step.epilogues) add(costs_.epilogue(e));
+  return all;
 }
 
 }  // namespace molen::sim

@@ -7,6 +7,7 @@
 
 #include "sim/cost_model.h"
 #include "sim/interference.h"
+#include "sim/intervals.h"
 
 namespace molen::sim {
 
@@ -70,16 +71,26 @@ class MeasuredCosts : public Costs {
 
  private:
   friend class Extrapolation;
+  friend class MeasuredErrors;
+
+  // Seconds, and the model and the kind of the fit from which they follow; without a model they are exact.
+  struct Priced {
+    double seconds = 0.0;
+    const CostModel* model = nullptr;
+    std::string kind = {};
+  };
+  static Priced priced(const CostModel& model, const std::string& kind, const std::vector<double>& features);
 
   // Returns how long work takes that takes `near` seconds by compute_, and `other` by the second measurement.
   double under_contention(double near, double other) const;
-  double own_seconds(const program::Program& program, const program::Step& step) const;  // without its epilogues
-  double compute_seconds(const program::Program& program, const program::Step& step) const;
-  double collective_seconds(const program::Program& program, const program::Step& step) const;
-  double message_seconds(const program::Program& program, const program::Step& step) const;
+  Priced own(const program::Program& program, const program::Step& step) const;  // without its epilogues
+  Priced compute(const program::Program& program, const program::Step& step) const;
+  Priced collective(const program::Program& program, const program::Step& step) const;
+  Priced message(const program::Program& program, const program::Step& step) const;
+  Priced epilogue(const program::EpilogueCost& epilogue) const;
   // On a CPU, host and device memory are the same: copies run at the memory rate of the optimizer step. A copy reads
   // its source and writes its target; one that adds also reads its target.
-  double copy_seconds(const program::Step& step, bool adds) const;
+  Priced copy(const program::Step& step, bool adds) const;
 
   CostModel compute_;
   CoreContention sharing_;
@@ -101,6 +112,17 @@ class MeasuredCosts : public Costs {
     int ranks = 0;
   };
   std::optional<Collectives> collectives_;
+};
+
+// The errors of measured costs. The sources are the kinds of the calibration's fits, and "whole steps": what its factor
+// leaves open. What an extrapolation to other ranks adds is not known.
+class MeasuredErrors : public OpErrors {
+ public:
+  explicit MeasuredErrors(const MeasuredCosts& costs) : costs_(costs) {}  // which must outlive this object
+  std::vector<Errors> of(const program::Program& program, const program::Step& step) const override;
+
+ private:
+  const MeasuredCosts& costs_;
 };
 
 }  // namespace molen::sim

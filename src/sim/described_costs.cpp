@@ -59,11 +59,6 @@ double operand_bytes(const MatrixProduct& p, int bytes) {
   return bytes * (m * k + static_cast<double>(p.groups) * k * n + m * n);
 }
 
-// The shares of a buffer that a rank sends in a ring, relative to the whole buffer, and how many rounds it takes.
-double rounds_of(const std::string& kind) {
-  return kind == "all_reduce" ? 2.0 : 1.0;
-}
-
 // Whether an op copies between a device and its host, or computes there.
 bool at_host(const program::Step& step) {
   return program::is_copy(step.op) || step.stream == program::Stream::kHost;
@@ -231,26 +226,24 @@ double DescribedCosts::bandwidth_within(const Group& g) const {
   return tier.bandwidth.value * tier.efficiency.value * factors_.of("inside");
 }
 
-double DescribedCosts::collective_seconds(const std::string& kind, double bytes, const Group& g) const {
-  const double start = cluster_.device.launch.value * factors_.of("launch");
-  if (g.ranks == 1) return memory_seconds(2.0 * bytes);
-  const double n = g.ranks, nodes = std::ceil(n / g.in_node);
+CollectiveRanks DescribedCosts::links_of(const Group& g) const {
   const cluster::Tier& near = cluster_.tier_of(std::min(2, cluster_.devices()));
   const cluster::Tier& far = cluster_.tier_of(std::min(g.distance * (g.ranks - 1) + 1, cluster_.devices()));
-  // All of a node's members have a ring of their own through the network, so the group uses the links of all of them.
-  double bandwidth = bandwidth_within(g);
-  if (nodes > 1.0) {
-    const double between = far.bandwidth.value * far.efficiency.value * factors_.of("between") * g.in_node;
-    bandwidth = g.in_node > 1 ? std::min(bandwidth, between) : between;
-  }
-  const double ring = (n - nodes) * near.latency.value + (nodes > 1.0 ? nodes * far.latency.value : 0.0);
-  const double tree =
-      std::ceil(std::log2(g.in_node)) * near.latency.value + std::ceil(std::log2(nodes)) * far.latency.value;
   const double latency = factors_.of("latency");
-  if (kind == "reduce_scalars") return start + 2.0 * tree * latency;
-  const double rounds = rounds_of(kind), moving = rounds * bytes * (n - 1.0) / n / bandwidth;
-  const double waiting = kind == "all_reduce" ? std::min(2.0 * ring, 2.0 * tree) : ring;
-  return start + moving + waiting * latency;
+  return {.ranks = g.ranks,
+          .in_node = g.in_node,
+          .inside = bandwidth_within(g),
+          .between = far.bandwidth.value * far.efficiency.value * factors_.of("between"),
+          .near_s = near.latency.value * latency,
+          .far_s = far.latency.value * latency,
+          .start_s = cluster_.device.launch.value * factors_.of("launch")};
+}
+
+double DescribedCosts::collective_seconds(const std::string& kind, double bytes, const Group& g) const {
+  if (g.ranks == 1) return memory_seconds(2.0 * bytes);
+  const CollectiveRanks ranks = links_of(g);
+  if (kind == "reduce_scalars") return *seconds_of(Algorithm::kTree, "all_reduce", 0.0, ranks);
+  return fastest_of(kind == "all_reduce" ? framework_.all_reduces : framework_.other_collectives, kind, bytes, ranks);
 }
 
 const cluster::Tier& DescribedCosts::tier_of_message(const program::Program& p, const program::Step& step,

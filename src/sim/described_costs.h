@@ -3,8 +3,8 @@
 // A matrix product takes its FLOPs over the device's rate for its shape: the tiles of the result fill the device in
 // whole waves (NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantization), and each tile has
 // terms that its pipeline needs to fill. An op that only moves memory takes its bytes over the bandwidth. A collective
-// takes the time of a ring or, for few bytes, of a tree, over the tiers of links that its group spans (Thakur,
-// Rabenseifner, Gropp 2005, section 3).
+// takes the time of the fastest algorithm that its library has (collectives.h), over the tiers of links that its group
+// spans.
 #pragma once
 
 #include <string>
@@ -12,6 +12,7 @@
 
 #include "cluster/cluster.h"
 #include "program/parts/sizes.h"
+#include "sim/collectives.h"
 #include "sim/costs.h"
 #include "sim/factors.h"
 
@@ -33,6 +34,10 @@ struct Framework {
   bool whole_logits = false;
   // Whether all collectives of a rank take turns, as molen's do over NCCL.
   bool one_at_a_time = true;
+  // The algorithms that its communication library has for all-reduces, and for all-gathers, reduce-scatters and other
+  // collectives. Those of NCCL and RCCL are here (collectives.h); the fastest is taken.
+  std::vector<Algorithm> all_reduces{Algorithm::kRing, Algorithm::kTree, Algorithm::kHierarchical};
+  std::vector<Algorithm> other_collectives{Algorithm::kRing};
 };
 
 class DescribedCosts : public Costs {
@@ -77,6 +82,7 @@ class DescribedCosts : public Costs {
                                        const Group& group) const;
   double peak(int bytes) const;
   double bandwidth_within(const Group& group) const;
+  CollectiveRanks links_of(const Group& group) const;
   double efficiency_of(const program::parts::MatrixProduct& product) const;
 
   cluster::Cluster cluster_;

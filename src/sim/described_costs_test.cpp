@@ -211,6 +211,23 @@ TEST(DescribedCosts, CollectivesTakeARingOverTheSlowestLinks) {
   EXPECT_LT(costs.collective_seconds("all_reduce", 8.0, {16, 1, 1}), 2.0 * 16 * 1e-5);
 }
 
+// Two nodes of four exchange each share once in an all-reduce. All-gathers go around a ring, unless the library of the
+// framework has levels for them as well.
+TEST(DescribedCosts, TheFastestAlgorithmOfTheLibraryIsTaken) {
+  const double bytes = 4e9, by_levels = 0.75 * bytes / 1e11 + 0.25 * bytes * 0.5 / 1e10, by_ring = bytes * 7 / 8 / 4e10;
+  const DescribedCosts::Group two{8, 4, 1};
+  ASSERT_LT(by_levels, 0.95 * by_ring);
+  EXPECT_NEAR(costs_of().collective_seconds("all_reduce", bytes, two), 2.0 * by_levels, 1e-3 * by_levels);
+  EXPECT_NEAR(costs_of().collective_seconds("all_gather", bytes, two), by_ring, 1e-3 * by_ring);
+  const DescribedCosts levels = costs_of({.other_collectives = {Algorithm::kRing, Algorithm::kHierarchical}}),
+                       rings = costs_of({.all_reduces = {Algorithm::kRing}});
+  EXPECT_NEAR(levels.collective_seconds("all_gather", bytes, two), by_levels, 1e-3 * by_levels);
+  EXPECT_NEAR(rings.collective_seconds("all_reduce", bytes, two), 2.0 * by_ring, 1e-3 * by_ring);
+  // Within a node there is one level.
+  EXPECT_EQ(levels.collective_seconds("all_gather", bytes, {4, 4, 1}),
+            costs_of().collective_seconds("all_gather", bytes, {4, 4, 1}));
+}
+
 TEST(DescribedCosts, GroupsFollowTheOrderOfTheAxes) {
   program::Setting s = small_setting();
   s.mesh[mesh::Axis::kTp] = 2, s.mesh[mesh::Axis::kDpShard] = 8, s.zero = 3;

@@ -30,8 +30,8 @@ class Factors {
 
   double of(std::string_view name) const;  // throws Error for a name that does not exist
   const std::vector<Factor>& all() const { return all_; }
-  // The relative error of a predicted step that 80 % of the published runs stay below when the factors are fitted to
-  // the other sources.
+  // The relative spread of each class of ops (described_errors.h) with which 80 % of the published runs are in their
+  // intervals.
   double spread() const { return spread_; }
   Json to_json() const;  // name -> {"value", "prior", "start", "fitted", "meaning"}
 

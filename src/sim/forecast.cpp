@@ -214,6 +214,14 @@ StepEnergy Forecast::energy(const cluster::Cluster& cluster, const Factors& fact
   });
 }
 
+Errors Forecast::errors(const OpErrors& of) const {
+  return errors_of_step(*all_, timelines_, of);
+}
+
+std::map<std::string, double> Forecast::spreads_of_kinds(std::size_t stage, const OpErrors& of) const {
+  return sim::spreads_of_kinds(all_->program(stage), all_->ops(stage), timelines_[stage], of);
+}
+
 program::PhaseSeconds Forecast::phases(std::size_t stage) const {
   return sum([&](const auto& stages, const auto& timelines) {
     return program::phase_seconds(stages.program(stage).setting, stages.ops(stage), timelines[stage]);

@@ -5,13 +5,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "program/ir/stages.h"
 #include "program/ir/timeline.h"
 #include "sim/costs.h"
 #include "sim/described_energy.h"
+#include "sim/intervals.h"
 #include "sim/periods.h"
 
 namespace molen::sim {
@@ -63,6 +66,10 @@ class Forecast {
   std::size_t busiest_stage() const;
   StepEnergy energy(const cluster::Cluster& cluster, const Factors& factors, double time_spread) const;
   program::PhaseSeconds phases(std::size_t stage) const;
+  // Return what errors_of_step and spreads_of_kinds (intervals.h) say of the micro-batches that are simulated. Errors
+  // are relative, and the others repeat these.
+  Errors errors(const OpErrors& of) const;
+  std::map<std::string, double> spreads_of_kinds(std::size_t stage, const OpErrors& of) const;
 
  private:
   // Simulates `kept` of the blocks. Returns whether the others follow from them, as many at a time as one of `every`

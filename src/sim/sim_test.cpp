@@ -54,11 +54,13 @@ TEST(CostModel, RecoversAMachineFromNoisySamples) {
   // The calibration factor multiplies every op's time.
   std::vector<double> undisturbed;
   for (const auto& step : p.bodies[0].steps) undisturbed.push_back(model.seconds(p, step));
-  model.set_calibration_factor(1.25);
+  model.set_calibration_factor(1.25, 0.5);
   for (std::size_t i = 0; i < undisturbed.size(); ++i)
     EXPECT_DOUBLE_EQ(model.seconds(p, p.bodies[0].steps[i]), 1.25 * undisturbed[i]) << i;
   const CostModel again = CostModel::from_json(model.to_json(), "test");
   EXPECT_EQ(again.calibration_factor(), 1.25);
+  EXPECT_EQ(again.factor_spread(), model.factor_spread());
+  EXPECT_EQ(again.spread("forward down"), model.spread("forward down"));
   EXPECT_DOUBLE_EQ(again.seconds(p, p.bodies[0].steps[5]), model.seconds(p, p.bodies[0].steps[5]));
 }
 
@@ -187,6 +189,14 @@ TEST(CostModel, RefusesDamage) {
     Json bad = good;
     bad["calibration_factor"] = factor;
     EXPECT_NOTED(CostModel::from_json(bad, "test"), UsageError) << factor;
+  }
+  for (const Json& residual : {Json(-0.1), Json(21.0), Json(nullptr), Json("1")}) {
+    Json bad = good;
+    bad["factor_residual"] = residual;
+    EXPECT_NOTED(CostModel::from_json(bad, "test"), UsageError) << residual;
+    bad = good;
+    bad["kinds"]["op"]["residual"] = residual;
+    EXPECT_NOTED(CostModel::from_json(bad, "test"), UsageError) << residual;
   }
   Json bad = good;
   bad["kinds"]["op"]["center"] = {1.0};

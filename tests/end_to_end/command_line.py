@@ -139,7 +139,7 @@ refused("simulate: ranks of two nodes are not threads", "simulate", "run.toml", 
 for words in ([], ["--cluster", "dgx-a100"]):
     refused("simulate: documents without their data", "simulate", "run.toml", *(words or ["--cluster", "here.json"]), "--set", "data.document_mask=true", "--set", 'data.train=[{path="none"}]',
             says=["data.document_mask", "data.train", "none"])
-refused("plan: a mask has no bounds", "plan", "run.toml", "--cluster", "dgx-a100", "--nodes", "1", "--set", "data.document_mask=true", says=["data.document_mask", "molen simulate"])
+refused("plan: documents without their data", "plan", "run.toml", "--cluster", "dgx-a100", "--nodes", "1", "--set", "data.document_mask=true", "--set", 'data.train=[{path="none"}]', says=["data.document_mask", "data.train", "none"])
 # All layouts and choices are simulated, and a run has a prediction beside what it measured.
 TENSOR = ["--set", "parallel.tensor=2"]
 SHAPES = {"documents": ["--set", "data.document_mask=true"], "a ring": ["--set", "parallel.context=2", "--set", "parallel.context_form=ring"], "stages": ["--set", "parallel.pipeline=2"], "stages in halves": ["--set", "parallel.pipeline=2", "--set", "parallel.schedule=zb-h1"],
@@ -153,6 +153,17 @@ for name, shape in SHAPES.items():
 masked = json.loads(measured_for("--ranks", "2", "--set", "data.document_mask=true", "--format", "json").stdout)
 low, high = masked["attended"]["interval_s"]
 ok("simulate: documents make an interval", 0 < masked["attended"]["share"] < 1 and low < masked["step_s"] < high, masked["attended"])
+ok("simulate: and widen that of the step", masked["interval"]["sources"]["documents"] > 0 and masked["interval"]["high_s"] > high, masked["interval"])
+# The best layout of a search with a mask is what `molen simulate` says of it, and so is the row of a sweep.
+MASK = ["--set", "data.document_mask=true"]
+found = json.loads(run("plan", "run.toml", "--cluster", "dgx-a100", "--ranks", "2", *MASK, "--simulate", "20", "--format", "json").stdout)
+best = found["best"][0]
+again = json.loads(run("simulate", "run.toml", "--cluster", "dgx-a100", "--ranks", "2", *MASK, *(x for k, v in best["keys"].items() for x in ("--set", f"{k}={json.dumps(v)}")), "--format", "json").stdout)
+ok("plan: a mask as in a simulation", (best["step_s"], best["interval_s"], found["attended"]) == (again["step_s"], again["cluster"]["interval_s"], again["attended"]["share"]), f"{best}\n{again['interval']}")
+rows = json.loads(run("sweep", "run.toml", "--cluster", "dgx-a100", "--ranks", "2", "--grid", "data.document_mask=false,true", "--format", "json").stdout)["trials"]
+for row in rows:
+    like = json.loads(run("simulate", "run.toml", "--cluster", "dgx-a100", "--ranks", "2", "--set", f"data.document_mask={json.dumps(row['keys']['data.document_mask'])}", "--format", "json").stdout)
+    ok("sweep: a mask as in a simulation", [row["step_s"], row["step_s_low"], row["step_s_high"]] == [like["step_s"], *like["cluster"]["interval_s"]], f"{row}\n{like['interval']}")
 # --- what is shown is what ran -----------------------------------------------------------------------------------------------
 AUTO = ["--set", "precision.compute=auto"]
 run("train", "run.toml", *AUTO, "--set", "run.name=auto", "--set", 'train.stop_after="2 steps"', "--ranks", "2")

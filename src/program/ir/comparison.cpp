@@ -114,21 +114,25 @@ std::string largest_errors(const Comparison& c) {
   return fmt::format("{}", fmt::join(said, ", "));
 }
 
+std::string spread_text(double spread) {
+  return spread > 0.0 ? fmt::format("+-{:.0f}%", 100.0 * spread) : "-";
+}
+
 std::string to_table(const Comparison& c) {
-  constexpr std::string_view kLine = "{:<28} {:>6} {:>10} {:>10} {:>8} {:>10} {:>10}\n";
-  std::string text = fmt::format(kLine, "op", "count", "predicted", "measured", "error", "waiting", "bytes");
-  const auto line = [&](const std::string& name, int count, double predicted, double measured, double waited,
-                        std::int64_t bytes) {
-    text += fmt::format(kLine, name, count, human(Seconds(predicted)), human(Seconds(measured)),
+  constexpr std::string_view kLine = "{:<28} {:>6} {:>10} {:>7} {:>10} {:>8} {:>10} {:>10}\n";
+  std::string text = fmt::format(kLine, "op", "count", "predicted", "80 %", "measured", "error", "waiting", "bytes");
+  const auto line = [&](const std::string& name, int count, double predicted, double spread, double measured,
+                        double waited, std::int64_t bytes) {
+    text += fmt::format(kLine, name, count, human(Seconds(predicted)), spread_text(spread), human(Seconds(measured)),
                         measured > 0 ? fmt::format("{:+.1f}%", 100.0 * (predicted - measured) / measured) : "-",
                         waited > 0 ? human(Seconds(waited)) : "-", bytes > 0 ? human(Bytes(bytes)) : "-");
   };
   int count = 0;
   for (const KindRow& row : c.rows) {
-    line(row.kind, row.count, row.predicted_s, row.measured_s, row.waited_s, row.bytes);
+    line(row.kind, row.count, row.predicted_s, row.spread, row.measured_s, row.waited_s, row.bytes);
     count += row.count;
   }
-  line("step", count, c.predicted_step_s, c.measured_step_s, 0, 0);
+  line("step", count, c.predicted_step_s, c.step_spread, c.measured_step_s, 0, 0);
   return text;
 }
 
@@ -138,6 +142,7 @@ Json to_json(const Comparison& c) {
     ops.push_back({{"kind", row.kind},
                    {"count", row.count},
                    {"predicted_s", row.predicted_s},
+                   {"predicted_spread", row.spread},
                    {"measured_s", row.measured_s},
                    {"waited_s", row.waited_s},
                    {"bytes", row.bytes}});
@@ -149,7 +154,8 @@ Json to_json(const Comparison& c) {
                     {"measured_exposed_s", row.measured_exposed_s}});
   for (const StepPart& part : c.parts)
     parts.push_back({{"part", part.name}, {"predicted_s", part.predicted_s}, {"measured_s", part.measured_s}});
-  return {{"step_s", {{"predicted", c.predicted_step_s}, {"measured", c.measured_step_s}}},
+  return {{"step_s",
+           {{"predicted", c.predicted_step_s}, {"predicted_spread", c.step_spread}, {"measured", c.measured_step_s}}},
           {"ops", ops},
           {"axes", axes},
           {"parts", parts}};
@@ -158,9 +164,10 @@ Json to_json(const Comparison& c) {
 Comparison comparison_from_json(const Json& json) {
   Comparison c;
   c.predicted_step_s = json.at("step_s").at("predicted"), c.measured_step_s = json.at("step_s").at("measured");
+  c.step_spread = json.at("step_s").at("predicted_spread");
   for (const Json& row : json.at("ops"))
     c.rows.push_back({row.at("kind"), row.at("count"), row.at("predicted_s"), row.at("measured_s"), row.at("waited_s"),
-                      row.at("bytes")});
+                      row.at("bytes"), row.at("predicted_spread")});
   for (const Json& row : json.at("axes"))
     c.axes.push_back({comm_stream_named(row.at("stream").get<std::string>()), row.at("predicted_s"),
                       row.at("measured_s"), row.at("predicted_exposed_s"), row.at("measured_exposed_s")});

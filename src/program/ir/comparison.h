@@ -17,6 +17,9 @@ struct KindRow {
   double predicted_s = 0.0, measured_s = 0.0;  // measured_s excludes waiting for other ranks
   double waited_s = 0.0;
   std::int64_t bytes = 0;  // memory traffic or payload, as the program states it
+  // With a probability of 80 %, the true seconds are between predicted_s / (1 + spread) and predicted_s * (1 + spread).
+  // 0: not known.
+  double spread = 0.0;
 };
 
 // The communication of one stream, waiting for other ranks included.
@@ -40,6 +43,7 @@ struct Comparison {
   std::vector<AxisRow> axes;    // of the streams that communicate, in the order of kCommStreams
   std::vector<StepPart> parts;  // those whose predicted and measured seconds differ most first
   double predicted_step_s = 0.0, measured_step_s = 0.0;
+  double step_spread = 0.0;  // of predicted_step_s, as KindRow::spread
   // (predicted - measured) / measured.
   double step_error() const {
     return measured_step_s > 0 ? (predicted_step_s - measured_step_s) / measured_step_s : 0.0;
@@ -51,6 +55,9 @@ Comparison compare(const std::vector<Expanded>& ops, const Timeline& predicted, 
 // us
 // (-0.8 % of the step)". Empty when nothing was measured.
 std::string largest_errors(const Comparison& comparison);
+
+// Returns "+-12%" for a spread of 0.12, and "-" for 0.
+std::string spread_text(double spread);
 
 std::string to_table(const Comparison& comparison);
 

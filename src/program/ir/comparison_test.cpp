@@ -107,13 +107,13 @@ TEST(Comparison, AnEpilogueHasARowOfItsOwn) {
 
 TEST(Comparison, TheTable) {
   Comparison c;
-  c.rows = {{"all_reduce", 2, 3.0, 4.0, 0.5, 2048}, {"set_flag", 1, 0.5, 0.0, 0.0, 0}};
-  c.predicted_step_s = 6.0, c.measured_step_s = 4.0;
+  c.rows = {{"all_reduce", 2, 3.0, 4.0, 0.5, 2048, 0.254}, {"set_flag", 1, 0.5, 0.0, 0.0, 0}};
+  c.predicted_step_s = 6.0, c.measured_step_s = 4.0, c.step_spread = 0.1;
   EXPECT_EQ(to_table(c),
-            "op                            count  predicted   measured    error    waiting      bytes\n"
-            "all_reduce                        2     3.00 s     4.00 s   -25.0%   500.0 ms   2.00 KiB\n"
-            "set_flag                          1   500.0 ms     0.0 us        -          -          -\n"
-            "step                              3     6.00 s     4.00 s   +50.0%          -          -\n");
+            "op                            count  predicted    80 %   measured    error    waiting      bytes\n"
+            "all_reduce                        2     3.00 s   +-25%     4.00 s   -25.0%   500.0 ms   2.00 KiB\n"
+            "set_flag                          1   500.0 ms       -     0.0 us        -          -          -\n"
+            "step                              3     6.00 s   +-10%     4.00 s   +50.0%          -          -\n");
 }
 
 // Each op takes a time of its own, predicted and measured; communication runs beside compute in part. The parts of a
@@ -158,7 +158,10 @@ TEST(Comparison, ThePartsOfAStepAddUpToIt) {
     if (tensor > 1) wanted.push_back(Stream::kTpComm);
     if (stages > 1) wanted.push_back(Stream::kPpComm);
     EXPECT_EQ(streams, wanted) << "axes of " << data << " x " << tensor << " x " << stages;
-    EXPECT_EQ(to_json(comparison_from_json(to_json(c))), to_json(c));
+    Comparison spread = c;
+    spread.step_spread = 0.25, spread.rows.front().spread = 0.5;
+    EXPECT_EQ(comparison_from_json(to_json(spread)).rows.front().spread, 0.5);
+    EXPECT_EQ(to_json(comparison_from_json(to_json(spread))), to_json(spread));
   }
 }
 

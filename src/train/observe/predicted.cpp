@@ -18,6 +18,8 @@
 #include "sim/calibration.h"
 #include "sim/described_costs.h"
 #include "sim/described_energy.h"
+#include "sim/described_errors.h"
+#include "sim/intervals.h"
 #include "sim/simulate.h"
 
 namespace molen::train {
@@ -73,31 +75,40 @@ Result<Prediction> Predicted::compare() {
 Json Predicted::first_rank_of_stage(program::Timeline measured, const Durations& durations) const {
   try {
     std::vector<program::Program> programs = job_.programs();
-    if (job_.setting.document_mask)
-      sim::attend_within_documents(programs, plan::attended_of(data_).mean, job_.machine.cuda);
+    double more = 1.0;  // of attention's work
+    if (job_.setting.document_mask) {
+      const data::Attended attended = plan::attended_of(data_);
+      sim::attend_within_documents(programs, attended.mean, job_.machine.cuda);
+      more = plan::most_over_mean(attended, job_.setting);
+    }
     const program::Stages stages(std::move(programs));
 
     set_waiting(stages, world_.rank(), durations, measured);
-    return simulated(stages, static_cast<std::size_t>(executor_.coordinates()[mesh::Axis::kPp]), measured);
+    return simulated(stages, static_cast<std::size_t>(executor_.coordinates()[mesh::Axis::kPp]), measured, more);
   } catch (const std::exception& error) {  // e.g. the calibration lacks an op, or its file was removed
     return {{"failure", error.what()}};
   }
 }
 
-Json Predicted::simulated(const program::Stages& stages, std::size_t stage, const program::Timeline& measured) const {
+Json Predicted::simulated(const program::Stages& stages, std::size_t stage, const program::Timeline& measured,
+                          double more) const {
   const std::string& file = *job_.options.cluster;
-  const auto beside = [&](const std::vector<program::Timeline>& timelines, const std::string& extrapolated,
-                          const Json& step_j) {
-    Json json = program::to_json(program::compare(stages.ops(stage), timelines[stage], measured));
-    json["extrapolated"] = extrapolated, json["step_j"] = step_j;
-    return json;
+  const auto beside = [&](const std::vector<program::Timeline>& timelines, const sim::OpErrors& errors) {
+    program::Comparison comparison = program::compare(stages.ops(stage), timelines[stage], measured);
+    sim::set_spreads(comparison, stages, stage, timelines, errors);
+    return program::to_json(comparison);
   };
   if (!sim::is_calibration(file)) {
     const auto on = cluster::find(file);
     const sim::Factors& factors = sim::Factors::shipped();
-    const auto timelines = sim::simulate(stages, sim::DescribedCosts(on, factors));
-    const auto energy = sim::energy_of(stages, timelines, on, factors, factors.spread());
-    return beside(timelines, "", {energy.devices.value, energy.computers().value});
+    const sim::DescribedCosts costs(on, factors);
+    const sim::DescribedErrors of_figures(on, factors);
+    const auto timelines = sim::simulate(stages, costs);
+    Json json = beside(timelines, sim::DocumentErrors(of_figures, costs, more, job_.machine.cuda));
+    const double spread = json.at("step_s").at("predicted_spread").get<double>();
+    const auto energy = sim::energy_of(stages, timelines, on, factors, spread);
+    json["extrapolated"] = "", json["step_j"] = {energy.devices.value, energy.computers().value};
+    return json;
   }
   const auto calibration = sim::read_calibration(file);
   const std::string_view gemm = math::name_of(math::gemm_library());
@@ -105,7 +116,11 @@ Json Predicted::simulated(const program::Stages& stages, std::size_t stage, cons
     throw UsageError("{} was measured with products by {}, which are by {} here", file, calibration.gemm, gemm);
   const auto costs = calibration.find(sim::conditions_of(job_.setting, job_.communicator));
   if (!costs) throw UsageError("{}: {}", file, costs.reason());
-  return beside(sim::simulate(stages, costs.value()), costs.value().extrapolated(), nullptr);
+  const sim::MeasuredErrors of_fits(costs.value());
+  Json json = beside(sim::simulate(stages, costs.value()),
+                     sim::DocumentErrors(of_fits, costs.value(), more, job_.machine.cuda));
+  json["extrapolated"] = costs.value().extrapolated(), json["step_j"] = nullptr;
+  return json;
 }
 
 namespace {

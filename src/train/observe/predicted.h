@@ -46,7 +46,9 @@ class Predicted {
  private:
   program::Timeline median_step();
   Json first_rank_of_stage(program::Timeline measured, const Durations& durations) const;
-  Json simulated(const program::Stages& stages, std::size_t stage, const program::Timeline& measured) const;
+  // `more`: what sim::DocumentErrors takes.
+  Json simulated(const program::Stages& stages, std::size_t stage, const program::Timeline& measured,
+                 double more) const;
 
   const Job& job_;
   const exec::Executor& executor_;
