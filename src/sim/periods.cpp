@@ -10,8 +10,8 @@ namespace {
 // How many blocks apart the ops may be that depend on each other within the window of the proof.
 constexpr std::size_t kReach = 1;
 
-// The largest error of a shift between two blocks, relative to the end of the simulated step: what sums of some
-// thousands of times lose by rounding.
+// The largest error of a shift between two blocks, relative to the end of the blocks: what sums of some thousands of
+// times lose by rounding.
 constexpr double kRounding = 1e-12;
 
 // The ops of the blocks of one stage: block k is [first + k ops, first + (k + 1) ops).
@@ -37,7 +37,7 @@ class Proof {
       const program::Repeats& r = blocks.of_stage[s];
       of_stage_.push_back(
           {ops_in(stages.program(s), 0, r.first), ops_in(stages.program(s), r.first, r.first + r.length)});
-      last_ = std::max(last_, timelines[s].total_s);
+      last_ = std::max(last_, timelines[s].ops[of_stage_[s].begin(blocks_) - 1].end_s);
     }
   }
 
@@ -81,6 +81,11 @@ class Proof {
     std::array<int, program::kNumStreams> latest;
     latest.fill(kNone);
     int in_turn = kNone;
+    // Nothing from before the window may still run, for it would run beside the base alone.
+    double over = 0.0;
+    for (std::size_t i = 0; i < window; ++i) over = std::max(over, times[i].end_s);
+    for (std::size_t i = base_op; i < of_stage_[s].begin(base() + 1); ++i)
+      if (times[i].start_s < over) return false;
     for (std::size_t i = 0; i < ops.size(); ++i) {
       const program::Step& step = *ops[i].step;
       int& before = latest[static_cast<std::size_t>(step.stream)];

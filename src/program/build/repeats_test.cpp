@@ -71,6 +71,26 @@ TEST(Repeats, NothingRepeatsInAShortOrUnevenSchedule) {
   EXPECT_THROW(with_blocks(schedule, *two, 0), Error);
 }
 
+// A schedule from a file may leave an early micro-batch to the end, or run a late one early. With fewer blocks there is
+// no micro-batch that such an instance could belong to.
+TEST(Repeats, AnInstanceFarFromItsNeighboursPreventsThem) {
+  constexpr int kForward = 0, kBackward = 1;
+  const auto schedule = [](std::int64_t left, bool at_the_end) {
+    std::vector<Instance> all;
+    if (!at_the_end) all.push_back({kForward, left});
+    for (std::int64_t m = 0; m < 60; ++m) {
+      if (m != left || at_the_end) all.push_back({kForward, m});
+      if (m > 0 && m - 1 != left) all.push_back({kBackward, m - 1});
+    }
+    if (left != 59) all.push_back({kBackward, 59});
+    all.push_back({kBackward, left});
+    return all;
+  };
+  EXPECT_TRUE(repeats_in(schedule(59, true), 1)) << "in order";
+  EXPECT_FALSE(repeats_in(schedule(3, true), 1)) << "the backward of micro-batch 3 comes last";
+  EXPECT_FALSE(repeats_in(schedule(58, false), 1)) << "the forward of micro-batch 58 comes first";
+}
+
 // The builder finds the edges between streams from few of the blocks. They are those of a schedule so short that it
 // uses all of it, and the verifier, which follows every micro-batch, misses none.
 RC_GTEST_PROP(Repeats, EdgesOfManyMicroBatchesAreThoseOfFew, ()) {

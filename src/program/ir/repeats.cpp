@@ -25,13 +25,17 @@ std::int64_t latest_micro_batch(const std::vector<Instance>& schedule) {
   return latest;
 }
 
-// Whether a schedule with one block less is one of fewer micro-batches.
+// Whether a schedule with fewer blocks, whatever their number, is one of fewer micro-batches. It is one if no instance
+// before the blocks has a later micro-batch than the first block, and no instance behind the blocks has a micro-batch
+// that a block begins with.
 bool shortens(const std::vector<Instance>& schedule, const Repeats& r) {
-  const std::int64_t latest = latest_micro_batch(schedule) - r.micro_batches;
+  const auto begin = schedule.begin() + static_cast<std::ptrdiff_t>(r.first);
+  const std::int64_t latest = latest_micro_batch({begin, begin + static_cast<std::ptrdiff_t>(r.length)});
+  const std::int64_t earliest = r.earliest + static_cast<std::int64_t>(r.blocks) * r.micro_batches;
   for (std::size_t i = 0; i < schedule.size(); ++i) {
     const std::int64_t micro_batch = schedule[i].micro_batch;
     if (micro_batch < 0) continue;
-    if (i < r.end() - r.length ? micro_batch > latest : i >= r.end() && micro_batch < r.micro_batches) return false;
+    if (i < r.first ? micro_batch > latest : i >= r.end() && micro_batch < earliest) return false;
   }
   return true;
 }
