@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <set>
@@ -11,8 +12,10 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/suggest.h"
 #include "comm/mpi/mpi.h"
 #include "math/gemm.h"
+#include "plan/grid.h"
 #include "plan/resolve.h"
 #include "program/parts/part.h"
 #include "sim/calibration.h"
@@ -27,8 +30,8 @@ namespace molen::apps {
 namespace {
 
 struct CalibrateCall {
-  std::string output, compute, format;
-  measure::CalibrateOptions options;  // threads 0: all cores, divided by the ranks
+  std::string output, compute, format;  // compute: "auto", or types with commas between them
+  measure::CalibrateOptions options;    // threads 0: all cores, divided by the ranks
   double minutes = 3.0;
 };
 
@@ -55,6 +58,22 @@ sim::Calibration calibration_to_extend(const std::string& output, const std::str
   all.cpu = cpu;
   all.gemm = gemm;
   return all;
+}
+
+// Reads --compute. "auto" are no types yet.
+std::vector<DType> types_of(const std::string& compute) {
+  static const std::vector<std::string> known{"fp32", "bf16", "fp16", "fp64"};
+  std::vector<DType> types;
+  if (compute == "auto") return types;
+  for (const std::string& name : plan::parts_of_list(compute)) {
+    if (std::ranges::find(known, name) == known.end())
+      throw UsageError("--compute: '{}' is no type to compute in; there are {}, a list such as fp32,fp64, and auto{}",
+                       name, fmt::join(known, ", "), did_you_mean(name, known));
+    const DType type = dtype_from_name(name);
+    if (std::ranges::find(types, type) != types.end()) throw UsageError("--compute: {} is there twice", name);
+    types.push_back(type);
+  }
+  return types;
 }
 
 // Takes from a configuration the conditions of its run, threads and type, and its width, beyond which nothing needs
@@ -90,9 +109,7 @@ class Calibrating {
     measure::CalibrateOptions of = call_.options;
     of.threads = threads;
     of.compute = type;
-    of.kernels = type == DType::kF32   ? arch::Kernels::kFused
-                 : type == DType::kF64 ? arch::Kernels::kReference
-                                       : arch::Kernels::kAten;
+    of.kernels = sim::calibrated_kernels(type);
     if (!flash_) of.other_kernels = program::without_flash(of.kernels, {.compute = type}).value();
     of.seconds = (until_ - now().value) / static_cast<double>(later + 1);
     std::set<std::string> measured;
@@ -146,8 +163,7 @@ int run_calibrate(const ConfigOptions& options, CalibrateCall call) {
   const std::vector<measure::Team> teams =
       whole_machine ? measure::teams_of(plan::auto_threads(1))
                     : std::vector<measure::Team>{{options.ranks.value_or(1), call.options.threads}};
-  std::vector<DType> types;
-  if (call.compute != "auto") types = {dtype_from_name(call.compute)};
+  std::vector<DType> types = types_of(call.compute);
   if (types.empty() && whole_machine) types = {DType::kF32, DType::kBF16};
   Calibrating calibrating(call, flash);
   for (std::size_t i = 0; i < teams.size(); ++i) {
@@ -174,8 +190,8 @@ void add_calibrate_verb(CLI::App& app, Chosen& chosen) {
       "calibrate",
       "measures this machine and writes a calibration, from which runs on it are predicted. Without options: one rank "
       "with all cores, 2, 4 and 8 ranks that share them, and one rank with one thread, in fp32 and bf16; a run can be "
-      "predicted if one of them has as many threads a rank. With --ranks, --threads, several ranks of a launcher or a "
-      "CONFIG: only these conditions. A CONFIG limits the width to that of its model");
+      "predicted if one of them has as many threads a rank and its type. With --ranks, --threads, several ranks of a "
+      "launcher or a CONFIG: only these conditions. A CONFIG limits the width to that of its model");
   auto call = std::make_shared<CalibrateCall>();
   call->output = "calibration.json";
   call->compute = "auto";
@@ -185,8 +201,9 @@ void add_calibrate_verb(CLI::App& app, Chosen& chosen) {
   verb->add_option("--threads", call->options.threads, "threads of each rank (0: the cores divided by the ranks)")
       ->check(CLI::NonNegativeNumber);
   verb->add_option("--compute", call->compute,
-                   "fp32, bf16, fp16 or fp64; auto: fp32 and bf16 or, with conditions, the faster of those that a "
-                   "training's \"auto\" compares, and both where they are nearly equal")
+                   "types to measure: one of fp32, bf16, fp16 and fp64, or several, as fp32,fp64; auto: fp32 and bf16 "
+                   "or, with conditions, the faster of those that a training's \"auto\" compares, and both where they "
+                   "are nearly equal")
       ->capture_default_str();
   verb->add_option("--rounds", call->options.rounds, "times that every shape is measured, as far as --minutes allows")
       ->capture_default_str()
@@ -196,8 +213,9 @@ void add_calibrate_verb(CLI::App& app, Chosen& chosen) {
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   verb->add_option("--widest", call->options.widest,
-                   "largest width of the residual stream to measure, 128 or more (0: all widths); a small width takes "
-                   "seconds, and the costs of wider models are extrapolated")
+                   "largest width of the residual stream to measure, 128 or more (0: all widths, and in fp64, whose "
+                   "kernels are slow, up to 192); a small width takes seconds, and the costs of wider models are "
+                   "extrapolated")
       ->check(CLI::NonNegativeNumber);
   auto format = add_format_option(*verb);
   verb->callback([&chosen, options, call, format] {

@@ -3,8 +3,8 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -79,6 +79,8 @@ std::vector<std::string> with_limit(const std::vector<std::string>& arguments, s
   return limited;
 }
 
+constexpr std::array kPassed{SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU};
+
 std::atomic<int> passed_signal{0};
 std::atomic<pid_t> signalled_child{0};
 
@@ -101,7 +103,7 @@ class PassedSignals {
     action.sa_sigaction = pass_signal;
     action.sa_flags = SA_SIGINFO | SA_RESTART;
     ::sigemptyset(&action.sa_mask);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU}) {
+    for (const int signal : kPassed) {
       struct sigaction before {};
       // A signal that the user's shell ignores (nohup) stays ignored.
       if (::sigaction(signal, nullptr, &before) != 0 || before.sa_handler == SIG_IGN) continue;
@@ -126,6 +128,79 @@ class PassedSignals {
  private:
   std::vector<std::pair<int, struct sigaction>> before_;
 };
+
+// While it lives, this thread gets no signal. A child that is made meanwhile gets none before it says so.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockedSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+  const sigset_t& before() const { return before_; }
+
+ private:
+  sigset_t before_{};
+};
+
+// A child of this process that is about to become a program.
+struct Start {
+  char** arguments = nullptr;
+  char** environment = nullptr;
+  const char* folder = nullptr;
+  int in = -1, out = -1, report = -1;  // `report` gets errno when the program cannot be started
+  int signal_at_our_end = 0;
+  pid_t parent = 0;
+};
+
+// Runs in the child of a process that may have other threads, so it makes only calls that are safe in a signal handler.
+[[noreturn]] void become(const Start& start, const sigset_t& signals) {
+  // The handler of this process would take a signal that is for the program.
+  for (const int signal : kPassed) {
+    struct sigaction now {};
+    if (::sigaction(signal, nullptr, &now) == 0 && now.sa_sigaction == pass_signal) ::signal(signal, SIG_DFL);
+  }
+  bool ready = true;
+  if (start.signal_at_our_end != 0) {
+    ready = ::prctl(PR_SET_PDEATHSIG, start.signal_at_our_end) == 0;
+    // A parent that ended before that call sends no signal any more.
+    if (::getppid() != start.parent) ::_exit(128 + start.signal_at_our_end);
+  }
+  ready = ready && ::dup2(start.in, 0) == 0 && ::dup2(start.out, 1) == 1 && ::dup2(start.out, 2) == 2 &&
+          ::chdir(start.folder) == 0;
+  ::sigprocmask(SIG_SETMASK, &signals, nullptr);
+  if (ready) ::execvpe(start.arguments[0], start.arguments, start.environment);
+  const int why = errno;
+  [[maybe_unused]] const ssize_t told = ::write(start.report, &why, sizeof why);
+  ::_exit(127);
+}
+
+// Starts a program. Returns 0 and sets `child`, or returns why it cannot be started.
+int start_program(Start start, pid_t& child) {
+  std::array<int, 2> report{};
+  if (::pipe2(report.data(), O_CLOEXEC) != 0) return errno;
+  const Descriptor heard(report[0]);
+  Descriptor said(report[1]);
+  start.report = said.get(), start.parent = ::getpid();
+  {
+    const BlockedSignals blocked;
+    child = ::fork();
+    if (child == 0) become(start, blocked.before());
+  }
+  if (child < 0) return errno;
+  ::close(said.release());
+  int why = 0;
+  ssize_t got = 0;
+  do got = ::read(heard.get(), &why, sizeof why);
+  while (got < 0 && errno == EINTR);
+  if (got != static_cast<ssize_t>(sizeof why)) return 0;  // it is the program now, which has closed the pipe
+  while (::waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
+  }
+  return why;
+}
 
 // Waits for the program's end. Its number belongs to it until it is waited for: no signal goes to another program.
 int wait_for(pid_t child) {
@@ -162,16 +237,15 @@ ProcessResult run_process(const std::vector<std::string>& arguments, const std::
   environment.push_back(english.data());
   environment.push_back(nullptr);
 
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, in.get(), 0);
-  posix_spawn_file_actions_adddup2(&actions, child_out.get(), 1);
-  posix_spawn_file_actions_adddup2(&actions, child_out.get(), 2);
-  posix_spawn_file_actions_addchdir_np(&actions, folder.c_str());
   const PassedSignals signals(limits.passes_signals);
   pid_t child = 0;
-  const int failed = ::posix_spawnp(&child, argv[0], &actions, nullptr, argv.data(), environment.data());
-  posix_spawn_file_actions_destroy(&actions);
+  const int failed = start_program({.arguments = argv.data(),
+                                    .environment = environment.data(),
+                                    .folder = folder.c_str(),
+                                    .in = in.get(),
+                                    .out = child_out.get(),
+                                    .signal_at_our_end = limits.signal_at_our_end},
+                                   child);
   ::close(child_out.release());
   if (failed == ENOENT) return {127, limited[0] + ": no such program"};
   if (failed != 0) throw Error("{}: cannot be started: {}", program, std::strerror(failed));

@@ -18,6 +18,10 @@ struct ProcessLimits {
   // Signals that ask this process to end (SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU) ask the program instead, and
   // run_process returns when it has ended. Only one such program runs at a time. False: they act as without it.
   bool passes_signals = false;
+  // The signal that the program gets when this process ends before it, however it ends (SIGKILL included); 0: it goes
+  // on. The program must not change its user. Processes that it has started get nothing: a launcher ends its own, if
+  // the signal leaves it the time to.
+  int signal_at_our_end = 0;
 };
 
 struct ProcessResult {

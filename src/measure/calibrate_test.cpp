@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "comm/threads/threads.h"
 #include "program/build/build.h"
+#include "program/parts/part.h"
 #include "program/schedule/schedule.h"
 #include "program/values/optimizer.h"
 #include "sim/simulate.h"
@@ -78,9 +79,25 @@ TEST(Calibrate, MeasuresWhatThePresetsNeed) {
     }
 }
 
-// The same for everything that two ranks can choose: axes, schedules, forms, pieces, types and optimizers.
+// The options of a calibration in a type, and the same of a run.
+CalibrateOptions in_type(DType compute) {
+  CalibrateOptions options;
+  options.compute = compute, options.kernels = sim::calibrated_kernels(compute);
+  return options;
+}
+program::Setting setting_in(DType compute) {
+  program::Setting s;
+  s.compute = compute, s.kernels = sim::calibrated_kernels(compute);
+  s.master = s.reduce = compute == DType::kF64 ? DType::kF64 : DType::kF32;
+  s.micro_batch = 1, s.sequence = 64;
+  return s;
+}
+
+constexpr DType kComputeTypes[] = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16};
+
+// The same for everything that two ranks can choose: axes, schedules, forms, pieces, types and optimizers. A run in
+// fp16 also checks its gradients for overflow and scales them back.
 TEST(Calibrate, MeasuresEveryChoice) {
-  const std::set<std::string> measured = measured_kinds({}, 2);
   using Change = std::function<void(program::Setting&)>;
   const auto along = [](mesh::Axis axis) -> Change { return [=](program::Setting& s) { s.mesh[axis] = 2; }; };
   std::map<std::string, std::vector<Change>> choices{
@@ -89,9 +106,10 @@ TEST(Calibrate, MeasuresEveryChoice) {
       {"pieces", {along(mesh::Axis::kTp), [](auto& s) { s.sequence_parallel = true, s.tensor_chunks = 2; }}},
       {"keys gathered", {along(mesh::Axis::kCp)}},
       {"a ring", {along(mesh::Axis::kCp), [](auto& s) { s.context_form = program::ContextForm::kRing; }}},
-      {"bf16 in messages", {along(mesh::Axis::kDpShard), [](auto& s) { s.zero = 2, s.reduce = DType::kBF16; }}},
-      {"bf16 in sums", {along(mesh::Axis::kDpShard), [](auto& s) { s.reduce = DType::kBF16; }}},
-      {"fp16 in sums", {along(mesh::Axis::kDpShard), [](auto& s) { s.reduce = DType::kF16; }}},
+      {"16 bits: bf16 in messages",
+       {along(mesh::Axis::kDpShard), [](auto& s) { s.zero = 2, s.reduce = DType::kBF16; }}},
+      {"16 bits: bf16 in sums", {along(mesh::Axis::kDpShard), [](auto& s) { s.reduce = DType::kBF16; }}},
+      {"16 bits: fp16 in sums", {along(mesh::Axis::kDpShard), [](auto& s) { s.reduce = DType::kF16; }}},
       {"all on the host",
        {along(mesh::Axis::kDpShard),
         [](auto& s) {
@@ -112,31 +130,63 @@ TEST(Calibrate, MeasuresEveryChoice) {
     for (const mesh::Axis axis : {mesh::Axis::kDpShard, mesh::Axis::kTp})
       choices[fmt::format("{}{}", optimizer.name, axis == mesh::Axis::kTp ? ", tensor ranks" : "")] = {
           along(axis), [&](program::Setting& s) { s.optimizer = optimizer.name; }};
-  for (const bool tied : {false, true})
-    for (const auto& [name, changes] : choices) {
-      arch::Architecture a = arch::preset("llama-tiny");
-      a.layers = 4;
-      a.tied = tied;
-      program::Setting s;
-      s.micro_batch = 1, s.sequence = 64;
-      for (const Change& change : changes) change(s);
-      s.global_batch = 4 * s.data_ranks();
-      expect_kinds_measured(program::build_stages(a, s), measured, name);
+  for (const DType compute : kComputeTypes) {
+    const std::set<std::string> measured = measured_kinds(in_type(compute), 2);
+    for (const bool tied : {false, true})
+      for (const auto& [name, changes] : choices) {
+        if (compute == DType::kF64 && name.starts_with("16 bits")) continue;  // refused
+        arch::Architecture a = arch::preset("llama-tiny");
+        a.layers = 4;
+        a.tied = tied;
+        program::Setting s = setting_in(compute);
+        for (const Change& change : changes) change(s);
+        s.global_batch = 4 * s.data_ranks();
+        expect_kinds_measured(program::build_stages(a, s), measured, fmt::format("{}, {}", name, name_of(compute)));
+      }
+  }
+}
+
+// The ops of one rank of every type, with a dense model and a sparse one where the type computes it.
+TEST(Calibrate, MeasuresARankOfEveryType) {
+  for (const DType compute : kComputeTypes) {
+    const std::set<std::string> measured = measured_kinds(in_type(compute), 1);
+    for (const arch::Architecture& preset : arch::presets()) {
+      const bool refused = std::ranges::any_of(arch::parts_in_order(preset), [&](arch::Part part) {
+        return program::kernels_refused(sim::calibrated_kernels(compute), part,
+                                        {.compute = compute, .head_dim = preset.head_dim})
+            .has_value();
+      });
+      if (refused) continue;
+      program::Setting s = setting_in(compute);
+      s.global_batch = 2;
+      expect_kinds_measured({program::build(preset, s)}, measured,
+                            fmt::format("{}, {}", preset.name, name_of(compute)));
     }
+  }
 }
 
 // Each type has programs, on one rank and on several.
 TEST(Calibrate, HasProgramsOfEveryType) {
-  for (const DType compute : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16})
+  for (const DType compute : kComputeTypes)
     for (const int ranks : {1, 2}) {
-      CalibrateOptions options;
-      options.compute = compute;
-      options.kernels = compute == DType::kF32   ? arch::Kernels::kFused
-                        : compute == DType::kF64 ? arch::Kernels::kReference
-                                                 : arch::Kernels::kAten;
+      CalibrateOptions options = in_type(compute);
       options.widest = calibrated_width(1);
       EXPECT_GT(calibration_programs(options, ranks).size(), 5u) << name_of(compute) << ", " << ranks << " ranks";
     }
+}
+
+// The reference kernels of fp64 are so slow that only a width that was asked for is measured beyond a limit.
+TEST(Calibrate, LimitsTheWidthOfTheReferenceKernels) {
+  const auto widest_of = [](CalibrateOptions options, std::int64_t asked) {
+    options.widest = asked;
+    std::int64_t widest = 0;
+    for (const auto& p : calibration_programs(options, 1)) widest = std::max(widest, p.program.arch.hidden);
+    return widest;
+  };
+  EXPECT_EQ(widest_of(in_type(DType::kF64), 0), kWidestReference);
+  EXPECT_EQ(widest_of(in_type(DType::kF64), 320), 320);
+  EXPECT_EQ(widest_of(in_type(DType::kF64), 128), 128);
+  for (const DType compute : {DType::kF32, DType::kBF16, DType::kF16}) EXPECT_EQ(widest_of(in_type(compute), 0), 768);
 }
 
 TEST(Calibrate, RefusesAWidthBelowTheNarrowest) {

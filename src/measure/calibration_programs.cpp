@@ -220,9 +220,10 @@ std::vector<CalibrationProgram> calibration_programs(const CalibrateOptions& o, 
   const std::int64_t narrowest = std::begin(kShapes)->hidden;
   if (o.widest > 0 && o.widest < narrowest)
     throw UsageError("--widest: {}; the narrowest shape is {} wide", o.widest, narrowest);
+  const std::int64_t widest = o.widest == 0 && o.kernels == arch::Kernels::kReference ? kWidestReference : o.widest;
   const std::vector<TrialKind> kinds = trial_kinds(o, ranks);
   for (const Shape& shape : kShapes) {
-    if (o.widest > 0 && shape.hidden > o.widest) continue;
+    if (widest > 0 && shape.hidden > widest) continue;
     for (const TrialKind& kind : kinds) {
       if (!kind.covers(shape)) continue;
       arch::Architecture arch = architecture(shape);

@@ -21,8 +21,12 @@ struct CalibrateOptions {
   int rounds = 3;   // at most
   // Time for the measurement. The first round measures all shapes; later ones measure those for which time is left.
   double seconds = std::numeric_limits<double>::infinity();
-  std::int64_t widest = 0;  // largest residual width of the measured models; 0: all models
+  // Largest residual width of the measured models. 0: all models, or up to kWidestReference with the reference kernels.
+  std::int64_t widest = 0;
 };
+
+// All widths of the reference kernels would take most of an hour for each team of ranks.
+inline constexpr std::int64_t kWidestReference = 192;
 
 // Returns the value of `CalibrateOptions::widest` that covers models of width `hidden`: the next larger measured width,
 // or the largest one.

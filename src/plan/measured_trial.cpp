@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <csignal>
 #include <cstring>
 #include <optional>
 
@@ -210,6 +211,8 @@ Outcome measure(const config::Config& config, const MeasureOptions& options) {
   write_file_atomic(file, toml_of_set_keys(training_of(config, options)));
   data::ProcessLimits limits;
   limits.passes_signals = true;
+  // A training of its own ends at once, since nobody measures it any more. A launcher gets the time to end its ranks.
+  limits.signal_at_our_end = options.launch.empty() ? SIGKILL : SIGTERM;
   const data::ProcessResult ran = data::run_process(command_of(options, file), fs::current_path(), {}, limits);
   Outcome outcome;
   if (ran.status != 0 && ran.signal == 0) {

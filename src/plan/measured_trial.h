@@ -37,7 +37,8 @@ config::Config training_of(const config::Config& config, const MeasureOptions& o
 // rank had in use. The run directory keeps the records of the training, and not its checkpoint. Relative paths of
 // `config` begin at the current folder, as those of `molen train` do. A training that fails is an outcome, and so is
 // one that has other ranks or nodes than `options` say. Throws Error when no process can be started, and when a signal
-// asked this process to end: the training got it too, and has ended. Throws IoError when the folder cannot be written.
+// asked this process to end: the training got it too, and has ended. If this process ends otherwise, the training does
+// too, or its launcher is asked to (SIGTERM). Throws IoError when the folder cannot be written.
 Outcome measure(const config::Config& config, const MeasureOptions& options);
 
 // Returns the figures of the last `steps` lines of a run's metrics; `metrics` has at least as many, and `steps` is at

@@ -16,11 +16,29 @@ namespace {
 // added the factor's residual.
 constexpr int kFormat = 8;
 
+// Returns how to measure the conditions, or why this cannot be done.
+std::string call_that_measures(const Conditions& c) {
+  const arch::Kernels kernels = calibrated_kernels(dtype_from_name(c.compute));
+  if (c.kernels != name_of(kernels))
+    return fmt::format("`molen calibrate` measures {} with {} kernels alone", c.compute, name_of(kernels));
+  const std::string options = fmt::format("--threads {} --compute {}", c.threads, c.compute);
+  if (c.communicator == "mpi") return fmt::format("`mpirun -n {} molen calibrate {}` measures it", c.ranks, options);
+  if (c.communicator != (c.ranks == 1 ? "self" : "threads"))
+    return fmt::format("`molen calibrate` cannot measure {} over {}", counted(c.ranks, "rank"), c.communicator);
+  return fmt::format("`molen calibrate --ranks {} {}` measures it", c.ranks, options);
+}
+
 }  // namespace
 
 std::string Conditions::text() const {
   return fmt::format("{} rank{} x {} thread{}, {}, {} kernels, {}", ranks, ranks == 1 ? "" : "s", threads,
                      threads == 1 ? "" : "s", compute, kernels, communicator);
+}
+
+arch::Kernels calibrated_kernels(DType compute) {
+  return compute == DType::kF32   ? arch::Kernels::kFused
+         : compute == DType::kF64 ? arch::Kernels::kReference
+                                  : arch::Kernels::kAten;
 }
 
 Conditions conditions_of(const program::Setting& s, const std::string& communicator) {
@@ -36,10 +54,9 @@ Result<MeasuredCosts> Calibration::find(const Conditions& wanted) const {
   }
   auto carried = extrapolate(*this, wanted);
   if (carried) return carried;
-  return Failure{
-      fmt::format("no measurement with {}, and no basis to predict it from ({}); it has:{}\nrun `molen calibrate` "
-                  "under these conditions",
-                  wanted.text(), carried.reason(), known.empty() ? " nothing" : known)};
+  return Failure{fmt::format("no measurement with {}, and no basis to predict it from ({}); {}; the calibration has:{}",
+                             wanted.text(), carried.reason(), call_that_measures(wanted),
+                             known.empty() ? " nothing" : known)};
 }
 
 MeasuredCosts Calibration::costs(const Conditions& wanted, std::string_view origin) const {

@@ -21,6 +21,8 @@ struct Conditions {
   std::string text() const;
 };
 Conditions conditions_of(const program::Setting& setting, const std::string& communicator);
+// Returns the kernels with which `molen calibrate` measures a type.
+arch::Kernels calibrated_kernels(DType compute);
 
 // The cores on which the ranks of a measurement together could run.
 struct Cores {
@@ -40,7 +42,8 @@ struct Calibration {
   std::vector<Entry> entries;
 
   // Returns the costs measured under these conditions. When only other numbers of ranks were measured, extrapolates
-  // from them (MeasuredCosts::extrapolated says how). A failure names the conditions that were measured.
+  // from them (MeasuredCosts::extrapolated says how). A failure names the call that measures them, and the conditions
+  // that were measured.
   Result<MeasuredCosts> find(const Conditions& conditions) const;
   // Does the same; throws UsageError on failure.
   MeasuredCosts costs(const Conditions& conditions, std::string_view origin) const;

@@ -532,26 +532,30 @@ TEST(Extrapolate, RefusesWithoutABasis) {
   EXPECT_EQ(reason({2, 1, "fp32", "fused", "threads"}), "");  // collectives of threads move memory
   for (const auto& [wanted, why] : std::vector<std::pair<Conditions, std::string>>{
            {{1, 3, "fp32", "fused", "self"}, "threads a rank"},
-           {{1, 1, "bf16", "fused", "self"}, "precision"},
+           {{1, 1, "bf16", "fused", "self"}, "bf16 with aten kernels alone"},
+           {{1, 1, "bf16", "aten", "self"}, "`molen calibrate --ranks 1 --threads 1 --compute bf16` measures it"},
+           {{1, 2, "fp64", "reference", "self"}, "`molen calibrate --ranks 1 --threads 2 --compute fp64` measures it"},
+           {{4, 1, "fp16", "aten", "threads"}, "`molen calibrate --ranks 4 --threads 1 --compute fp16` measures it"},
+           {{2, 1, "fp32", "fused", "nccl"}, "`molen calibrate` cannot measure 2 ranks over nccl"},
            {{1, 1, "fp32", "reference", "self"}, "kernels"},
            {{2, 2, "fp32", "fused", "threads"}, "2 ranks of 2 threads on 2 cores"},
-           {{2, 1, "fp32", "fused", "mpi"}, "no collective of 'mpi'"}}) {
+           {{2, 1, "fp32", "fused", "mpi"}, "no collective of 'mpi'"},
+           {{2, 1, "fp32", "fused", "mpi"}, "`mpirun -n 2 molen calibrate --threads 1 --compute fp32` measures it"}}) {
     EXPECT_NE(reason(wanted).find(why), std::string::npos) << reason(wanted);
     EXPECT_NE(reason(wanted).find("1 rank x 2 threads"), std::string::npos) << "names what is there";
     EXPECT_NOTED(c.costs(wanted, "x"), UsageError);
   }
   const std::string basis =
                         "the number of threads a rank, the precision and the kernels of a prediction must be measured",
-                    what = "\nrun `molen calibrate` under these conditions";
+                    call = "); `molen calibrate --ranks 1 --threads ";
   EXPECT_EQ(reason({1, 3, "fp32", "fused", "self"}),
             "no measurement with 1 rank x 3 threads, fp32, fused kernels, self, and no basis to predict it from (" +
-                basis +
-                "); it has:\n  1 rank x 1 thread, fp32, fused kernels, self\n  1 rank x 2 threads, fp32, fused "
-                "kernels, self" +
-                what);
+                basis + call +
+                "3 --compute fp32` measures it; the calibration has:\n  1 rank x 1 thread, fp32, fused kernels, self\n"
+                "  1 rank x 2 threads, fp32, fused kernels, self");
   EXPECT_EQ(Calibration().find({1, 1, "fp32", "fused", "self"}).reason(),
             "no measurement with 1 rank x 1 thread, fp32, fused kernels, self, and no basis to predict it from (" +
-                basis + "); it has: nothing" + what);
+                basis + call + "1 --compute fp32` measures it; the calibration has: nothing");
   try {
     (void)Calibration().costs({1, 1, "fp32", "fused", "self"}, "file.json");
     ADD_FAILURE();

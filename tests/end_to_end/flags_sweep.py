@@ -180,6 +180,21 @@ def real_sweep(case):
     said_last = sweeping.communicate(timeout=60)[1]
     assert sweeping.returncode == 1 and "a signal ended this trial" in said_last, said_last
     equal("nothing goes on", training(), [])
+    # Killed without a warning, a sweep leaves no training behind either: one of its own is killed with it.
+    killed = [MOLEN, *case.words_of(["sweep", "tiny.toml", "--real", "--steps", 1000000, "--output", "long", "--grid", "batch.micro=1"])]
+    sweeping = started(killed, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(training)
+    sweeping.kill()
+    sweeping.wait(timeout=60)
+    until(lambda: not training(), 20)
+    # A launcher is asked to end its ranks.
+    (work / "asked.sh").write_text('#!/bin/sh\ntrap \'kill $job; wait $job; echo ended > ended; exit\' TERM\n"$@" &\njob=$!\nwait $job\n')
+    (work / "asked.sh").chmod(0o755)
+    sweeping = started([*killed, "--launch", str(work / "asked.sh")], env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(lambda: len(training()) == 2)  # the launcher and its training
+    sweeping.kill()
+    sweeping.wait(timeout=60)
+    until(lambda: not training() and (work / "ended").exists(), 60)
     # Failures are told apart.
     # 2 layers of 3 matrices of 4096 x 2^20 are 26e9 parameters; in fp64 the weights alone take 0.2 TB, and gradients and states three times as much.
     large = sweep(case, "tiny.toml", {"model.hidden": 4096}, "--real", "--steps", 1, "--output", "large", "--grid", "model.ffn=40,1048576")["trials"]

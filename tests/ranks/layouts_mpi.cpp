@@ -1,6 +1,8 @@
 // The layout proof under a launcher: mpirun -n N layouts_mpi. Compares every ZeRO stage on N ranks with one rank, over
-// ten steps in fp64 and one in fp32, also with gradients that travel in bf16; and runs the same layout twice.
+// ten steps in fp64 and one in fp32, also with gradients that travel in bf16; and runs the same layout twice. Also
+// compares how long ranks wait for each other with its definition.
 #include "comm/mpi/mpi.h"
+#include "launch/test_waiting.h"
 #include "prove/layouts_suite.h"
 
 namespace molen::prove {
@@ -113,6 +115,15 @@ TEST_P(LayoutsMpi, SameLayoutTwiceIsIdentical) {
   const Outcome a = run(world(), model, s, 5), b = run(world(), model, s, 5);
   EXPECT_EQ(a.losses, b.losses);
   EXPECT_EQ(a.hash, b.hash);
+}
+
+// How long each rank waited for others, on layouts of so many ranks.
+TEST(WaitingMpi, FollowsFromTheDurationsOfAllRanks) {
+  for (const program::Setting& setting : launch::layouts_that_wait(world().size())) {
+    double waiting = launch::expect_waiting_by_definition(setting, world());
+    world().all_reduce(&waiting, 1, DType::kF64, comm::Reduce::kSum);
+    EXPECT_EQ(waiting > 0, world().size() > 1) << mesh::Mesh(setting.mesh, world().size()).text();
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Zero, LayoutsMpi,

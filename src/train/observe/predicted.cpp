@@ -13,7 +13,6 @@
 #include "measure/calibrate.h"
 #include "mesh/mesh.h"
 #include "plan/documents.h"
-#include "program/ir/layout.h"
 #include "sim/attended.h"
 #include "sim/calibration.h"
 #include "sim/described_costs.h"
@@ -42,8 +41,8 @@ program::Timeline Predicted::median_step() {
 Result<Prediction> Predicted::compare() {
   if (timelines_.empty()) return Failure{"no step ran"};
   program::Timeline measured = median_step();
-  const Durations durations = gather_durations(executor_.ops(), measured, world_);
   const program::Grid& grid = executor_.program().grid;
+  const launch::ShortestDurations durations = launch::shortest_durations(grid, executor_.ops(), measured, world_);
   const mesh::Mesh ranks(grid.sizes, grid.ranks(), grid.order);
   const auto first_of = [&](int stage) {
     mesh::PerAxis at{};
@@ -72,7 +71,7 @@ Result<Prediction> Predicted::compare() {
 }
 
 // Returns the comparison as JSON, or {"failure": why}: an exception on one rank alone would leave the others waiting.
-Json Predicted::first_rank_of_stage(program::Timeline measured, const Durations& durations) const {
+Json Predicted::first_rank_of_stage(program::Timeline measured, const launch::ShortestDurations& durations) const {
   try {
     std::vector<program::Program> programs = job_.programs();
     double more = 1.0;  // of attention's work
@@ -83,7 +82,7 @@ Json Predicted::first_rank_of_stage(program::Timeline measured, const Durations&
     }
     const program::Stages stages(std::move(programs));
 
-    set_waiting(stages, world_.rank(), durations, measured);
+    launch::set_waiting(stages, world_.rank(), durations, measured);
     return simulated(stages, static_cast<std::size_t>(executor_.coordinates()[mesh::Axis::kPp]), measured, more);
   } catch (const std::exception& error) {  // e.g. the calibration lacks an op, or its file was removed
     return {{"failure", error.what()}};
@@ -121,63 +120,6 @@ Json Predicted::simulated(const program::Stages& stages, std::size_t stage, cons
                      sim::DocumentErrors(of_fits, costs.value(), more, job_.machine.cuda));
   json["extrapolated"] = costs.value().extrapolated(), json["step_j"] = nullptr;
   return json;
-}
-
-namespace {
-std::vector<std::size_t> communicating(const std::vector<program::Expanded>& ops) {
-  std::vector<std::size_t> found;
-  for (std::size_t i = 0; i < ops.size(); ++i)
-    if (program::axis_of(ops[i].step->op)) found.push_back(i);
-  return found;
-}
-
-}  // namespace
-
-Durations gather_durations(const std::vector<program::Expanded>& ops, const program::Timeline& timeline,
-                           comm::Communicator& world) {
-  std::vector<double> mine;
-  for (const std::size_t i : communicating(ops)) mine.push_back(timeline.ops[i].seconds());
-  const auto ranks = static_cast<std::size_t>(world.size());
-  std::vector<std::int64_t> counts(ranks, 0);
-  const auto count = static_cast<std::int64_t>(mine.size());
-  world.all_gather(&count, counts.data(), std::vector<std::int64_t>(ranks, 1), DType::kI64);
-  std::vector<double> all(static_cast<std::size_t>(std::accumulate(counts.begin(), counts.end(), std::int64_t{0})));
-  world.all_gather(mine.data(), all.data(), counts, DType::kF64);
-  Durations durations;
-  for (auto from = all.begin(); const std::int64_t n : counts) {
-    durations.emplace_back(from, from + n);
-    from += n;
-  }
-  return durations;
-}
-
-void set_waiting(const program::Stages& stages, int rank, const Durations& durations, program::Timeline& timeline) {
-  const program::Grid& layout = stages.program(0).grid;
-  const mesh::Mesh grid(layout.sizes, layout.ranks(), layout.order);
-  const mesh::PerAxis here = grid.coordinates(rank);
-  std::vector<std::vector<std::size_t>> ops;  // by stage
-  for (std::size_t s = 0; s < stages.size(); ++s) ops.push_back(communicating(stages.ops(s)));
-  const auto stage = static_cast<std::size_t>(here[mesh::Axis::kPp]);
-  for (std::size_t k = 0; k < ops[stage].size(); ++k) {
-    const std::size_t op = ops[stage][k];
-    double least = timeline.ops[op].seconds();
-    const auto compare_with = [&](int other, std::size_t at) {
-      least = std::min(least, durations.at(static_cast<std::size_t>(other)).at(at));
-    };
-    if (const int meeting = stages.meeting_of(stage, op); meeting >= 0) {
-      for (const auto& member : stages.members(meeting)) {
-        const auto& of_stage = ops[static_cast<std::size_t>(member.stage)];
-        mesh::PerAxis there = here;
-        there[mesh::Axis::kPp] = member.stage;
-        compare_with(grid.rank_of(there),
-                     static_cast<std::size_t>(std::ranges::lower_bound(of_stage, member.op) - of_stage.begin()));
-      }
-    } else {
-      const auto axis = *program::axis_of(stages.ops(stage)[op].step->op);
-      for (const int other : grid.group(rank, program::axes_of(axis))) compare_with(other, k);
-    }
-    timeline.ops[op].waited_s = timeline.ops[op].seconds() - least;
-  }
 }
 
 }  // namespace molen::train

@@ -11,14 +11,12 @@
 #include "comm/communicator.h"
 #include "data/dataset.h"
 #include "exec/executor.h"
+#include "launch/waiting.h"
 #include "program/ir/comparison.h"
 #include "program/ir/stages.h"
 #include "train/trainer.h"
 
 namespace molen::train {
-
-// By rank, the seconds of each of its ops that communicate, in the order of its program.
-using Durations = std::vector<std::vector<double>>;
 
 struct Prediction {
   // By stage of the pipeline: the comparison of the stage's first rank, or why there is none. The first stage has one.
@@ -45,7 +43,7 @@ class Predicted {
 
  private:
   program::Timeline median_step();
-  Json first_rank_of_stage(program::Timeline measured, const Durations& durations) const;
+  Json first_rank_of_stage(program::Timeline measured, const launch::ShortestDurations& durations) const;
   // `more`: what sim::DocumentErrors takes.
   Json simulated(const program::Stages& stages, std::size_t stage, const program::Timeline& measured,
                  double more) const;
@@ -56,14 +54,5 @@ class Predicted {
   comm::Communicator& world_;
   std::vector<program::Timeline> timelines_;  // of the last steps
 };
-
-// Returns the durations of all ranks on every rank. Collective.
-Durations gather_durations(const std::vector<program::Expanded>& ops, const program::Timeline& timeline,
-                           comm::Communicator& world);
-
-// Sets, for each op of a rank's timeline that communicates, how long the rank waited in it for others
-// (OpTime::waited_s). That is its duration here minus its shortest duration on any rank that takes part, because the
-// last rank to arrive waits for nobody. The ranks' clocks need not agree.
-void set_waiting(const program::Stages& stages, int rank, const Durations& durations, program::Timeline& timeline);
 
 }  // namespace molen::train

@@ -1,16 +1,20 @@
-#include "train/observe/predicted.h"
+#include "launch/waiting.h"
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <numeric>
 
+#include "exec/executor.h"
+#include "launch/test_waiting.h"
 #include "launch/world.h"
 #include "program/build/build.h"
+#include "program/ir/comparison.h"
 
-namespace molen::train {
+namespace molen::launch {
 namespace {
 
-program::Program predicted_program(int ranks, int replicas) {
+program::Program waiting_program(int ranks, int replicas) {
   auto a = arch::preset("llama-tiny");
   a.layers = 1;
   program::Setting s;
@@ -25,13 +29,13 @@ program::Program predicted_program(int ranks, int replicas) {
 
 // Rank r takes r + 1 seconds for each op. The rank of a group that takes least waits for nobody.
 TEST(Waiting, IsWhatACollectiveTookLongerThanOnTheRankThatTookLeast) {
-  const program::Stages stages(predicted_program(4, 2));
+  const program::Stages stages(waiting_program(4, 2));
   const auto& ops = stages.ops(0);
   std::vector<program::Timeline> of(4);
-  launch::run_ranks(launch::launch_threads(4), [&](comm::Communicator& world) {
+  run_ranks(launch_threads(4), [&](comm::Communicator& world) {
     program::Timeline& t = of[static_cast<std::size_t>(world.rank())];
     for (std::size_t i = 0; i < ops.size(); ++i) t.ops.push_back({1.0, 2.0 + world.rank(), 0.0});
-    set_waiting(stages, world.rank(), gather_durations(ops, t, world), t);
+    set_waiting(stages, world.rank(), shortest_durations(stages.program(0).grid, ops, t, world), t);
   });
   int within = 0, across = 0;
   for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -69,13 +73,13 @@ TEST(Waiting, OfStagesIsComparedBetweenTheEndsOfAMessage) {
   const program::Stages stages(program::build_stages(a, s));
   ASSERT_NE(stages.ops(0).size(), stages.ops(1).size());
   program::Timeline first;
-  launch::run_ranks(launch::launch_threads(4), [&](comm::Communicator& world) {
+  run_ranks(launch_threads(4), [&](comm::Communicator& world) {
     const std::size_t stage = world.rank() < 2 ? 0 : 1;  // of the ranks pp 2 x dp_shard 2
     program::Timeline t;
     for (std::size_t i = 0; i < stages.ops(stage).size(); ++i)
       t.ops.push_back(
           {0.0, 3.0 - static_cast<double>(stage) + static_cast<double>(i) * 1e-3 + 0.5 * (world.rank() % 2), 0.0});
-    const Durations durations = gather_durations(stages.ops(stage), t, world);
+    const ShortestDurations durations = shortest_durations(stages.program(0).grid, stages.ops(stage), t, world);
     if (world.rank() != 0) return;
     set_waiting(stages, 0, durations, t);
     first = std::move(t);
@@ -98,12 +102,23 @@ TEST(Waiting, OfStagesIsComparedBetweenTheEndsOfAMessage) {
   EXPECT_EQ(messages, 4);
 }
 
+// On any layout a rank waits as long as the durations of all ranks say, of which no rank has more than it needs.
+TEST(Waiting, OfAnyLayoutFollowsFromTheDurationsOfAllRanks) {
+  for (const int ranks : {1, 2, 3, 4})
+    for (const program::Setting& setting : layouts_that_wait(ranks)) {
+      std::atomic<int> waiting = 0;
+      run_ranks(launch_threads(ranks),
+                [&](comm::Communicator& world) { waiting += expect_waiting_by_definition(setting, world); });
+      EXPECT_EQ(waiting > 0, ranks > 1) << mesh::Mesh(setting.mesh, ranks).text();
+    }
+}
+
 TEST(Waiting, ForARankThatSleepsIsSeenAndIsNotSending) {
   constexpr double kSleep = 0.5;
-  const program::Stages stages(predicted_program(2, 1));
+  const program::Stages stages(waiting_program(2, 1));
   const program::Program& p = stages.program(0);
   std::vector<program::Timeline> of(2);
-  launch::run_ranks(launch::launch_threads(2), [&](comm::Communicator& world) {
+  run_ranks(launch_threads(2), [&](comm::Communicator& world) {
     exec::Options options;
     options.sleep = [&](const program::Step& step) -> std::optional<double> {
       const auto* c = std::get_if<program::Compute>(&step.op);
@@ -119,7 +134,7 @@ TEST(Waiting, ForARankThatSleepsIsSeenAndIsNotSending) {
       return n;
     };
     auto timeline = executor.run(input).timeline;
-    set_waiting(stages, world.rank(), gather_durations(executor.ops(), timeline, world), timeline);
+    set_waiting(stages, world.rank(), shortest_durations(p.grid, executor.ops(), timeline, world), timeline);
     of[static_cast<std::size_t>(world.rank())] = std::move(timeline);
   });
   const auto& ops = stages.ops(0);
@@ -140,4 +155,4 @@ TEST(Waiting, ForARankThatSleepsIsSeenAndIsNotSending) {
 }
 
 }  // namespace
-}  // namespace molen::train
+}  // namespace molen::launch
