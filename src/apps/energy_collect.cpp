@@ -1,9 +1,12 @@
 #include "apps/energy_collect.h"
 
 #include <fmt/format.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
@@ -20,12 +23,15 @@
 #include "collect/sender.h"
 #include "collect/server.h"
 #include "collect/token.h"
+#include "collect/turn.h"
 #include "energy/open.h"
 
 namespace molen::apps {
 namespace {
 
-constexpr double kLastSendS = 5.0;  // for the last records, after a signal
+constexpr double kLastSendS = 5.0;    // for the last records, after a signal
+constexpr double kLookS = 0.5;        // between two looks, meanwhile, whether the next sender waits for the spool
+constexpr double kSpoolWaitS = 30.0;  // for the sender before, which needs no more than kLastSendS
 
 std::atomic<int> stop_descriptor{-1};
 
@@ -63,6 +69,32 @@ class StopSignals {
   struct sigaction before_[2]{};
 };
 
+// A descriptor that is readable once a signal came or, if asked for, once the other end of standard input is closed: by
+// whoever started this process, or by the kernel when that process dies.
+class Stop {
+ public:
+  explicit Stop(bool until_hangup) : both_(::epoll_create1(EPOLL_CLOEXEC)) {
+    watch(signals_.get(), EPOLLIN);
+    if (!until_hangup) return;
+    struct stat input {};
+    // The end of a file or of a terminal's input is no hangup, so nothing would ever end this process.
+    if (::fstat(STDIN_FILENO, &input) != 0 || !(S_ISFIFO(input.st_mode) || S_ISSOCK(input.st_mode)))
+      throw UsageError("--until-hangup: standard input must be a pipe or a socket, whose other end is closed to stop");
+    watch(STDIN_FILENO, EPOLLRDHUP);
+  }
+  int get() const { return both_.get(); }
+
+ private:
+  void watch(int descriptor, std::uint32_t events) {
+    epoll_event event{};
+    event.events = events;
+    if (both_.get() < 0 || ::epoll_ctl(both_.get(), EPOLL_CTL_ADD, descriptor, &event) != 0)
+      throw Error("signals: {}", std::strerror(errno));
+  }
+  const StopSignals signals_;
+  const Descriptor both_;
+};
+
 struct CollectArguments {
   std::string database;
   std::vector<std::string> listen{fmt::format("127.0.0.1:{}", collect::kDefaultPort)};
@@ -90,7 +122,8 @@ int run_collect(const CollectArguments& o) {
 
 struct SendArguments {
   std::string to, spool = "energy.spool";
-  std::optional<std::string> node, token_file;
+  std::optional<std::string> node, token_file, lock;
+  bool until_hangup = false;
   std::vector<std::string> meters{"auto"};
   double every_s = 60;
   std::int64_t count = 0;
@@ -113,21 +146,36 @@ void add_all(collect::Spool& spool, std::vector<collect::Batch> batches) {
   for (auto& batch : batches) spool.add(std::move(batch));
 }
 
-// Measures period after period and sends meanwhile, until there were `count` of them or a signal comes.
+// Measures period after period and sends meanwhile, until there were `count` of them or a signal comes. Gives up the
+// turn as soon as the last period has ended.
 void send_periods(const SendArguments& o, collect::Readings& readings, collect::Spool& spool, collect::Sender& sender,
-                  int stop) {
+                  int stop, collect::Turn* turn) {
   double due_s = now().value;
-  for (std::int64_t period = 0; o.count == 0 || period < o.count; ++period) {
+  for (std::int64_t period = 1;; ++period) {
     // Periods that were missed, because the machine slept, are one long period.
     due_s = std::max(due_s + o.every_s, now().value);
-    const bool stopped = sender.run(due_s, stop);
-    add_all(spool, readings.next());
-    if (stopped) break;
+    const bool last = sender.run(due_s, stop) || period == o.count;
+    auto batches = readings.next();
+    if (last && turn != nullptr) turn->give_up();
+    add_all(spool, std::move(batches));
+    if (last) return;
   }
 }
 
+// Sends what waits, for some seconds. Returns whether nothing is left to do: all is sent, or the next sender, which
+// waits for the spool, sends it.
+bool deliver(collect::Spool& spool, collect::Sender& sender, const collect::Turn* turn) {
+  const double until_s = now().value + kLastSendS;
+  while (!spool.empty() && now().value < until_s) {
+    const double slice_s = turn == nullptr ? until_s : std::min(until_s, now().value + kLookS);
+    sender.run(slice_s, -1, collect::Sender::Until::kEmpty);
+    if (turn != nullptr && turn->taken()) return true;
+  }
+  return spool.empty();
+}
+
 int run_send(const SendArguments& o) {
-  const StopSignals stop;
+  const Stop stop(o.until_hangup);
   if (o.node) require_label("--node", *o.node, true);
   require_label("--job", o.labels.job);
   require_label("--step", o.labels.step);
@@ -137,14 +185,16 @@ int run_send(const SendArguments& o) {
   options.node = o.node.value_or(this_host());
   if (o.token_file) options.token = collect::read_token(*o.token_file);
   options.say = [](const std::string& text) { say(text); };
-  collect::Spool spool(o.spool, options.node, {.say = options.say});
+  std::optional<collect::Turn> turn;
+  if (o.lock && !turn.emplace(*o.lock).wait(stop.get())) return kOk;  // another one has measured all the time
+  // It measures from here on, also while the sender before still has the spool.
   collect::Readings readings(energy::open_meters(o.meters), o.labels);
+  collect::Spool spool(o.spool, options.node, {.wait_s = turn ? kSpoolWaitS : 0, .say = options.say});
   collect::Sender sender(options, spool);
   add_all(spool, readings.describe());
-  send_periods(o, readings, spool, sender, stop.get());
-  add_all(spool, collect::in_batches({}, {{wall_time(), "stop", "", 0}}));
-  sender.run(now().value + kLastSendS, -1, collect::Sender::Until::kEmpty);
-  if (spool.empty()) return kOk;
+  send_periods(o, readings, spool, sender, stop.get(), turn ? &*turn : nullptr);
+  add_all(spool, readings.farewell());
+  if (deliver(spool, sender, turn ? &*turn : nullptr)) return kOk;
   say(fmt::format("{} not acknowledged; {} has what waits, and the next start sends it",
                   counted(spool.end() - spool.begin(), "batch"), o.spool));
   return kFailed;
@@ -172,6 +222,10 @@ void add_send_verb(CLI::App& energy, Chosen& chosen) {
   verb->add_option("--spool", o->spool, "the file that keeps what is not acknowledged")->capture_default_str();
   verb->add_option("--node", o->node, "the name of this node (default: the host's)");
   verb->add_option("--token-file", o->token_file, "a file with the secret of the collector");
+  verb->add_option("--lock", o->lock,
+                   "a file; of the senders that name it only one measures at a time, and the others wait for its end");
+  verb->add_flag("--until-hangup", o->until_hangup,
+                 "end when the other end of standard input, a pipe, is closed, as it is when its holder dies");
   verb->add_option("--meters", o->meters, fmt::format("{}", fmt::join(energy::meter_names(), ", ")));
   verb->add_option("--job", o->labels.job, "the job that the energy belongs to");
   verb->add_option("--step", o->labels.step, "the step of the job");

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "base/clock.h"
@@ -20,7 +22,8 @@ namespace {
 
 constexpr std::int64_t kSpoolFormat = 1;
 constexpr std::size_t kLeastSpoolBytes = 256 * 1024;
-const std::string kDropped = "dropped";  // the kind of the event
+constexpr std::chrono::milliseconds kSpoolLook{20};  // between two tries to lock it
+const std::string kDropped = "dropped";              // the kind of the event
 
 std::string spool_header(const std::string& node) {
   return Json{{"molen_energy_spool", kSpoolFormat}, {"node", node}}.dump() + "\n";
@@ -75,10 +78,13 @@ void Spool::lock() {
   fs::path name = path_;
   name += ".lock";
   lock_.emplace(File::append(name));
-  if (::flock(lock_->descriptor(), LOCK_EX | LOCK_NB) == 0) return;
-  if (errno == EWOULDBLOCK)
-    throw UsageError("{}: another process sends from this spool: name another file with --spool", path_.string());
-  throw IoError(errno, "{}: cannot be locked", name.string());
+  const double until_s = now().value + options_.wait_s;
+  while (::flock(lock_->descriptor(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) throw IoError(errno, "{}: cannot be locked", name.string());
+    if (now().value >= until_s)
+      throw UsageError("{}: another process sends from this spool: name another file with --spool", path_.string());
+    std::this_thread::sleep_for(kSpoolLook);
+  }
 }
 
 void Spool::load() {

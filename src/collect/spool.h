@@ -18,6 +18,7 @@ struct SpoolOptions {
   // The most bytes of the lines that wait. The file has at most twice as many, for a while three times. At least 256
   // KiB.
   std::size_t most_bytes = std::size_t{16} << 20;
+  double wait_s = 0;  // for another process that still has the file
   std::function<void(const std::string&)> say = [](const std::string&) {};
 };
 

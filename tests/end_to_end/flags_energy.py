@@ -75,9 +75,10 @@ def collect_and_send(case):
         host = os.uname().nodename
         equal("the host is the node, and no job is known", rows_of("site.db", f"SELECT DISTINCT job, step, user_name FROM energy_periods WHERE node = '{host}'"), [(None, None, None)])
         equal("of each node", rows_of("site.db", "SELECT nodes FROM energy_by_job"), [(1,)])
-        equal("events", [k for k, in rows_of("site.db", "SELECT kind FROM energy_events WHERE node = 'first' ORDER BY seq")], ["start", "stop"])
+        equal("events", [k for k, in rows_of("site.db", "SELECT kind FROM energy_events WHERE node = 'first' ORDER BY seq")], ["start", "job_start", "job_stop", "stop"])
+        equal("the job of an event", rows_of("site.db", "SELECT DISTINCT text FROM energy_events WHERE kind LIKE 'job_%'"), [("job=77 step=2 user=ann",)])
         assert "first" in (work / "a.spool").read_text() and "first" not in (work / "b.spool").read_text()
-    assert "with 5 periods and 4 events" in said["out"] and not said["err"], said
+    assert "with 5 periods and 6 events" in said["out"] and not said["err"], said
     assert not (work / "socket").exists()
     # The account of the database. It needs no collector.
     account = ["energy", "account", "--database", "sqlite:site.db"]
@@ -114,6 +115,76 @@ def collect_and_send(case):
     case.refused("energy", "collect", "--database", "site.db", says="sqlite:FILE")
     case.refused("energy", "collect", "--database", "sqlite:none/site.db", says="none/site.db")
     case.refused("energy", "collect", "--database", "postgresql://u:hidden@/d?host=/none", code=1, says="/none")
+
+
+def gone(job, seconds=30):
+    end = time.monotonic() + seconds
+    while job.poll() is None and time.monotonic() < end:
+        time.sleep(0.01)
+    return job.poll() is not None
+
+
+@row("energy send --lock", "energy send --until-hangup")
+def senders_in_turn(case):
+    """Senders of steps that overlap: each moment is measured once, and each sender ends with whoever holds its standard input."""
+    meter = recording("hundred.jsonl", 100)
+    words = ["--to", "unix:turns", "--every", 0.2, "--node", "n", "--meters", meter, "--spool", "turns.spool", "--lock", "turns.lock", "--until-hangup"]
+
+    def step(name):
+        command = case.words_of(["energy", "send", *words, "--job", "5", "--step", name])
+        return subprocess.Popen([MOLEN, *command], cwd=work, env=ENV, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    periods = lambda where="1": rows_of("turns.db", f"SELECT step, start_s, end_s, joules FROM energy_periods WHERE {where} ORDER BY start_s")
+    jobs = []
+    try:
+        with collector(case, "--database", "sqlite:turns.db", "--listen", "unix:turns"):
+            outer = step("outer")
+            jobs.append(outer)
+            time.sleep(1)
+            inner, late = step("inner"), step("late")
+            jobs += [inner, late]
+            time.sleep(1)
+            assert outer.poll() is None and inner.poll() is None and late.poll() is None
+            inner.stdin.close()
+            assert gone(inner) and inner.returncode == 0, inner.stderr.read()
+            ended = time.time()
+            outer.stdin.close()
+            assert gone(outer) and outer.returncode == 0, outer.stderr.read()
+            time.sleep(1.5)
+            late.kill()  # the kernel lets go of what it had
+            late.wait()
+            last = step("last")
+            jobs.append(last)
+            time.sleep(1)
+            last.stdin.close()
+            assert gone(last) and last.returncode == 0, last.stderr.read()
+        equal("who measured", sorted({p[0] for p in periods()}), ["last", "late", "outer"])
+        for one, two in zip(periods(), periods()[1:]):
+            assert one[2] <= two[1] + 1e-3, ("measured twice", one, two)
+        takes_over = periods("step = 'late'")[0][1]
+        assert abs(takes_over - ended) < 1, (takes_over, ended)
+        for _, begin, end, joules in periods():
+            close("100 W", joules / (end - begin), 100, 0.5)
+        # While the collector is away, each sender leaves its records to the next one, which waits for the spool only.
+        first, second = step("first"), step("second")
+        jobs += [first, second]
+        time.sleep(1)
+        first.stdin.close()
+        assert gone(first) and first.returncode == 0, first.stderr.read()
+        time.sleep(1)
+        second.stdin.close()
+        assert gone(second), "the last one waits some seconds for the collector"
+        assert second.returncode == 1 and "not acknowledged" in second.stderr.read()
+        with collector(case, "--database", "sqlite:turns.db", "--listen", "unix:turns"):
+            case.molen("energy", "send", "--to", "unix:turns", "--every", 0.1, "--count", 1, "--node", "n", "--meters", "none", "--spool", "turns.spool")
+        equal("what waited arrived", sorted({p[0] for p in periods("step IN ('first', 'second')")}), ["first", "second"])
+        equal("its jobs", rows_of("turns.db", "SELECT kind, COUNT(*) FROM energy_events WHERE text IN ('job=5 step=first', 'job=5 step=second') GROUP BY kind ORDER BY kind"), [("job_start", 2), ("job_stop", 2)])
+    finally:
+        for job in jobs:
+            job.kill()
+    # Without the lock a spool is refused at once; without a pipe nothing would end the sender.
+    case.refused("energy", "send", "--to", "unix:turns", "--until-hangup", "--node", "n", "--spool", "none.spool", says="--until-hangup: standard input must be a pipe", launcher=["sh", "-c", 'exec "$@" </dev/null', "sh"])
+    case.refused("energy", "send", "--to", "unix:turns", "--node", "n", "--lock", "none/lock", code=1, says="none/lock")
 
 
 @row("energy collect --token-file", "energy send --token-file")
