@@ -1,11 +1,10 @@
 #include "collect/spool.h"
 
+#include <poll.h>
 #include <sys/file.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
-#include <thread>
 #include <utility>
 
 #include "base/clock.h"
@@ -22,8 +21,8 @@ namespace {
 
 constexpr std::int64_t kSpoolFormat = 1;
 constexpr std::size_t kLeastSpoolBytes = 256 * 1024;
-constexpr std::chrono::milliseconds kSpoolLook{20};  // between two tries to lock it
-const std::string kDropped = "dropped";              // the kind of the event
+constexpr int kSpoolLookMs = 20;         // between two tries to lock it
+const std::string kDropped = "dropped";  // the kind of the event
 
 std::string spool_header(const std::string& node) {
   return Json{{"molen_energy_spool", kSpoolFormat}, {"node", node}}.dump() + "\n";
@@ -78,12 +77,15 @@ void Spool::lock() {
   fs::path name = path_;
   name += ".lock";
   lock_.emplace(File::append(name));
-  const double until_s = now().value + options_.wait_s;
+  double until_s = now().value + options_.wait_s;
+  pollfd stop{options_.stop, POLLIN, 0};
   while (::flock(lock_->descriptor(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) throw IoError(errno, "{}: cannot be locked", name.string());
     if (now().value >= until_s)
-      throw UsageError("{}: another process sends from this spool: name another file with --spool", path_.string());
-    std::this_thread::sleep_for(kSpoolLook);
+      throw SpoolInUse("{}: another process sends from this spool: name another file with --spool", path_.string());
+    if (::poll(&stop, 1, kSpoolLookMs) <= 0) continue;
+    stop.fd = -1;
+    until_s = std::min(until_s, now().value + kSpoolStoppedWaitS);
   }
 }
 

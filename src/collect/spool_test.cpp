@@ -169,6 +169,21 @@ TEST_F(SpoolFile, WaitsForAnotherProcess) {
   EXPECT_EQ(marks_in(next), (std::vector<int>{1}));
 }
 
+TEST_F(SpoolFile, AStopShortensTheWait) {
+  auto before = std::make_unique<Spool>(file_, "n");
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  ::close(ends[1]);
+  double start_s = now().value;
+  EXPECT_THROW(Spool(file_, "n", {.wait_s = 120, .stop = ends[0]}), SpoolInUse);
+  EXPECT_GE(now().value - start_s, kSpoolStoppedWaitS) << "the other one may be about to end too";
+  EXPECT_LT(now().value - start_s, 60);
+  start_s = now().value;
+  EXPECT_THROW(Spool(file_, "n", {.wait_s = 0.1, .stop = ends[0]}), SpoolInUse);
+  EXPECT_LT(now().value - start_s, kSpoolStoppedWaitS) << "it lengthens no wait";
+  ::close(ends[0]);
+}
+
 TEST_F(SpoolFile, ReportsLinesThatCannotBeRead) {
   {
     Spool spool(file_, "n");

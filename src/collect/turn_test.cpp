@@ -6,7 +6,9 @@
 #include <atomic>
 #include <chrono>
 #include <fstream>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "base/error.h"
 
@@ -67,6 +69,24 @@ TEST_F(Turns, AStopEndsTheWait) {
   Turn third(file_);
   first.give_up();
   EXPECT_TRUE(third.wait(-1)) << "the one that stopped has not taken it";
+}
+
+TEST_F(Turns, WhoWaitsLearnsWhoHasIt) {
+  Turn first(file_, "pid=1 job=5\x1b"), second(file_, "pid=2");
+  ASSERT_TRUE(first.wait(-1));
+  std::vector<std::string> said;
+  std::thread ends([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    first.give_up();
+  });
+  EXPECT_TRUE(second.wait(-1, 0.05, [&](const std::string& holder) { said.push_back(holder); }));
+  ends.join();
+  EXPECT_EQ(said, (std::vector<std::string>{"pid=1 job=5 "})) << "once, as a text";
+  EXPECT_EQ(second.holder(), "pid=2");
+  second.give_up();
+  Turn third(file_);
+  EXPECT_TRUE(third.wait(-1, 0, [](const std::string&) { ADD_FAILURE() << "it need not wait"; }));
+  EXPECT_EQ(third.holder(), "");
 }
 
 TEST_F(Turns, FileThatCannotBe) {

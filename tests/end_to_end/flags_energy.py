@@ -1,7 +1,9 @@
 """Rows of energy collect and energy send."""
 import contextlib
+import fcntl
 import json
 import os
+import pwd
 import signal
 import sqlite3
 import subprocess
@@ -144,6 +146,7 @@ def senders_in_turn(case):
             inner, late = step("inner"), step("late")
             jobs += [inner, late]
             time.sleep(1)
+            equal("who measures", (work / "turns.lock").read_text(), f"node=n pid={outer.pid} job=5 step=outer\n")
             assert outer.poll() is None and inner.poll() is None and late.poll() is None
             inner.stdin.close()
             assert gone(inner) and inner.returncode == 0, inner.stderr.read()
@@ -182,9 +185,51 @@ def senders_in_turn(case):
     finally:
         for job in jobs:
             job.kill()
+    # Another process that keeps the spool costs no record: the periods are in memory until it is free, or until the step ends.
+    with open(work / "turns.spool.lock", "a") as held, collector(case, "--database", "sqlite:kept.db", "--listen", "unix:turns"):
+        fcntl.flock(held, fcntl.LOCK_EX)
+        waits = step("kept")
+        jobs.append(waits)
+        time.sleep(1)
+        stuck = step("behind")
+        jobs.append(stuck)
+        said = waits.stderr.readline()
+        assert "turns.spool: another process has it after 10 s" in said, said
+        said = stuck.stderr.readline()
+        assert f"turns.lock: waits for its turn to measure; node=n pid={waits.pid} job=5 step=kept has it" in said, said
+        stuck.stdin.close()
+        assert gone(stuck) and stuck.returncode == 0
+        time.sleep(1)
+        fcntl.flock(held, fcntl.LOCK_UN)
+        time.sleep(1)
+        waits.stdin.close()
+        assert gone(waits) and waits.returncode == 0, waits.stderr.read()
+        (covered, length, periods), = rows_of("kept.db", "SELECT SUM(end_s - start_s), MAX(end_s) - MIN(start_s), COUNT(*) FROM energy_periods")
+        close("no gap", covered, length, 1e-3)
+        assert length > 10 and periods >= 5, (length, periods)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        waits = step("ended")
+        jobs.append(waits)
+        time.sleep(1)
+        waits.stdin.close()
+        assert gone(waits, 20) and waits.returncode == 2 and "another process sends from this spool" in waits.stderr.read()
     # Without the lock a spool is refused at once; without a pipe nothing would end the sender.
     case.refused("energy", "send", "--to", "unix:turns", "--until-hangup", "--node", "n", "--spool", "none.spool", says="--until-hangup: standard input must be a pipe", launcher=["sh", "-c", 'exec "$@" </dev/null', "sh"])
     case.refused("energy", "send", "--to", "unix:turns", "--node", "n", "--lock", "none/lock", code=1, says="none/lock")
+
+
+@row("energy send --uid")
+def users_by_number(case):
+    meter = recording("uid.jsonl", 10)
+    send = ["energy", "send", "--to", "unix:uids", "--every", 0.1, "--count", 1, "--node", "n", "--meters", meter, "--spool", "uids.spool"]
+    with collector(case, "--database", "sqlite:uids.db", "--listen", "unix:uids"):
+        case.molen(*send, "--job", "1", "--uid", 0)
+        case.molen(*send, "--job", "2", "--uid", 4294967294)
+    users = dict(rows_of("uids.db", "SELECT job, user_name FROM energy_periods"))
+    equal("the name, or the number where there is none", users, {"1": pwd.getpwuid(0).pw_name, "2": "4294967294"})
+    case.refused(*send, "--uid", "ann", says="--uid")
+    case.refused(*send, "--uid", -1, says="--uid")
+    case.refused(*send, "--uid", 0, "--user", "ann", says="--user")
 
 
 @row("energy collect --token-file", "energy send --token-file")
