@@ -25,6 +25,13 @@ std::string with_host(std::string_view value, const std::string& host) {
   return out;
 }
 
+std::string file_name_of(std::string_view host) {
+  std::string name(host.substr(0, kMostLabelBytes));
+  for (char& c : name)
+    if (c <= ' ' || c > '~' || c == '/') c = '_';
+  return name.empty() || name.front() == '.' ? "_" + name : name;
+}
+
 std::vector<std::string> split_at_commas(const std::string& text) {
   std::vector<std::string> parts{""};
   for (const char c : text) {
@@ -93,6 +100,7 @@ Parsed<Arguments> parse_arguments(const std::vector<std::string_view>& words, co
   }
   if (std::string wrong = wrong_with(arguments); !wrong.empty()) return {{}, wrong};
   if (arguments.log.empty()) arguments.log = arguments.spool + "/send.log";
+  arguments.host = file_name_of(host);
   return {arguments, ""};
 }
 
@@ -103,27 +111,19 @@ std::string step_name(std::uint32_t step) {
   return std::to_string(step);
 }
 
-std::string user_label(std::string_view name, std::uint32_t number) {
-  if (name.empty()) return std::to_string(number);
-  std::string label(name.substr(0, kMostLabelBytes));
-  for (char& c : label)
-    if (c <= ' ' || c > '~') c = '_';
-  return label;
-}
-
 std::vector<std::string> command_of_step(const Arguments& a, const StepLabels& labels) {
   // A value stands in the word of its flag, so that none that begins with a dash is taken for a flag.
   std::vector<std::string> command{a.molen,
                                    "energy",
                                    "send",
                                    "--to=" + a.collector,
-                                   "--spool=" + a.spool + "/energy.spool",
-                                   "--lock=" + a.spool + "/energy.lock",
+                                   "--spool=" + a.spool + "/" + a.host + ".spool",
+                                   "--lock=" + a.spool + "/" + a.host + ".turn",
                                    "--until-hangup",
                                    "--every=" + a.every,
                                    "--job=" + labels.job,
                                    "--step=" + labels.step,
-                                   "--user=" + labels.user};
+                                   "--uid=" + std::to_string(labels.uid)};
   if (!a.token.empty()) command.push_back("--token-file=" + a.token);
   for (const std::string& meter : a.meters) command.push_back("--meters=" + meter);
   return command;

@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "collect/record.h"
-
 namespace molen::slurm {
 namespace {
 
@@ -19,22 +17,21 @@ TEST(PluginArguments, MakeTheCommandOfAStep) {
   const auto plain_words = parse_arguments(words, "n1");
   ASSERT_EQ(plain_words.wrong, "");
   EXPECT_EQ(plain_words.value.log, "/var/spool/molen/n1/send.log");
-  EXPECT_EQ(
-      command_of_step(plain_words.value, {"77", "batch", "ann"}),
-      (std::vector<std::string>{"/opt/molen", "energy", "send", "--to=energy:4722",
-                                "--spool=/var/spool/molen/n1/energy.spool", "--lock=/var/spool/molen/n1/energy.lock",
-                                "--until-hangup", "--every=60", "--job=77", "--step=batch", "--user=ann"}));
+  EXPECT_EQ(command_of_step(plain_words.value, {"77", "batch", 1001}),
+            (std::vector<std::string>{"/opt/molen", "energy", "send", "--to=energy:4722",
+                                      "--spool=/var/spool/molen/n1/n1.spool", "--lock=/var/spool/molen/n1/n1.turn",
+                                      "--until-hangup", "--every=60", "--job=77", "--step=batch", "--uid=1001"}));
   for (const char* more :
        {"token=/etc/molen.token", "every=0.5", "meters=rapl,replay:/r/%h.jsonl", "log=/var/log/%h%%.log"})
     words.emplace_back(more);
   const auto all = parse_arguments(words, "n1");
   ASSERT_EQ(all.wrong, "");
   EXPECT_EQ(all.value.log, "/var/log/n1%%.log");
-  const auto command = command_of_step(all.value, {"1", "0", "-x"});
+  const auto command = command_of_step(all.value, {"1", "0", 4294967294U});
   const std::vector<std::string> end(command.end() - 7, command.end());
   EXPECT_EQ(
-      end, (std::vector<std::string>{"--every=0.5", "--job=1", "--step=0", "--user=-x", "--token-file=/etc/molen.token",
-                                     "--meters=rapl", "--meters=replay:/r/n1.jsonl"}));
+      end, (std::vector<std::string>{"--every=0.5", "--job=1", "--step=0", "--uid=4294967294",
+                                     "--token-file=/etc/molen.token", "--meters=rapl", "--meters=replay:/r/n1.jsonl"}));
 }
 
 TEST(PluginArguments, RefusalsNameTheArgument) {
@@ -57,17 +54,24 @@ TEST(PluginArguments, RefusalsNameTheArgument) {
   EXPECT_NE(refused_words({longest}), "");
 }
 
+// Nodes may share the folder, and a host may have any name.
+TEST(PluginArguments, FilesHaveTheNameOfTheHost) {
+  const auto lock_of = [](const std::string& host) {
+    const auto parsed = parse_arguments({"molen=/m", "collector=c", "spool=/s"}, host);
+    return command_of_step(parsed.value, {"1", "0", 0})[5];
+  };
+  EXPECT_EQ(lock_of("n1.site"), "--lock=/s/n1.site.turn");
+  EXPECT_NE(lock_of("n1"), lock_of("n2"));
+  EXPECT_EQ(lock_of("../../etc/n 1\n"), "--lock=/s/_.._.._etc_n_1_.turn");
+  EXPECT_EQ(lock_of(""), "--lock=/s/_.turn");
+}
+
 TEST(PluginArguments, LabelsAreNames) {
   EXPECT_EQ(step_name(0), "0");
   EXPECT_EQ(step_name(12), "12");
   EXPECT_EQ(step_name(0xfffffffb), "batch");
   EXPECT_EQ(step_name(0xfffffffc), "extern");
   EXPECT_EQ(step_name(0xfffffffa), "interactive");
-  EXPECT_EQ(user_label("ann", 7), "ann");
-  EXPECT_EQ(user_label("", 7), "7");
-  EXPECT_EQ(user_label("SITE\\ann m\n\xc3\xa9", 7), "SITE\\ann_m___");
-  EXPECT_EQ(user_label(std::string(500, 'x'), 7).size(), collect::kMostNameBytes);
-  for (int c = 1; c < 256; ++c) EXPECT_TRUE(collect::is_name(user_label(std::string(1, static_cast<char>(c)), 7))) << c;
 }
 
 }  // namespace

@@ -11,17 +11,19 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdint>
 #include <cstring>
+#include <ctime>
 
 namespace molen::slurm {
 namespace {
 
-constexpr int kStatus = 3;         // the descriptor of the new process to which it writes what went wrong
-constexpr int kPatienceMs = 1000;  // for the new process to become the program
+constexpr int kStatus = 3;                  // the descriptor of the new process to which it writes what went wrong
+constexpr std::int64_t kPatienceMs = 1000;  // for the new process to become the program
 
 // What went wrong in the new process, as it tells the caller.
 struct Trouble {
-  enum What : char { kFolder, kLog, kProgram };
+  enum What : char { kFolder, kTrust, kLog, kProgram };
   What what;
   int error;
 };
@@ -83,12 +85,28 @@ void be_killable() {
   ::close(file);
 }
 
+// Makes the folder if it is absent. Returns false if it is someone else's, who could put links and files of his into
+// it.
+bool take_folder(const char* folder) {
+  if (::mkdir(folder, S_IRWXU) != 0 && errno != EEXIST) {
+    tell(Trouble::kFolder);
+    return true;  // the program says what it cannot do without one
+  }
+  const int found = ::open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  struct stat status {};
+  const bool trusted = found >= 0 && ::fstat(found, &status) == 0 && status.st_uid == ::geteuid() &&
+                       (status.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+  if (!trusted) tell(Trouble::kTrust);
+  if (found >= 0) ::close(found);
+  return trusted;
+}
+
 void open_streams(int input, int status, const char* folder, const char* log) {
   ::dup2(input, STDIN_FILENO);
   ::dup2(status, kStatus);
   ::fcntl(kStatus, F_SETFD, FD_CLOEXEC);
   ::umask(S_IRWXG | S_IRWXO);
-  if (::mkdir(folder, S_IRWXU) != 0 && errno != EEXIST) tell(Trouble::kFolder);
+  if (!take_folder(folder)) ::_exit(1);
   int output = ::open(log, O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_NOCTTY, S_IRUSR | S_IWUSR);
   if (output < 0) {
     tell(Trouble::kLog);
@@ -113,24 +131,51 @@ void open_streams(int input, int status, const char* folder, const char* log) {
   ::_exit(127);
 }
 
+std::int64_t now_ms() {
+  timespec time{};
+  ::clock_gettime(CLOCK_MONOTONIC, &time);
+  return std::int64_t{time.tv_sec} * 1000 + time.tv_nsec / 1'000'000;
+}
+
+// Waits until the descriptor can be read, or until the time. Returns whether it can.
+bool is_readable_until(int descriptor, std::int64_t until_ms) {
+  for (;;) {
+    pollfd polled{descriptor, POLLIN, 0};
+    const std::int64_t left_ms = std::max<std::int64_t>(until_ms - now_ms(), 0);
+    const int found = ::poll(&polled, 1, static_cast<int>(left_ms));
+    if (found >= 0) return found > 0;
+    if (errno != EINTR) return false;
+  }
+}
+
+std::string note_of(const Trouble& trouble, const std::string& program, const std::string& folder,
+                    const std::string& log) {
+  switch (trouble.what) {
+    case Trouble::kFolder:
+      return folder + ": " + std::strerror(trouble.error);
+    case Trouble::kTrust:
+      return folder + ": must be a folder of root's that nobody else may write, and no link: no energy is recorded";
+    case Trouble::kLog:
+      return log + ": " + std::strerror(trouble.error);
+    case Trouble::kProgram:
+      break;
+  }
+  return program + ": " + std::strerror(trouble.error);
+}
+
 // Reads what the new process tells until it is the program, which closes the pipe. Returns whether it is, or may be.
 bool learn_of_start(int status, const std::string& program, const std::string& folder, const std::string& log,
                     std::vector<std::string>& notes) {
+  const std::int64_t until_ms = now_ms() + kPatienceMs;
   for (;;) {
-    pollfd polled{status, POLLIN, 0};
-    const int found = ::poll(&polled, 1, kPatienceMs);
-    if (found < 0 && errno == EINTR) continue;
-    if (found <= 0) {
+    if (!is_readable_until(status, until_ms)) {
       notes.push_back(program + ": has not begun after 1 s; does its file system answer?");
       return true;
     }
     Trouble trouble{};
     if (::read(status, &trouble, sizeof trouble) != static_cast<ssize_t>(sizeof trouble)) return true;
-    const std::string& where = trouble.what == Trouble::kFolder ? folder
-                               : trouble.what == Trouble::kLog  ? log
-                                                                : program;
-    notes.push_back(where + ": " + std::strerror(trouble.error));
-    if (trouble.what == Trouble::kProgram) return false;
+    notes.push_back(note_of(trouble, program, folder, log));
+    if (trouble.what == Trouble::kProgram || trouble.what == Trouble::kTrust) return false;
   }
 }
 

@@ -1,6 +1,5 @@
 // The plugin that Slurm loads (SPANK; docs/slurm-plugin.md): the option --energy, and the sender of each step's energy.
 // Whatever goes wrong on a node is a line in slurmd's log, and the step goes on.
-#include <pwd.h>
 #include <stdint.h>  // NOLINT: Slurm's header uses its types without including it
 #include <unistd.h>
 
@@ -92,14 +91,6 @@ void set_variables(spank_t spank) {
   }
 }
 
-std::string name_of_user(uid_t uid) {
-  std::array<char, 16384> space{};
-  passwd entry{};
-  passwd* found = nullptr;
-  const bool known = ::getpwuid_r(uid, &entry, space.data(), space.size(), &found) == 0 && found != nullptr;
-  return user_label(known ? found->pw_name : "", uid);
-}
-
 void start_sender(spank_t spank, int count, char** words) {
   const auto arguments = arguments_of(count, words);
   if (!arguments.wrong.empty()) return log_line("plugstack.conf: " + arguments.wrong + ": no energy is recorded");
@@ -111,7 +102,7 @@ void start_sender(spank_t spank, int count, char** words) {
     return log_line("Slurm does not tell job, step and user: no energy is recorded");
   const Arguments& a = arguments.value;
   const Launched launched =
-      start_detached(command_of_step(a, {std::to_string(job), step_name(step), name_of_user(uid)}), a.spool, a.log);
+      start_detached(command_of_step(a, {std::to_string(job), step_name(step), uid}), a.spool, a.log);
   for (const std::string& note : launched.notes) log_line(note);
   hold = launched.hold;
 }

@@ -1,6 +1,6 @@
 // Text that reaches Slurm's daemons, which run as root: the option --energy of a user (first byte even), and the words
 // of plugstack.conf (odd; lines). A message is plain text; an option that is accepted is a configuration that molen
-// takes; a command has the labels as they were given, and no word that could be taken for another flag.
+// takes; a command has no word that could be taken for another flag.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -8,7 +8,6 @@
 #include <map>
 #include <string>
 
-#include "collect/record.h"
 #include "config/config.h"
 #include "slurm/arguments.h"
 #include "slurm/option.h"
@@ -50,9 +49,7 @@ void read_arguments(std::string_view text) {
   const auto parsed = parse_arguments(words, "n1");
   require(is_plain(parsed.wrong));
   if (!parsed.wrong.empty()) return;
-  const std::string user = user_label(words.back(), 5);
-  require(molen::collect::is_name(user));
-  const auto command = command_of_step(parsed.value, {"1", "0", user});
+  const auto command = command_of_step(parsed.value, {"1", "0", 5});
   require(command[0].starts_with('/') && command[1] == "energy" && command[2] == "send");
   require(std::ranges::all_of(command.begin() + 3, command.end(), [](const auto& w) { return w.starts_with("--"); }));
 }
