@@ -11,7 +11,7 @@ LEVELS = [
     {"program", "comm", "collect", "data", "checkpoint", "optim", "actuate"},
     {"model"},
     {"sim", "exec", "ledger", "policy"},
-    {"plan"},
+    {"plan", "slurm"},
     {"tune"},
     {"launch"},
     {"measure", "infer", "prove", "serve"},
@@ -28,6 +28,7 @@ VENDOR = {  # header pattern -> folder that may include it
     r"sqlite3\.h": "collect/sqlite",
     r"libpq-fe\.h": "collect/postgres",
     r"curl/": "serve/http",
+    r"slurm/(spank|slurm)\.h": "slurm/plugin",
 }
 # Folders whose rules follow from ops, buffers and the grid. Functions that take a setting's traits for the builder are apart from the others.
 WITHOUT_SETTING = ("exec", "program/parts", "program/types", "program/values", "program/verify")

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The long checks. What they measure is added to docs/results/records.jsonl, with machine, commit and command, and shown in docs/RESULTS.md; findings are listed at
 # the end, and there being one is exit status 1.
-# `nightly.sh [fuzz|tsan|ubsan|optimised|tidy|headers|verify|static|waits|hang|load|overlap|mutate|exhaustive|predict|bench ...]`: those parts only; all by default. FUZZ_SECONDS (60) is the time of each target.
+# `nightly.sh [fuzz|tsan|ubsan|optimised|tidy|headers|verify|static|waits|hang|slurm|load|overlap|mutate|exhaustive|predict|bench ...]`: those parts only; all by default. FUZZ_SECONDS (60) is the time of each target.
 # VERIFY_RANKS ("2 3 4 6 8") and VERIFY_FAMILIES ("llama gpt") are what `verify` runs; variants beside them belong to 4 and 8 ranks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan optimised tidy headers verify static waits hang load overlap mutate exhaustive bench) # bench runs predict too
+[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan optimised tidy headers verify static waits hang slurm load overlap mutate exhaustive bench) # bench runs predict too
 seconds=${FUZZ_SECONDS:-60}
 log=build/nightly
 findings=()
@@ -195,6 +195,21 @@ hang() {
   fi
 }
 
+# The plugin on a real Slurm of two nodes, where MOLEN_SLURM_SCRIPTS says how to start one. What starts it may install Slurm and with it
+# the headers that the plugin needs.
+slurm() {
+  [ -n "${MOLEN_SLURM_SCRIPTS:-}" ] || { echo "slurm: skipped, MOLEN_SLURM_SCRIPTS is not set (docs/slurm-plugin.md)"; return; }
+  echo '#include <slurm/spank.h>' | c++ -x c++ -fsyntax-only -include stdint.h - 2>/dev/null || { "$MOLEN_SLURM_SCRIPTS/up" 2 && "$MOLEN_SLURM_SCRIPTS/down"; } >"$log/slurm-install.txt" 2>&1 || true
+  local ended=0
+  cmake --preset release >"$log/slurm-configure.txt" 2>&1
+  cmake --build --preset release -j "$(nproc)" --target molen molen_slurm_plugin >"$log/slurm-build.txt" 2>&1 || { finding "the plugin for Slurm is not built: see $log/slurm-configure.txt and $log/slurm-build.txt"; return; }
+  python3 tests/end_to_end/slurm_energy.py build/molen build/release/src/slurm/molen_energy.so >"$log/slurm.txt" 2>&1 || ended=$?
+  case $ended in
+    0 | 77) printf 'slurm: %s\n' "$(tail -1 "$log/slurm.txt")" ;; # 77: the test has said why it was skipped
+    *) finding "the plugin for Slurm: see $log/slurm.txt" ;;
+  esac
+}
+
 # A load of a 1 GiB checkpoint: bytes that it reads over those that it needs, the most of all pairs of layouts.
 load() {
   cmake --build --preset release -j "$(nproc)" --target prove_test >"$log/load-build.txt" 2>&1
@@ -263,8 +278,8 @@ bench() { bench/run.sh >"$log/bench.txt" 2>&1 || finding "benchmarks: see $log/b
 
 for part in "${parts[@]}"; do
   case $part in
-    fuzz | tsan | ubsan | optimised | tidy | verify | static | waits | hang | load | overlap | mutate | exhaustive | predict | bench) "$part" ;;
-    *) echo "nightly: no part $part (fuzz, tsan, ubsan, optimised, tidy, verify, static, waits, hang, load, overlap, mutate, exhaustive, predict, bench)" >&2; exit 2 ;;
+    fuzz | tsan | ubsan | optimised | tidy | verify | static | waits | hang | slurm | load | overlap | mutate | exhaustive | predict | bench) "$part" ;;
+    *) echo "nightly: no part $part (fuzz, tsan, ubsan, optimised, tidy, verify, static, waits, hang, slurm, load, overlap, mutate, exhaustive, predict, bench)" >&2; exit 2 ;;
   esac
 done
 tools/results.py page

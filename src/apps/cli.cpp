@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -41,9 +42,10 @@ config::Config load_config(const ConfigOptions& o, const config::Completion& mor
     plan::complete(c, problems);
     if (more) more(c, problems);
   };
+  const config::Environment environment = [](const char* name) { return std::getenv(name); };
   if (!o.file || !names_run(o))
-    return config::load(o.file ? std::optional<fs::path>(*o.file) : std::nullopt, sets, complete);
-  config::Config c = config::load(fs::path(*o.file) / "config.toml", sets, complete);
+    return config::load(o.file ? std::optional<fs::path>(*o.file) : std::nullopt, sets, complete, environment);
+  config::Config c = config::load(fs::path(*o.file) / "config.toml", sets, complete, environment);
   // A run's config.toml contains every key; a key at its default was not set by the user.
   const config::Config plain;
   for (const auto& f : config::fields())

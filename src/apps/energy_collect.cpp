@@ -1,14 +1,24 @@
 #include "apps/energy_collect.h"
 
 #include <fmt/format.h>
+#include <poll.h>
+#include <pwd.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <future>
+#include <memory>
+#include <thread>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/console.h"
@@ -20,12 +30,21 @@
 #include "collect/sender.h"
 #include "collect/server.h"
 #include "collect/token.h"
+#include "collect/turn.h"
+#include "collect/watchdog.h"
 #include "energy/open.h"
 
 namespace molen::apps {
 namespace {
 
-constexpr double kLastSendS = 5.0;  // for the last records, after a signal
+constexpr double kLastSendS = 5.0;       // for the last records, after a signal
+constexpr double kLookS = 0.5;           // between two looks, meanwhile, whether the next sender waits for the spool
+constexpr double kSpoolWaitS = 10.0;     // for the sender before, which needs no more than kLastSendS
+constexpr double kPatienceS = 10.0;      // before a sender says for whose turn it waits
+constexpr double kNameWaitS = 2.0;       // for the name of a user
+constexpr std::size_t kMostKept = 1000;  // batches in memory while another process has the spool
+// A sender that was told to stop waits for the spool and sends; what it does beside them takes no time unless it hangs.
+constexpr double kStopLimitS = 5.0 + collect::kSpoolStoppedWaitS + kLastSendS;
 
 std::atomic<int> stop_descriptor{-1};
 
@@ -63,6 +82,32 @@ class StopSignals {
   struct sigaction before_[2]{};
 };
 
+// A descriptor that is readable once a signal came or, if asked for, once the other end of standard input is closed: by
+// whoever started this process, or by the kernel when that process dies.
+class Stop {
+ public:
+  explicit Stop(bool until_hangup) : both_(::epoll_create1(EPOLL_CLOEXEC)) {
+    watch(signals_.get(), EPOLLIN);
+    if (!until_hangup) return;
+    struct stat input {};
+    // The end of a file or of a terminal's input is no hangup, so nothing would ever end this process.
+    if (::fstat(STDIN_FILENO, &input) != 0 || !(S_ISFIFO(input.st_mode) || S_ISSOCK(input.st_mode)))
+      throw UsageError("--until-hangup: standard input must be a pipe or a socket, whose other end is closed to stop");
+    watch(STDIN_FILENO, EPOLLRDHUP);
+  }
+  int get() const { return both_.get(); }
+
+ private:
+  void watch(int descriptor, std::uint32_t events) {
+    epoll_event event{};
+    event.events = events;
+    if (both_.get() < 0 || ::epoll_ctl(both_.get(), EPOLL_CTL_ADD, descriptor, &event) != 0)
+      throw Error("signals: {}", std::strerror(errno));
+  }
+  const StopSignals signals_;
+  const Descriptor both_;
+};
+
 struct CollectArguments {
   std::string database;
   std::vector<std::string> listen{fmt::format("127.0.0.1:{}", collect::kDefaultPort)};
@@ -90,12 +135,31 @@ int run_collect(const CollectArguments& o) {
 
 struct SendArguments {
   std::string to, spool = "energy.spool";
-  std::optional<std::string> node, token_file;
+  std::optional<std::string> node, token_file, lock;
+  bool until_hangup = false;
   std::vector<std::string> meters{"auto"};
   double every_s = 60;
   std::int64_t count = 0;
   collect::Labels labels;
+  std::optional<std::uint32_t> uid;
 };
+
+// Returns the name of a user, or the number if it has none, or if the name service does not answer: nothing can
+// interrupt that call, so it is made in a thread that ends with the process if need be.
+std::string name_of_user(std::uint32_t uid) {
+  std::promise<std::string> promise;
+  std::future<std::string> name = promise.get_future();
+  std::thread([uid, promise = std::move(promise)]() mutable {
+    std::vector<char> space(std::size_t{1} << 16);
+    passwd entry{};
+    passwd* found = nullptr;
+    const bool known = ::getpwuid_r(uid, &entry, space.data(), space.size(), &found) == 0 && found != nullptr;
+    promise.set_value(known ? found->pw_name : "");
+  }).detach();
+  const bool in_time = name.wait_for(std::chrono::duration<double>(kNameWaitS)) == std::future_status::ready;
+  const std::string found = in_time ? name.get() : "";
+  return found.empty() ? std::to_string(uid) : collect::as_name(found);
+}
 
 std::string this_host() {
   char name[256] = {};
@@ -113,21 +177,60 @@ void add_all(collect::Spool& spool, std::vector<collect::Batch> batches) {
   for (auto& batch : batches) spool.add(std::move(batch));
 }
 
-// Measures period after period and sends meanwhile, until there were `count` of them or a signal comes.
-void send_periods(const SendArguments& o, collect::Readings& readings, collect::Spool& spool, collect::Sender& sender,
-                  int stop) {
-  double due_s = now().value;
-  for (std::int64_t period = 0; o.count == 0 || period < o.count; ++period) {
-    // Periods that were missed, because the machine slept, are one long period.
-    due_s = std::max(due_s + o.every_s, now().value);
-    const bool stopped = sender.run(due_s, stop);
-    add_all(spool, readings.next());
-    if (stopped) break;
+// Opens the spool. While another process has it longer than a sender needs, measures on: the periods stay in memory, in
+// `kept`, as long as there is room, and then one period is longer. Throws as the spool does; with a turn only after a
+// stop, or if it is not for want of the lock.
+std::unique_ptr<collect::Spool> open_spool(const SendArguments& o, const collect::SenderOptions& options,
+                                           collect::Readings& readings, int stop, std::vector<collect::Batch>& kept,
+                                           std::int64_t& periods) {
+  const double wait_s = o.lock ? std::min(kSpoolWaitS, o.every_s) : 0;
+  for (bool said = false;;) {
+    const double look_s = said || !o.lock ? wait_s : kSpoolWaitS;
+    try {
+      return std::make_unique<collect::Spool>(
+          o.spool, options.node, collect::SpoolOptions{.wait_s = look_s, .stop = stop, .say = options.say});
+    } catch (const collect::SpoolInUse&) {
+      pollfd polled{stop, POLLIN, 0};
+      if (!o.lock || ::poll(&polled, 1, 0) > 0) throw;
+    }
+    if (!std::exchange(said, true))
+      say(fmt::format("{}: another process has it after {:g} s; records are in memory until it is free", o.spool,
+                      kSpoolWaitS));
+    if (kept.size() >= kMostKept || (o.count > 0 && periods + 1 >= o.count)) continue;
+    for (auto& batch : readings.next()) kept.push_back(std::move(batch));
+    ++periods;
   }
 }
 
-int run_send(const SendArguments& o) {
-  const StopSignals stop;
+// Measures period after period, of which there were `periods`, and sends meanwhile, until there were `count` of them or
+// a signal comes. Gives up the turn as soon as the last period has ended.
+void send_periods(const SendArguments& o, collect::Readings& readings, collect::Spool& spool, collect::Sender& sender,
+                  int stop, collect::Turn* turn, std::int64_t periods) {
+  double due_s = now().value;
+  for (;;) {
+    // Periods that were missed, because the machine slept, are one long period.
+    due_s = std::max(due_s + o.every_s, now().value);
+    const bool last = sender.run(due_s, stop) || ++periods == o.count;
+    auto batches = readings.next();
+    if (last && turn != nullptr) turn->give_up();
+    add_all(spool, std::move(batches));
+    if (last) return;
+  }
+}
+
+// Sends what waits, for some seconds. Returns whether nothing is left to do: all is sent, or the next sender, which
+// waits for the spool, sends it.
+bool deliver(collect::Spool& spool, collect::Sender& sender, const collect::Turn* turn) {
+  const double until_s = now().value + kLastSendS;
+  while (!spool.empty() && now().value < until_s) {
+    const double slice_s = turn == nullptr ? until_s : std::min(until_s, now().value + kLookS);
+    sender.run(slice_s, -1, collect::Sender::Until::kEmpty);
+    if (turn != nullptr && turn->taken()) return true;
+  }
+  return spool.empty();
+}
+
+collect::SenderOptions sender_options(const SendArguments& o) {
   if (o.node) require_label("--node", *o.node, true);
   require_label("--job", o.labels.job);
   require_label("--step", o.labels.step);
@@ -137,16 +240,42 @@ int run_send(const SendArguments& o) {
   options.node = o.node.value_or(this_host());
   if (o.token_file) options.token = collect::read_token(*o.token_file);
   options.say = [](const std::string& text) { say(text); };
-  collect::Spool spool(o.spool, options.node, {.say = options.say});
-  collect::Readings readings(energy::open_meters(o.meters), o.labels);
-  collect::Sender sender(options, spool);
-  add_all(spool, readings.describe());
-  send_periods(o, readings, spool, sender, stop.get());
-  add_all(spool, collect::in_batches({}, {{wall_time(), "stop", "", 0}}));
-  sender.run(now().value + kLastSendS, -1, collect::Sender::Until::kEmpty);
-  if (spool.empty()) return kOk;
+  return options;
+}
+
+// Returns the name of this process in the file of the turn.
+std::string turn_name(const SendArguments& o, const std::string& node) {
+  return fmt::format("node={} pid={} job={} step={}", node, ::getpid(), collect::as_name(o.labels.job),
+                     collect::as_name(o.labels.step));
+}
+
+int run_send(const SendArguments& o) {
+  const Stop stop(o.until_hangup);
+  const collect::SenderOptions options = sender_options(o);
+  std::optional<collect::Watchdog> watchdog;
+  if (o.until_hangup) watchdog.emplace(stop.get(), kStopLimitS, options.say);
+  collect::Labels labels = o.labels;
+  if (o.uid) labels.user = name_of_user(*o.uid);
+  std::optional<collect::Turn> turn;
+  if (o.lock) turn.emplace(*o.lock, turn_name(o, options.node));
+  // They are open before the turn comes, because that may take seconds, in which nobody would measure.
+  auto meters = energy::open_meters(o.meters);
+  const auto still_waits = [&](const std::string& holder) {
+    say(fmt::format("{}: waits for its turn to measure; {} has it", *o.lock, holder.empty() ? "another one" : holder));
+  };
+  if (turn && !turn->wait(stop.get(), kPatienceS, still_waits)) return kOk;  // another one has measured all the time
+  // It measures from here on, also while the sender before still has the spool.
+  collect::Readings readings(std::move(meters), labels);
+  std::vector<collect::Batch> kept = readings.describe();
+  std::int64_t periods = 0;
+  const auto spool = open_spool(o, options, readings, stop.get(), kept, periods);
+  collect::Sender sender(options, *spool);
+  add_all(*spool, std::move(kept));
+  send_periods(o, readings, *spool, sender, stop.get(), turn ? &*turn : nullptr, periods);
+  add_all(*spool, readings.farewell());
+  if (deliver(*spool, sender, turn ? &*turn : nullptr)) return kOk;
   say(fmt::format("{} not acknowledged; {} has what waits, and the next start sends it",
-                  counted(spool.end() - spool.begin(), "batch"), o.spool));
+                  counted(spool->end() - spool->begin(), "batch"), o.spool));
   return kFailed;
 }
 
@@ -172,10 +301,19 @@ void add_send_verb(CLI::App& energy, Chosen& chosen) {
   verb->add_option("--spool", o->spool, "the file that keeps what is not acknowledged")->capture_default_str();
   verb->add_option("--node", o->node, "the name of this node (default: the host's)");
   verb->add_option("--token-file", o->token_file, "a file with the secret of the collector");
+  verb->add_option("--lock", o->lock,
+                   "a file; of the senders that name it only one measures at a time, and the others wait for its end");
+  verb->add_flag(
+      "--until-hangup", o->until_hangup,
+      fmt::format("end when the other end of standard input, a pipe, is closed, as it is when its holder dies; "
+                  "within {:g} s, even if a meter hangs",
+                  kStopLimitS));
   verb->add_option("--meters", o->meters, fmt::format("{}", fmt::join(energy::meter_names(), ", ")));
   verb->add_option("--job", o->labels.job, "the job that the energy belongs to");
   verb->add_option("--step", o->labels.step, "the step of the job");
-  verb->add_option("--user", o->labels.user, "the user that the energy belongs to");
+  auto* user = verb->add_option("--user", o->labels.user, "the user that the energy belongs to");
+  verb->add_option("--uid", o->uid, "the number of that user instead, whose name is looked up; else the number counts")
+      ->excludes(user);
   verb->callback([&chosen, o] { chosen.action = [=] { return run_send(*o); }; });
 }
 

@@ -151,24 +151,31 @@ Listening listen_at(const Address& address) {
   throw UsageError("{}: cannot listen there: {}", address.text(), why);
 }
 
-Result<int> begin_connection(const Address& address, std::size_t attempt) {
-  const auto begin = [&](int family, const sockaddr* to, socklen_t size) -> Result<int> {
-    Descriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (socket.get() < 0) return Failure{fmt::format("{}: {}", address.text(), std::strerror(errno))};
-    if (::connect(socket.get(), to, size) != 0 && errno != EINPROGRESS)
-      return Failure{fmt::format("{}: {}", address.text(), std::strerror(errno))};
-    return socket.release();
+Result<std::vector<Endpoint>> find_endpoints(const Address& address) {
+  std::vector<Endpoint> all;
+  const auto add = [&](const void* bytes, socklen_t size) {
+    all.emplace_back().size = size;
+    std::memcpy(&all.back().bytes, bytes, size);
   };
   if (!address.path.empty()) {
     const sockaddr_un path = path_address(address.path);
-    return begin(AF_UNIX, reinterpret_cast<const sockaddr*>(&path), sizeof path);
+    add(&path, sizeof path);
+    return all;
   }
   const auto found = resolve(address, 0);
   if (!found) return Failure{found.reason()};
-  std::vector<const addrinfo*> all;
-  for (const addrinfo* a = found.value().get(); a != nullptr; a = a->ai_next) all.push_back(a);
-  const addrinfo* chosen = all[attempt % all.size()];
-  return begin(chosen->ai_family, chosen->ai_addr, chosen->ai_addrlen);
+  for (const addrinfo* a = found.value().get(); a != nullptr; a = a->ai_next) add(a->ai_addr, a->ai_addrlen);
+  if (all.empty()) return Failure{fmt::format("{}: the host has no address", address.text())};
+  return all;
+}
+
+Result<int> begin_connection(const Address& address, const Endpoint& endpoint) {
+  Descriptor socket(::socket(endpoint.bytes.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (socket.get() < 0) return Failure{fmt::format("{}: {}", address.text(), std::strerror(errno))};
+  const auto* to = reinterpret_cast<const sockaddr*>(&endpoint.bytes);
+  if (::connect(socket.get(), to, endpoint.size) != 0 && errno != EINPROGRESS)
+    return Failure{fmt::format("{}: {}", address.text(), std::strerror(errno))};
+  return socket.release();
 }
 
 std::string connection_error(int socket) {

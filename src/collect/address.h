@@ -1,7 +1,11 @@
 // Where the collector listens: HOST:PORT over TCP, or unix:PATH.
 #pragma once
 
+#include <sys/socket.h>
+
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 
@@ -33,10 +37,19 @@ struct Listening {
 };
 Listening listen_at(const Address& address);
 
+// One of the places to which an address leads, as the kernel takes it.
+struct Endpoint {
+  sockaddr_storage bytes{};
+  socklen_t size = 0;
+};
+
+// Returns the places of an address, at least one. A path has one; for a host's name this may wait for a name service,
+// without bound. Throws UsageError for a path that is too long. Failures say why there is none.
+Result<std::vector<Endpoint>> find_endpoints(const Address& address);
+
 // Begins to connect without waiting; the socket becomes writable when it is connected or has failed
-// (connection_error). A host with several addresses gets another one with each `attempt`. Failures say why there is no
-// connection.
-Result<int> begin_connection(const Address& address, std::size_t attempt = 0);
+// (connection_error). Failures name `address` and say why there is no connection.
+Result<int> begin_connection(const Address& address, const Endpoint& endpoint);
 // Returns why a connection that was begun failed; "" if it is there.
 std::string connection_error(int socket);
 

@@ -13,6 +13,14 @@ namespace {
 constexpr std::size_t kRecordsOfLine = 24;
 constexpr double kClockToleranceS = 1.0;
 
+// The text of the events of a job. Names have no spaces, so a program can read it too.
+std::string job_text(const Labels& labels) {
+  std::string text = "job=" + labels.job;
+  if (!labels.step.empty()) text += " step=" + labels.step;
+  if (!labels.user.empty()) text += " user=" + labels.user;
+  return text;
+}
+
 }  // namespace
 
 std::vector<Period> periods_of(const energy::StepEnergy& energy, const energy::Meters& meters, double start_s,
@@ -63,8 +71,16 @@ std::vector<Batch> Readings::describe() const {
       scopes += fmt::format("{}{} {}", scopes.empty() ? "" : ", ", m->info().scope, m->info().name);
   events.push_back({wall_s_, "start", as_text(scopes.empty() ? "no meter" : scopes),
                     static_cast<std::int64_t>(accountant_.meters().meters.size())});
+  if (!labels_.job.empty()) events.push_back({wall_s_, "job_start", as_text(job_text(labels_)), 0});
   for (const auto& u : accountant_.meters().unavailable)
     events.push_back({wall_s_, "unavailable", as_text(fmt::format("{} {}: {}", u.meter, u.scope, u.reason)), 0});
+  return in_batches({}, std::move(events));
+}
+
+std::vector<Batch> Readings::farewell() const {
+  std::vector<Event> events;
+  if (!labels_.job.empty()) events.push_back({wall_s_, "job_stop", as_text(job_text(labels_)), 0});
+  events.push_back({wall_s_, "stop", "", 0});
   return in_batches({}, std::move(events));
 }
 

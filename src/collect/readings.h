@@ -29,8 +29,10 @@ class Readings {
   Readings(energy::Meters meters, Labels labels, std::function<double()> wall = {},
            std::function<double()> steady = {});
 
-  // Returns the meters that are read, and those that are not with their reasons, as events.
+  // Returns the meters that are read, and those that are not with their reasons, as events; with a job also its start.
   std::vector<Batch> describe() const;
+  // Returns the events of the end, at the end of the last period.
+  std::vector<Batch> farewell() const;
   // Returns the energy since the last call, or since the construction. If the clock was set meanwhile, the period ends
   // at the new time and is as long as it was, and an event says so.
   std::vector<Batch> next();

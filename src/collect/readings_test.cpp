@@ -124,6 +124,25 @@ TEST(Readings, SaysWhatIsReadAndWhatIsNot) {
   EXPECT_EQ(batches[0].events[1].text, "nvml gpu1: no driver");
 }
 
+TEST(Readings, AJobHasAStartAndAnEnd) {
+  ReadNode node;
+  Readings readings = node.readings({"77", "batch", "ann"});
+  auto batches = readings.describe();
+  ASSERT_EQ(batches.size(), 1u);
+  ASSERT_EQ(batches[0].events.size(), 3u);
+  EXPECT_EQ(batches[0].events[1], (Event{1e9, "job_start", "job=77 step=batch user=ann", 0}));
+  node.pass(60);
+  readings.next();
+  node.pass(5);  // while the last records are sent
+  batches = readings.farewell();
+  ASSERT_EQ(batches.size(), 1u);
+  EXPECT_EQ(batches[0].events,
+            (std::vector<Event>{{1e9 + 60, "job_stop", "job=77 step=batch user=ann", 0}, {1e9 + 60, "stop", "", 0}}));
+  EXPECT_EQ(node.readings({"77", "", ""}).describe()[0].events[1].text, "job=77");
+  ReadNode without;
+  EXPECT_EQ(without.readings({"", "", "ann"}).farewell()[0].events, (std::vector<Event>{{1e9, "stop", "", 0}}));
+}
+
 TEST(Readings, ManyScopesAreSeveralBatches) {
   std::vector<Period> periods(100, {"node",
                                     1,

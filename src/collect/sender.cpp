@@ -25,11 +25,15 @@ bool Sender::run(double until_s, int stop, Until until) {
   for (;;) {
     if (until == Until::kEmpty && spool_.empty()) return false;
     const double now_s = now().value;
-    if (state_ == State::kPausing && now_s >= change_by_s_) connect();
+    if (state_ == State::kPausing && now_s >= change_by_s_) look();
+    if (state_ == State::kLooking && lookup_->done()) connect(std::exchange(lookup_, nullptr)->take());
+    if (state_ == State::kLooking && now_s >= change_by_s_)
+      lost(fmt::format("{}: no name service has answered within {:g} s", options_.to.text(), options_.answer_s));
     if ((state_ == State::kConnecting || state_ == State::kGreeting) && now_s >= change_by_s_)
       lost(fmt::format("no answer within {:g} s", options_.answer_s));
     if (state_ == State::kOpen) queue_lines();
-    std::array<pollfd, 2> polled{pollfd{stop, POLLIN, 0}, pollfd{socket_ ? socket_->get() : -1, POLLIN, 0}};
+    std::array<pollfd, 3> polled{pollfd{stop, POLLIN, 0}, pollfd{socket_ ? socket_->get() : -1, POLLIN, 0},
+                                 pollfd{state_ == State::kLooking ? lookup_->descriptor() : -1, POLLIN, 0}};
     if (state_ == State::kConnecting || !outgoing_.empty()) polled[1].events |= POLLOUT;
     const int found = ::poll(polled.data(), polled.size(), wait_ms(until_s));
     if (found < 0 && errno != EINTR) throw Error("poll: {}", std::strerror(errno));
@@ -49,8 +53,19 @@ int Sender::wait_ms(double until_s) const {
   return static_cast<int>(std::clamp(std::ceil((until - now().value) * 1000.0), 0.0, 60'000.0));
 }
 
-void Sender::connect() {
-  const Result<int> begun = begin_connection(options_.to, attempts_++);
+void Sender::look() {
+  if (!options_.to.path.empty()) return connect(options_.find(options_.to));
+  // One lookup at a time: the one that took too long is still under way, and may yet have an answer.
+  if (!lookup_) lookup_ = std::make_unique<Lookup>(options_.to, options_.find);
+  state_ = State::kLooking;
+  change_by_s_ = now().value + options_.answer_s;
+}
+
+void Sender::connect(const Result<std::vector<Endpoint>>& found) {
+  if (!found) return lost(found.reason());
+  const auto& places = found.value();
+  // A host with several addresses gets another one with each attempt.
+  const Result<int> begun = begin_connection(options_.to, places[attempts_++ % places.size()]);
   if (!begun) return lost(begun.reason());
   socket_ = std::make_unique<Descriptor>(begun.value());
   incoming_ = LineBuffer(kMostLineBytes);

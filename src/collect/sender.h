@@ -9,6 +9,7 @@
 
 #include "base/descriptor.h"
 #include "collect/address.h"
+#include "collect/lookup.h"
 #include "collect/spool.h"
 #include "collect/wire.h"
 
@@ -18,8 +19,9 @@ struct SenderOptions {
   Address to;
   std::string node, token;
   double retry_first_s = 1, retry_last_s = 60;  // between two tries; each pause is twice the one before, with chance
-  double answer_s = 15;                         // for a connection, and for the answer to the hello
-  std::int64_t ahead = 16;                      // lines that are sent and not acknowledged, at most
+  double answer_s = 15;                // for the name of the host, for a connection, and for the answer to the hello
+  Lookup::Find find = find_endpoints;  // where the collector is; it may take its time
+  std::int64_t ahead = 16;             // lines that are sent and not acknowledged, at most
   std::function<void(const std::string&)> say = [](const std::string&) {};
 };
 
@@ -35,8 +37,9 @@ class Sender {
   std::int64_t connections() const { return connections_; }  // that were welcomed
 
  private:
-  enum class State { kPausing, kConnecting, kGreeting, kOpen };
-  void connect();
+  enum class State { kPausing, kLooking, kConnecting, kGreeting, kOpen };
+  void look();
+  void connect(const Result<std::vector<Endpoint>>& found);
   void connected();
   void queue_lines();
   void send();
@@ -48,6 +51,7 @@ class Sender {
   const SenderOptions options_;
   Spool& spool_;
   State state_ = State::kPausing;
+  std::unique_ptr<Lookup> lookup_;  // of the collector's host, also while a pause after it took too long
   std::unique_ptr<Descriptor> socket_;
   LineBuffer incoming_{kMostLineBytes};
   std::string outgoing_;

@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <numeric>
+#include <thread>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -46,6 +49,71 @@ class Sending : public testing::Test {
   std::shared_ptr<FakeStore> store_ = std::make_shared<FakeStore>();
   Heard heard_;
 };
+
+// A name service that does not answer: nothing waits for it, and its answer is taken when it comes.
+TEST_F(Sending, DoesNotWaitForANameService) {
+  const auto server = collector();
+  struct Service {
+    std::atomic<bool> answers{false};
+    std::atomic<int> asked{0}, ended{0};
+  };
+  const auto service = std::make_shared<Service>();
+  Spool spool(folder_ / "spool", "n");
+  SenderOptions o = options({"collector", 4722, ""});
+  o.answer_s = 0.1;
+  o.find = [service, here = address()](const Address&) {
+    ++service->asked;
+    while (!service->answers) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    auto found = find_endpoints(here);
+    ++service->ended;
+    return found;
+  };
+  Sender sender(o, spool);
+  add(spool, 3);
+  double start_s = now().value;
+  EXPECT_FALSE(sender.run(start_s + 0.5, -1, Sender::Until::kEmpty));
+  EXPECT_LT(now().value - start_s, 10) << "the limit of the caller holds";
+  EXPECT_NE(heard_.all().find("collector:4722: no name service has answered within 0.1 s"), std::string::npos)
+      << heard_.all();
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  ::close(ends[1]);
+  start_s = now().value;
+  EXPECT_TRUE(sender.run(start_s + 20, ends[0])) << "a stop is seen at once";
+  EXPECT_LT(now().value - start_s, 10);
+  ::close(ends[0]);
+  EXPECT_EQ(service->asked, 1) << "no second lookup beside the one that lasts";
+  EXPECT_EQ(service->ended, 0);
+  service->answers = true;
+  sender.run(now().value + 20, -1, Sender::Until::kEmpty);
+  EXPECT_TRUE(spool.empty());
+  expect_all(3);
+  // Who ends meanwhile does not wait either.
+  service->answers = false;
+  {
+    Sender other(o, spool);
+    add(spool, 1);
+    other.run(now().value + 0.2, -1);
+  }
+  service->answers = true;
+  const double until_s = now().value + 20;
+  while (service->ended < service->asked && now().value < until_s)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(service->ended, 2);
+}
+
+TEST_F(Sending, TakesANameServiceAtItsWord) {
+  Spool spool(folder_ / "spool", "n");
+  SenderOptions o = options({"collector", 4722, ""});
+  o.find = [](const Address& address) -> Result<std::vector<Endpoint>> {
+    throw Error("{}: no such host", address.text());
+  };
+  Sender sender(o, spool);
+  add(spool, 1);
+  const double until_s = now().value + 20;
+  while (heard_.all().empty() && now().value < until_s) sender.run(now().value + 0.05, -1);
+  EXPECT_NE(heard_.all().find("collector:4722: no such host; records are kept"), std::string::npos) << heard_.all();
+}
 
 TEST_F(Sending, EmptiesTheSpool) {
   const auto server = collector();

@@ -1,5 +1,6 @@
 #include "collect/spool.h"
 
+#include <poll.h>
 #include <sys/file.h>
 
 #include <algorithm>
@@ -20,6 +21,7 @@ namespace {
 
 constexpr std::int64_t kSpoolFormat = 1;
 constexpr std::size_t kLeastSpoolBytes = 256 * 1024;
+constexpr int kSpoolLookMs = 20;         // between two tries to lock it
 const std::string kDropped = "dropped";  // the kind of the event
 
 std::string spool_header(const std::string& node) {
@@ -75,10 +77,16 @@ void Spool::lock() {
   fs::path name = path_;
   name += ".lock";
   lock_.emplace(File::append(name));
-  if (::flock(lock_->descriptor(), LOCK_EX | LOCK_NB) == 0) return;
-  if (errno == EWOULDBLOCK)
-    throw UsageError("{}: another process sends from this spool: name another file with --spool", path_.string());
-  throw IoError(errno, "{}: cannot be locked", name.string());
+  double until_s = now().value + options_.wait_s;
+  pollfd stop{options_.stop, POLLIN, 0};
+  while (::flock(lock_->descriptor(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) throw IoError(errno, "{}: cannot be locked", name.string());
+    if (now().value >= until_s)
+      throw SpoolInUse("{}: another process sends from this spool: name another file with --spool", path_.string());
+    if (::poll(&stop, 1, kSpoolLookMs) <= 0) continue;
+    stop.fd = -1;
+    until_s = std::min(until_s, now().value + kSpoolStoppedWaitS);
+  }
 }
 
 void Spool::load() {

@@ -18,13 +18,22 @@ struct SpoolOptions {
   // The most bytes of the lines that wait. The file has at most twice as many, for a while three times. At least 256
   // KiB.
   std::size_t most_bytes = std::size_t{16} << 20;
+  double wait_s = 0;  // for another process that still has the file
+  int stop = -1;      // a descriptor; once it is readable, the wait lasts kSpoolStoppedWaitS more at most
   std::function<void(const std::string&)> say = [](const std::string&) {};
+};
+
+inline constexpr double kSpoolStoppedWaitS = 6;  // another sender that was told to stop needs less
+
+class SpoolInUse : public UsageError {
+ public:
+  using UsageError::UsageError;
 };
 
 class Spool {
  public:
   // Begins a session of the node, and takes up what earlier sessions left in the file. Throws UsageError if the file is
-  // no spool, belongs to another node, or is in use by another process, and IoError if it cannot be written.
+  // no spool or belongs to another node, SpoolInUse if another process has it, and IoError if it cannot be written.
   Spool(fs::path file, std::string node, SpoolOptions options = {});
   Spool(const Spool&) = delete;
   Spool& operator=(const Spool&) = delete;

@@ -4,10 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <fstream>
+#include <memory>
 #include <set>
+#include <thread>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/test_filesystem.h"
@@ -147,6 +151,37 @@ TEST_F(SpoolFile, IsRefusedWhenItIsNotThisNodes) {
   Spool spool(file_, "n");
   EXPECT_NE(refusal("n").find("another process"), std::string::npos) << refusal("n");
   EXPECT_THROW(Spool(folder_ / "none/spool", "n"), Error);
+}
+
+TEST_F(SpoolFile, WaitsForAnotherProcess) {
+  auto before = std::make_unique<Spool>(file_, "n");
+  before->add(marked_batch(1));
+  const double start_s = now().value;
+  EXPECT_THROW(Spool(file_, "n", {.wait_s = 0.2}), UsageError);
+  EXPECT_GE(now().value - start_s, 0.2);
+  std::thread ends([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    before.reset();
+  });
+  const Spool next(file_, "n", {.wait_s = 60});
+  ends.join();
+  EXPECT_LT(now().value - start_s, 30);
+  EXPECT_EQ(marks_in(next), (std::vector<int>{1}));
+}
+
+TEST_F(SpoolFile, AStopShortensTheWait) {
+  auto before = std::make_unique<Spool>(file_, "n");
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  ::close(ends[1]);
+  double start_s = now().value;
+  EXPECT_THROW(Spool(file_, "n", {.wait_s = 120, .stop = ends[0]}), SpoolInUse);
+  EXPECT_GE(now().value - start_s, kSpoolStoppedWaitS) << "the other one may be about to end too";
+  EXPECT_LT(now().value - start_s, 60);
+  start_s = now().value;
+  EXPECT_THROW(Spool(file_, "n", {.wait_s = 0.1, .stop = ends[0]}), SpoolInUse);
+  EXPECT_LT(now().value - start_s, kSpoolStoppedWaitS) << "it lengthens no wait";
+  ::close(ends[0]);
 }
 
 TEST_F(SpoolFile, ReportsLinesThatCannotBeRead) {

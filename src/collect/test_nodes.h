@@ -58,7 +58,7 @@ class SimulatedNodes {
 
   void connect(std::size_t i) {
     Node& node = *nodes_[i];
-    const auto begun = begin_connection(to_);
+    const auto begun = begin_connection(to_, find_endpoints(to_).value().front());
     if (!begun) return;
     node.socket = std::make_unique<Descriptor>(begun.value());
     node.incoming = LineBuffer(kMostLineBytes);

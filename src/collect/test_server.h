@@ -75,7 +75,10 @@ class RunningServer {
 // A connection whose calls wait, for 20 s at most.
 class TestNode {
  public:
-  explicit TestNode(const Address& address) : socket_(begin_connection(address).value()) { wait(POLLOUT); }
+  explicit TestNode(const Address& address)
+      : socket_(begin_connection(address, find_endpoints(address).value().front()).value()) {
+    wait(POLLOUT);
+  }
 
   // Returns false when the collector has closed the connection.
   bool send(std::string_view bytes) {

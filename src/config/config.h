@@ -232,12 +232,22 @@ class Problems {
 // A function of the caller that fills in unset values, or adds errors, from knowledge that this module does not have.
 using Completion = std::function<void(Config&, Problems&)>;
 
-// Returns a configuration: reads the file and `sets`, merges them, derives unset values from other keys
-// (schedule.warmup, model.max_sequence) and checks the result. Throws UsageError with all errors, such as `run.toml:12:
-// model.layers: expected a positive integer, got "twelve"`. `complete` runs last, and only if every value could be
-// read.
+// A variable of the environment and the key that it sets.
+struct EnvironmentKey {
+  const char* variable;
+  const char* key;
+};
+// Returns the variables by which a batch system sets keys for the programs of a job (docs/slurm-plugin.md).
+const std::vector<EnvironmentKey>& environment_keys();
+// Works like getenv; where it is empty, no variable is read.
+using Environment = std::function<const char*(const char*)>;
+
+// Returns a configuration: reads the file, the variables of `environment_keys` and `sets`, of which the later ones win,
+// derives unset values from other keys (schedule.warmup, model.max_sequence) and checks the result. A variable that is
+// empty sets nothing. Throws UsageError with all errors, such as `run.toml:12: model.layers: expected a positive
+// integer, got "twelve"`. `complete` runs last, and only if every value could be read.
 Config load(const std::optional<fs::path>& file, const std::vector<std::string>& sets = {},
-            const Completion& complete = {});
+            const Completion& complete = {}, const Environment& environment = {});
 // Parses a document without `extends`; errors and origins use `name` as the file's name.
 Config parse(std::string_view toml, std::string_view name, const std::vector<std::string>& sets = {});
 struct Assignment {

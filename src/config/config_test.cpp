@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <set>
 
 #include "base/error.h"
@@ -410,6 +411,41 @@ TEST(Config, SetsComeLastAndInOrder) {
   EXPECT_EQ(c.train.trace_steps, (std::vector<std::int64_t>{2, 3}));
   EXPECT_EQ(c.origins.at("optimizer.lr").describe(), "--set");
   EXPECT_EQ(c.origins.at("batch.global").describe(), "run.toml:4");
+}
+
+// A batch system sets keys by variables: they win over the file, and `--set` wins over them.
+TEST(Config, VariablesWinOverTheFile) {
+  const Folder folder;
+  const auto file =
+      folder.write("run.toml", "[energy]\npolicy = \"monitor\"\nslowdown = 0.5\npower_budget = \"1 kW\"\n");
+  std::map<std::string, std::string> variables{
+      {"MOLEN_ENERGY_POLICY", "min_energy"}, {"MOLEN_ENERGY_SLOWDOWN", "5%"}, {"MOLEN_ENERGY_POWER_BUDGET", ""}};
+  const Environment environment = [&](const char* name) {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  };
+  Config c = load(file, {"energy.slowdown=0.1"}, {}, environment);
+  EXPECT_EQ(c.energy.policy, "min_energy");
+  EXPECT_EQ(c.origins.at("energy.policy").describe(), "MOLEN_ENERGY_POLICY");
+  EXPECT_EQ(c.where("energy.policy"), "MOLEN_ENERGY_POLICY: energy.policy");
+  EXPECT_DOUBLE_EQ(c.energy.slowdown, 0.1);
+  EXPECT_EQ(c.origins.at("energy.slowdown").describe(), "--set");
+  EXPECT_EQ(c.energy.power_budget, Watts(1000)) << "an empty variable sets nothing";
+  EXPECT_NE(to_toml(c).find("MOLEN_ENERGY_POLICY"), std::string::npos);
+  EXPECT_EQ(load(file).energy.policy, "monitor") << "no variable is read unless the caller asks for it";
+  variables["MOLEN_ENERGY_POWER_BUDGET"] = "none";
+  c = load(file, {}, {}, environment);
+  EXPECT_EQ(c.energy.power_budget, std::nullopt);
+  EXPECT_DOUBLE_EQ(c.energy.slowdown, 0.05);
+  for (const char* wrong : {"fast", "5 W", "-1", "\xff", "a\nb"}) {
+    variables["MOLEN_ENERGY_SLOWDOWN"] = wrong;
+    try {
+      load(file, {}, {}, environment);
+      ADD_FAILURE() << wrong;
+    } catch (const UsageError& error) {
+      EXPECT_TRUE(std::string(error.what()).starts_with("MOLEN_ENERGY_SLOWDOWN")) << error.what();
+    }
+  }
 }
 
 TEST(Config, NoneResetsWhatMayBeAbsent) {

@@ -292,12 +292,13 @@ std::vector<Field> outer_fields() {
   return {
       make("energy.policy", &C::energy, &E::policy, text(), e,
            "policy that sets clocks or power limits between steps (docs/energy.md): none, monitor, min_energy, "
-           "min_time, min_time_energy or sweep"),
+           "min_time, min_time_energy or sweep; the variable MOLEN_ENERGY_POLICY sets it too "
+           "(docs/slurm-plugin.md)"),
       make("energy.slowdown", &C::energy, &E::slowdown, share(), e,
            "share of a step's time that min_energy and sweep may cost; 0: 5 % for min_energy, "
-           "Zeus's cost for sweep"),
+           "Zeus's cost for sweep; or MOLEN_ENERGY_SLOWDOWN"),
       make("energy.power_budget", &C::energy, &E::power_budget, power(), e,
-           "mean power of the whole job to stay below, by clocks or power limits"),
+           "mean power of the whole job to stay below, by clocks or power limits; or MOLEN_ENERGY_POWER_BUDGET"),
       make("energy.sample_every", &C::energy, &E::sample_every, time(), e,
            "time between readings of the meters, 1 ms or more"),
       make("energy.meters", &C::energy, &E::meters, names(), e, "meters to read; auto takes those this machine has"),

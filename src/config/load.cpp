@@ -141,6 +141,13 @@ void collect_set(std::string_view argument, Entries& entries) {
   entries.insert_or_assign(set.key, Entry{std::move(set.value), {Origin::Kind::kSet, ""}});
 }
 
+void collect_variable(const EnvironmentKey& known, const Environment& environment, Entries& entries) {
+  const char* value = environment ? environment(known.variable) : nullptr;
+  if (value == nullptr || *value == '\0') return;
+  Assignment set = parse_assignment(fmt::format("{}={}", known.key, value), known.variable);
+  entries.insert_or_assign(set.key, Entry{std::move(set.value), {Origin::Kind::kOther, known.variable}});
+}
+
 // Reads a value. Adds the value's place to an error of its kind, since the kind knows only the value.
 void read(Config& config, const Field& f, const Json& value, const Origin& origin) {
   config.origins[f.key] = origin;
@@ -267,11 +274,21 @@ const Field& field(std::string_view key) {
   return *known;
 }
 
-Config load(const std::optional<fs::path>& file, const std::vector<std::string>& sets, const Completion& complete) {
+const std::vector<EnvironmentKey>& environment_keys() {
+  static const std::vector<EnvironmentKey> keys{{"MOLEN_ENERGY_POLICY", "energy.policy"},
+                                                {"MOLEN_ENERGY_SLOWDOWN", "energy.slowdown"},
+                                                {"MOLEN_ENERGY_POWER_BUDGET", "energy.power_budget"}};
+  return keys;
+}
+
+Config load(const std::optional<fs::path>& file, const std::vector<std::string>& sets, const Completion& complete,
+            const Environment& environment) {
   Entries entries;
   Problems problems;
   std::vector<fs::path> chain;
   if (file) collect_file(*file, chain, entries, problems);
+  for (const EnvironmentKey& known : environment_keys())
+    problems.none_of([&] { collect_variable(known, environment, entries); });
   for (const std::string& set : sets) problems.none_of([&] { collect_set(set, entries); });
   return resolved(entries, problems, complete);
 }

@@ -4,7 +4,11 @@
 
 #include <algorithm>
 #include <cctype>
+<<<<<<< HEAD
 #include <csignal>
+=======
+#include <cstdlib>
+>>>>>>> refs/x/m5
 #include <cstring>
 #include <optional>
 
@@ -62,6 +66,13 @@ bool says_out_of_memory(std::string_view output) {
 
 std::vector<std::string> command_of(const MeasureOptions& options, const fs::path& file) {
   std::vector<std::string> words = options.launch;
+  // The trial's file has what holds, and a variable of the batch system would win over it. It is taken away behind the
+  // launcher, which may set it anew.
+  std::vector<std::string> cleared;
+  for (const auto& known : config::environment_keys())
+    if (std::getenv(known.variable) != nullptr) cleared.insert(cleared.end(), {"-u", known.variable});
+  if (!cleared.empty()) words.emplace_back("env");
+  words.insert(words.end(), cleared.begin(), cleared.end());
   // A folder that an earlier trial left unfinished is begun anew, because its steps may be of other conditions.
   for (const std::string& word :
        {options.molen.string(), std::string("train"), file.string(), std::string("--resume"), std::string("never")})

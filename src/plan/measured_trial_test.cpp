@@ -192,6 +192,20 @@ TEST_F(Trained, IsStartedByItsLauncher) {
   EXPECT_EQ(o.why, "exit status 127: no-such-launcher: no such program");
 }
 
+// A variable of the batch system would win over the policy that the trial is to have.
+TEST_F(Trained, DoesNotTakeVariablesOfTheBatchSystem) {
+  trains(5);
+  const std::string script = read_file(folder_ / "molen.sh");
+  write_file_atomic(folder_ / "molen.sh",
+                    fmt::format("#!/bin/sh\nenv | grep -c ^MOLEN_ENERGY_ > {}/seen\n{}", folder_.string(), script));
+  fs::permissions(folder_ / "molen.sh", fs::perms::owner_all);
+  ::setenv("MOLEN_ENERGY_POLICY", "sweep", 1);
+  const Outcome o = measure(config_, options_);
+  ::unsetenv("MOLEN_ENERGY_POLICY");
+  ASSERT_EQ(o.kind, Outcome::Kind::kStep) << o.why;
+  EXPECT_EQ(read_file(folder_ / "seen"), "0\n");
+}
+
 TEST_F(Trained, FailsOnOtherRanksThanAsked) {
   trains(5);
   options_.launch = {"env"};

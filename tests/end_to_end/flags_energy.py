@@ -1,7 +1,9 @@
 """Rows of energy collect and energy send."""
 import contextlib
+import fcntl
 import json
 import os
+import pwd
 import signal
 import sqlite3
 import subprocess
@@ -75,9 +77,10 @@ def collect_and_send(case):
         host = os.uname().nodename
         equal("the host is the node, and no job is known", rows_of("site.db", f"SELECT DISTINCT job, step, user_name FROM energy_periods WHERE node = '{host}'"), [(None, None, None)])
         equal("of each node", rows_of("site.db", "SELECT nodes FROM energy_by_job"), [(1,)])
-        equal("events", [k for k, in rows_of("site.db", "SELECT kind FROM energy_events WHERE node = 'first' ORDER BY seq")], ["start", "stop"])
+        equal("events", [k for k, in rows_of("site.db", "SELECT kind FROM energy_events WHERE node = 'first' ORDER BY seq")], ["start", "job_start", "job_stop", "stop"])
+        equal("the job of an event", rows_of("site.db", "SELECT DISTINCT text FROM energy_events WHERE kind LIKE 'job_%'"), [("job=77 step=2 user=ann",)])
         assert "first" in (work / "a.spool").read_text() and "first" not in (work / "b.spool").read_text()
-    assert "with 5 periods and 4 events" in said["out"] and not said["err"], said
+    assert "with 5 periods and 6 events" in said["out"] and not said["err"], said
     assert not (work / "socket").exists()
     # The account of the database. It needs no collector.
     account = ["energy", "account", "--database", "sqlite:site.db"]
@@ -114,6 +117,119 @@ def collect_and_send(case):
     case.refused("energy", "collect", "--database", "site.db", says="sqlite:FILE")
     case.refused("energy", "collect", "--database", "sqlite:none/site.db", says="none/site.db")
     case.refused("energy", "collect", "--database", "postgresql://u:hidden@/d?host=/none", code=1, says="/none")
+
+
+def gone(job, seconds=30):
+    end = time.monotonic() + seconds
+    while job.poll() is None and time.monotonic() < end:
+        time.sleep(0.01)
+    return job.poll() is not None
+
+
+@row("energy send --lock", "energy send --until-hangup")
+def senders_in_turn(case):
+    """Senders of steps that overlap: each moment is measured once, and each sender ends with whoever holds its standard input."""
+    meter = recording("hundred.jsonl", 100)
+    words = ["--to", "unix:turns", "--every", 0.2, "--node", "n", "--meters", meter, "--spool", "turns.spool", "--lock", "turns.lock", "--until-hangup"]
+
+    def step(name):
+        command = case.words_of(["energy", "send", *words, "--job", "5", "--step", name])
+        return subprocess.Popen([MOLEN, *command], cwd=work, env=ENV, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    periods = lambda where="1": rows_of("turns.db", f"SELECT step, start_s, end_s, joules FROM energy_periods WHERE {where} ORDER BY start_s")
+    jobs = []
+    try:
+        with collector(case, "--database", "sqlite:turns.db", "--listen", "unix:turns"):
+            outer = step("outer")
+            jobs.append(outer)
+            time.sleep(1)
+            inner, late = step("inner"), step("late")
+            jobs += [inner, late]
+            time.sleep(1)
+            equal("who measures", (work / "turns.lock").read_text(), f"node=n pid={outer.pid} job=5 step=outer\n")
+            assert outer.poll() is None and inner.poll() is None and late.poll() is None
+            inner.stdin.close()
+            assert gone(inner) and inner.returncode == 0, inner.stderr.read()
+            ended = time.time()
+            outer.stdin.close()
+            assert gone(outer) and outer.returncode == 0, outer.stderr.read()
+            time.sleep(1.5)
+            late.kill()  # the kernel lets go of what it had
+            late.wait()
+            last = step("last")
+            jobs.append(last)
+            time.sleep(1)
+            last.stdin.close()
+            assert gone(last) and last.returncode == 0, last.stderr.read()
+        equal("who measured", sorted({p[0] for p in periods()}), ["last", "late", "outer"])
+        for one, two in zip(periods(), periods()[1:]):
+            assert one[2] <= two[1] + 1e-3, ("measured twice", one, two)
+        takes_over = periods("step = 'late'")[0][1]
+        assert abs(takes_over - ended) < 1, (takes_over, ended)
+        for _, begin, end, joules in periods():
+            close("100 W", joules / (end - begin), 100, 0.5)
+        # While the collector is away, each sender leaves its records to the next one, which waits for the spool only.
+        first, second = step("first"), step("second")
+        jobs += [first, second]
+        time.sleep(1)
+        first.stdin.close()
+        assert gone(first) and first.returncode == 0, first.stderr.read()
+        time.sleep(1)
+        second.stdin.close()
+        assert gone(second), "the last one waits some seconds for the collector"
+        assert second.returncode == 1 and "not acknowledged" in second.stderr.read()
+        with collector(case, "--database", "sqlite:turns.db", "--listen", "unix:turns"):
+            case.molen("energy", "send", "--to", "unix:turns", "--every", 0.1, "--count", 1, "--node", "n", "--meters", "none", "--spool", "turns.spool")
+        equal("what waited arrived", sorted({p[0] for p in periods("step IN ('first', 'second')")}), ["first", "second"])
+        equal("its jobs", rows_of("turns.db", "SELECT kind, COUNT(*) FROM energy_events WHERE text IN ('job=5 step=first', 'job=5 step=second') GROUP BY kind ORDER BY kind"), [("job_start", 2), ("job_stop", 2)])
+    finally:
+        for job in jobs:
+            job.kill()
+    # Another process that keeps the spool costs no record: the periods are in memory until it is free, or until the step ends.
+    with open(work / "turns.spool.lock", "a") as held, collector(case, "--database", "sqlite:kept.db", "--listen", "unix:turns"):
+        fcntl.flock(held, fcntl.LOCK_EX)
+        waits = step("kept")
+        jobs.append(waits)
+        time.sleep(1)
+        stuck = step("behind")
+        jobs.append(stuck)
+        said = waits.stderr.readline()
+        assert "turns.spool: another process has it after 10 s" in said, said
+        said = stuck.stderr.readline()
+        assert f"turns.lock: waits for its turn to measure; node=n pid={waits.pid} job=5 step=kept has it" in said, said
+        stuck.stdin.close()
+        assert gone(stuck) and stuck.returncode == 0
+        time.sleep(1)
+        fcntl.flock(held, fcntl.LOCK_UN)
+        time.sleep(1)
+        waits.stdin.close()
+        assert gone(waits) and waits.returncode == 0, waits.stderr.read()
+        (covered, length, periods), = rows_of("kept.db", "SELECT SUM(end_s - start_s), MAX(end_s) - MIN(start_s), COUNT(*) FROM energy_periods")
+        close("no gap", covered, length, 1e-3)
+        assert length > 10 and periods >= 5, (length, periods)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        waits = step("ended")
+        jobs.append(waits)
+        time.sleep(1)
+        waits.stdin.close()
+        assert gone(waits, 20) and waits.returncode == 2 and "another process sends from this spool" in waits.stderr.read()
+    # Without the lock a spool is refused at once; without a pipe nothing would end the sender.
+    case.refused("energy", "send", "--to", "unix:turns", "--until-hangup", "--node", "n", "--spool", "none.spool", says="--until-hangup: standard input must be a pipe", launcher=["sh", "-c", 'exec "$@" </dev/null', "sh"])
+    case.refused("energy", "send", "--to", "unix:turns", "--node", "n", "--lock", "none/lock", code=1, says="none/lock")
+
+
+@row("energy send --uid")
+def users_by_number(case):
+    meter = recording("uid.jsonl", 10)
+    send = ["energy", "send", "--to", "unix:uids", "--every", 0.1, "--count", 1, "--node", "n", "--meters", meter, "--spool", "uids.spool"]
+    with collector(case, "--database", "sqlite:uids.db", "--listen", "unix:uids"):
+        case.molen(*send, "--job", "1", "--uid", 0)
+        case.molen(*send, "--job", "2", "--uid", 4294967294)
+    users = dict(rows_of("uids.db", "SELECT job, user_name FROM energy_periods"))
+    equal("the name, or the number where there is none", users, {"1": pwd.getpwuid(0).pw_name, "2": "4294967294"})
+    case.refused(*send, "--uid", "ann", says="--uid")
+    case.refused(*send, "--uid", -1, says="--uid")
+    case.refused(*send, "--uid", 0, "--user", "ann", says="--user")
 
 
 @row("energy collect --token-file", "energy send --token-file")

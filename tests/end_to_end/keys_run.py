@@ -376,6 +376,14 @@ def policies(case):
         case.refused("train", "tiny.toml", {"energy.policy": "sweep", "energy.meters": ["rapl-powercap"]}, env=package.env, says=["energy.policy", "can be set on all hosts", "constraint_0_power_limit_uw"])
     assert plain.steps
     case.refused("train", "tiny.toml", {"energy.policy": "race"}, says=["energy.policy", "min_energy"])
+    # Variables of a batch system win over the file, and `--set` over them.
+    asked = {"MOLEN_ENERGY_POLICY": "monitor", "MOLEN_ENERGY_POWER_BUDGET": "300 W"}
+    of = lambda run, key: next(x for x in (run.path / "config.toml").read_text().splitlines() if x.startswith(f"{key} ")).split("#")
+    value, origin = of(case.train({"energy.power_budget": "none"}, env=asked), "policy")
+    equal("a variable", (value.split("=")[1].strip(), origin.strip()), ('"monitor"', "MOLEN_ENERGY_POLICY"))
+    equal("--set wins", of(case.train({"energy.policy": "none", "energy.power_budget": "none"}, env=asked), "policy")[1].strip(), "--set")
+    case.refused("train", "tiny.toml", {"energy.meters": ["none"]}, env=asked, says=["MOLEN_ENERGY_POWER_BUDGET: energy.power_budget", "joules"])
+    case.refused("train", "tiny.toml", env={"MOLEN_ENERGY_POLICY": "race"}, says=["MOLEN_ENERGY_POLICY: energy.policy", "min_energy"])
     case.refused("train", "tiny.toml", {"energy.slowdown": "5 %"}, says=["energy.slowdown", "min_energy"])
     case.refused("train", "tiny.toml", {"energy.power_budget": "300 W", "energy.policy": "sweep"}, says=["energy.power_budget", "monitor"])
 
