@@ -1,18 +1,13 @@
 #include "apps/energy_collect.h"
 
 #include <fmt/format.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <cerrno>
-#include <csignal>
 #include <cstdio>
-#include <cstring>
 
+#include "apps/stop_signals.h"
 #include "base/clock.h"
 #include "base/console.h"
-#include "base/descriptor.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "base/utf8.h"
@@ -20,48 +15,13 @@
 #include "collect/sender.h"
 #include "collect/server.h"
 #include "collect/token.h"
+#include "daemon/client.h"
 #include "energy/open.h"
 
 namespace molen::apps {
 namespace {
 
 constexpr double kLastSendS = 5.0;  // for the last records, after a signal
-
-std::atomic<int> stop_descriptor{-1};
-
-extern "C" void on_stop_signal(int) {
-  const int saved = errno;
-  ::eventfd_write(stop_descriptor.load(), 1);
-  errno = saved;
-}
-
-// While it lives, the first SIGINT and the first SIGTERM make a descriptor readable; the second of one kind ends the
-// process. The signals are not blocked for a signalfd: libraries have threads by now, which would get them.
-class StopSignals {
- public:
-  StopSignals() : descriptor_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    if (descriptor_.get() < 0) throw Error("signals: {}", std::strerror(errno));
-    stop_descriptor = descriptor_.get();
-    struct sigaction action {};
-    action.sa_handler = on_stop_signal;
-    action.sa_flags = SA_RESTART | SA_RESETHAND;
-    ::sigemptyset(&action.sa_mask);
-    ::sigaction(SIGINT, &action, &before_[0]);
-    ::sigaction(SIGTERM, &action, &before_[1]);
-  }
-  ~StopSignals() {
-    ::sigaction(SIGINT, &before_[0], nullptr);
-    ::sigaction(SIGTERM, &before_[1], nullptr);
-    stop_descriptor = -1;
-  }
-  StopSignals(const StopSignals&) = delete;
-  StopSignals& operator=(const StopSignals&) = delete;
-  int get() const { return descriptor_.get(); }
-
- private:
-  Descriptor descriptor_;
-  struct sigaction before_[2]{};
-};
 
 struct CollectArguments {
   std::string database;
@@ -138,7 +98,9 @@ int run_send(const SendArguments& o) {
   if (o.token_file) options.token = collect::read_token(*o.token_file);
   options.say = [](const std::string& text) { say(text); };
   collect::Spool spool(o.spool, options.node, {.say = options.say});
-  collect::Readings readings(energy::open_meters(o.meters), o.labels);
+  energy::OpenOptions meters;
+  meters.daemon = daemon::open_meters_here;
+  collect::Readings readings(energy::open_meters(o.meters, meters), o.labels);
   collect::Sender sender(options, spool);
   add_all(spool, readings.describe());
   send_periods(o, readings, spool, sender, stop.get());
