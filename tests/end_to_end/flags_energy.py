@@ -11,9 +11,9 @@ import subprocess
 import tempfile
 import time
 
-from effects import close, equal, row
+from effects import close, equal, lines_of, row
 from harness import ENV, MOLEN, started, work
-from packages import until
+from packages import LimitedPackage, until
 
 TOKEN = "0123456789abcdef0123"
 
@@ -316,3 +316,31 @@ def daemon_users(case):
         assert "cpu-package0 belongs to no job of user" in no["refused"], no
         equal("its own", yes, {"leased": True})
     equal("the clocks", clocks(sys), [3000000, 3000000])
+
+
+@row()
+def daemon_policy(case):
+    """A job without rights keeps its budget through the daemon, and goes on without a policy when the daemon is killed."""
+    (work / "none").mkdir()
+    with LimitedPackage(work / "sys") as package, daemon(case, work / "sys", *MAY_ASK, "--exclusive", "--meters", "rapl-powercap", "--read-every", 0.001) as said:
+        env = {"MOLEN_SYSFS": str(work / "none"), "MOLEN_ENERGY_SOCKET": said["socket"]}
+        budget = {"train.until": "100000 steps", "energy.meters": ["daemon"], "energy.power_budget": "120 W", "batch.global": 16}
+        kept = case.train(budget, {"train.stop_after": "5 s"}, env=env)
+        settings = [s["policy_setting"] for s in kept.steps]
+        equal("the first step", settings[0], 250)
+        assert all(60 <= x <= 120 for x in settings[-10:]), settings
+        equal("the limit at the end", package.limit(), 250)
+        words = case.words_of([{"run.name": "orphan"}, budget])
+        run = started([MOLEN, "train", "tiny.toml", *words], env={**ENV, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        until(lambda: 0 < package.limit() < 200)
+        said["job"].kill()
+        until(lambda: package.limit() == 250)
+        events = work / "runs/orphan/events.jsonl"
+        until(lambda: "the policy ends" in events.read_text())
+        steps = len((work / "runs/orphan/metrics.jsonl").read_text().splitlines())
+        until(lambda: len((work / "runs/orphan/metrics.jsonl").read_text().splitlines()) > steps + 3)
+        run.send_signal(signal.SIGTERM)
+        run.wait(60)
+        last = lines_of(work / "runs/orphan/metrics.jsonl")[-1]
+        assert "policy_setting" not in last and last["energy_j"]["cpu-package0"] is None, last
+        assert "it is gone" in events.read_text()
