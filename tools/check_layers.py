@@ -9,7 +9,7 @@ LEVELS = [
     {"base"},
     {"arch", "mesh", "config", "cluster", "store", "energy", "math"},
     {"program", "comm", "collect", "data", "checkpoint", "optim", "actuate"},
-    {"model"},
+    {"model", "daemon"},
     {"sim", "exec", "ledger", "policy"},
     {"plan", "slurm"},
     {"tune"},

@@ -34,7 +34,8 @@ struct ActuatorInfo {
   std::string scope;    // what it acts on, as in energy/scope.h
   std::string control;  // the setting in words: "highest clock of the cores"
   Kind kind = Kind::kClock;
-  std::string detail;  // the exact files or the device
+  std::string detail;   // the exact files or the device
+  std::string through;  // who makes the setting, such as "daemon at PATH"; empty: this process
   std::vector<Part> parts;
   std::vector<std::int64_t> values;  // those that can be set, ascending; empty: any between the parts' bounds
   std::int64_t step = 1;             // between values that differ in effect, where `values` is empty

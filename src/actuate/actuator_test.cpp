@@ -189,6 +189,7 @@ TEST(Cpufreq, NoPermissionNamesTheWayOut) {
   if (dropped != 0) GTEST_SKIP() << "root that cannot become another user writes everything";
   EXPECT_TRUE(found.actuators.empty());
   EXPECT_TRUE(contains_text(why_not(found, "cpufreq", "cpu-package1"), "chgrp GROUP")) << list_text(found);
+  EXPECT_TRUE(contains_text(why_not(found, "cpufreq", "cpu-package1"), "molen energy daemon")) << list_text(found);
 }
 
 TEST(Uncore, SetsAllDiesOfAPackage) {

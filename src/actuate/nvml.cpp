@@ -17,9 +17,9 @@ using energy::NvmlLibrary;
 constexpr std::int64_t kKhzPerMhz = 1000, kUwPerMw = 1000, kNvmlWattUw = 1'000'000;
 constexpr int kCapSysAdmin = 21;  // linux/capability.h
 constexpr const char* kNeedsRoot =
-    "the driver lets only root set it (CAP_SYS_ADMIN); an administrator can start the job with this right, or set it "
-    "in "
-    "the prolog of the job";
+    "the driver lets only root set it (CAP_SYS_ADMIN); an administrator can start the job with this right, set it in "
+    "the "
+    "prolog of the job, or run `molen energy daemon`";
 
 Failure failed(const NvmlLibrary& library, const char* function, int error) {
   const std::string why = library.why(error);

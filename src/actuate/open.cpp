@@ -45,9 +45,9 @@ std::string list_text(const Actuators& actuators) {
   std::string text;
   for (const auto& a : actuators.actuators) {
     const ActuatorInfo& info = a->info();
-    text += fmt::format("{:<16} {:<14} {} to {}, now {}: {} ({})\n", info.scope, info.name,
+    text += fmt::format("{:<16} {:<14} {} to {}, now {}: {} ({}{})\n", info.scope, info.name,
                         quantity_text(info.kind, a->least()), quantity_text(info.kind, a->most()), present_text(*a),
-                        info.control, info.detail);
+                        info.control, info.detail, info.through.empty() ? "" : "; through the " + info.through);
   }
   if (text.empty()) text = "no clock or power limit of this machine can be set\n";
   if (!actuators.unavailable.empty()) text += "\ncannot be set:\n";
@@ -71,7 +71,8 @@ Json list_json(const Actuators& actuators) {
                          {"step", info.step},
                          {"values", info.values},
                          {"present", now ? Json(now.value()) : Json(nullptr)},
-                         {"files", info.detail}});
+                         {"files", info.detail},
+                         {"through", info.through.empty() ? Json(nullptr) : Json(info.through)}});
   }
   for (const auto& u : actuators.unavailable)
     unavailable.push_back({{"scope", u.scope}, {"actuator", u.meter}, {"reason", u.reason}});

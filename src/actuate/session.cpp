@@ -25,21 +25,15 @@ void require_own_folder(const fs::path& folder) {
         folder.string(), ::geteuid());
 }
 
-void make_own_folder(const fs::path& folder) {
-  if (folder.has_parent_path()) make_directories(folder.parent_path());
-  constexpr int kOwnerOnly = 0700;
-  if (const int code = file_system().make_directory(folder, kOwnerOnly); code < 0 && code != -EEXIST)
-    throw_write_error(folder, code);
-  require_own_folder(folder);
-}
-
 // Restores, removes or leaves one journal; returns false where something is left to restore.
 bool recover_one(const fs::path& file, Actuators& here, const std::function<void(const std::string&)>& said,
-                 Seconds patience, const std::vector<std::string>& wanted) {
+                 Seconds patience, const std::vector<std::string>& wanted, bool own_too) {
   const store::Owner self = store::Owner::self();
   Journal journal;
   try {
     journal = read_journal(file);
+  } catch (const MissingFileError&) {
+    return true;  // its guardian was faster
   } catch (const IoError&) {
     throw;
   } catch (const Error& error) {
@@ -57,7 +51,7 @@ bool recover_one(const fs::path& file, Actuators& here, const std::function<void
   }
   const bool known_alive =
       store::life_of(owner, self) == store::Life::kAlive && is_running(owner.pid);  // it may be a zombie
-  if (known_alive) return true;
+  if (known_alive && !(own_too && owner == self)) return true;
   std::vector<const Actuator*> needed;
   for (const auto& actuator : here.actuators)
     if (std::any_of(journal.entries.begin(), journal.entries.end(),
@@ -85,6 +79,14 @@ bool recover_one(const fs::path& file, Actuators& here, const std::function<void
 
 }  // namespace
 
+void make_own_folder(const fs::path& folder) {
+  if (folder.has_parent_path()) make_directories(folder.parent_path());
+  constexpr int kOwnerOnly = 0700;
+  if (const int code = file_system().make_directory(folder, kOwnerOnly); code < 0 && code != -EEXIST)
+    throw_write_error(folder, code);
+  require_own_folder(folder);
+}
+
 fs::path default_journals() {
   if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && runtime[0] == '/')
     return fs::path(runtime) / "molen";
@@ -94,7 +96,7 @@ fs::path default_journals() {
 }
 
 bool recover_journals(const fs::path& folder, Actuators& here, const std::function<void(const std::string&)>& said,
-                      Seconds patience, const std::vector<std::string>& wanted) {
+                      Seconds patience, const std::vector<std::string>& wanted, bool own_too) {
   if (!path_exists(folder)) return true;
   require_own_folder(folder);
   bool complete = true;
@@ -103,7 +105,7 @@ bool recover_journals(const fs::path& folder, Actuators& here, const std::functi
     if (const std::int64_t pid = unfinished_of(entry.name, self); pid > 0 && !is_running(pid))
       remove_file(folder / entry.name);
     if (!entry.is_directory && is_journal_name(entry.name))
-      complete = recover_one(folder / entry.name, here, said, patience, wanted) && complete;
+      complete = recover_one(folder / entry.name, here, said, patience, wanted, own_too) && complete;
   }
   return complete;
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "actuate/guardian.h"
+#include "actuate/held.h"
 #include "actuate/journal.h"
 #include "actuate/locks.h"
 
@@ -32,30 +33,32 @@ fs::path default_journals();
 // Restores the journals that dead jobs have left in the folder, and says so. A journal of a living job is not touched,
 // nor is one of another host. One of an earlier boot is removed, because a restart resets all settings. One that cannot
 // be read is renamed to NAME.damaged. Returns whether nothing is left to restore.
-// `wanted`: only journals with one of these settings count for that; empty: all do.
+// `wanted`: only journals with one of these settings count for that; empty: all do. `own_too`: journals of this process
+// are restored as well, for a folder in which no session of it is open.
 bool recover_journals(const fs::path& folder, Actuators& here, const std::function<void(const std::string&)>& said,
-                      Seconds patience, const std::vector<std::string>& wanted = {});
+                      Seconds patience, const std::vector<std::string>& wanted = {}, bool own_too = false);
 
-// Not thread-safe.
-class Session {
+// Makes a folder of this user into which nobody else may write, with those above it. Throws UsageError where the folder
+// is another user's, or others may write into it.
+void make_own_folder(const fs::path& folder);
+
+class Session : public HeldSettings {
  public:
   // Restores what earlier jobs have left, locks the settings in `ids`, remembers what they are, and starts the
   // guardian. `here` is what open_actuators found. A failure says which setting cannot be used and why, or which job
   // has it.
   static Result<std::unique_ptr<Session>> open(Actuators here, const std::vector<std::string>& ids,
                                                SessionOptions options);
-  ~Session();
+  ~Session() override;
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  std::size_t size() const { return used_.size(); }
-  const Actuator& actuator(std::size_t index) const { return *used_.at(index); }
-  // Sets one of them; a failure leaves it as it was.
-  Result<Done> set(std::size_t index, std::int64_t value);
-  // Starts another guardian if the last one was killed. To be called now and then; `set` calls it too.
-  Result<Done> keep_guarded();
-  // Restores all. A second call does nothing.
-  Restoration end();
+  std::size_t size() const override { return used_.size(); }
+  const Actuator& actuator(std::size_t index) const override { return *used_.at(index); }
+  Result<Done> set(std::size_t index, std::int64_t value) override;
+  // Starts another guardian if the last one was killed.
+  Result<Done> keep_guarded() override;
+  Restoration end() override;
   int guardian_pid() const { return guardian_ ? guardian_->pid() : -1; }
 
  private:

@@ -24,7 +24,7 @@ std::string not_writable(const fs::path& file, int code) {
   if (code == -EACCES || code == -EPERM)
     return why + fmt::format(
                      " (only root may write it; an administrator can let a group write it, by a udev rule or in the "
-                     "prolog of a job: chgrp GROUP {0}; chmod g+w {0})",
+                     "prolog of a job: chgrp GROUP {0}; chmod g+w {0}; or run `molen energy daemon`)",
                      file.string());
   if (code == -EROFS) return why + " (this container shows /sys read-only; start it with /sys writable)";
   return why;

@@ -1,4 +1,4 @@
-// molen energy list | live | account | restore | guard | collect | send
+// molen energy list | live | account | restore | guard | daemon | collect | send
 #include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -13,9 +13,11 @@
 #include "apps/cli.h"
 #include "apps/energy_account.h"
 #include "apps/energy_collect.h"
+#include "apps/energy_daemon.h"
 #include "base/error.h"
 #include "base/utf8.h"
 #include "collect/sums.h"
+#include "daemon/client.h"
 #include "energy/commands.h"
 #include "energy/open.h"
 #include "serve/accounts.h"
@@ -23,9 +25,15 @@
 namespace molen::apps {
 namespace {
 
+energy::Meters open_here(const std::vector<std::string>& meters) {
+  energy::OpenOptions options = energy::options_of_process();
+  options.daemon = daemon::open_meters_here;
+  return energy::open_meters(meters, options);
+}
+
 int list_meters(const std::vector<std::string>& meters, const std::string& format) {
-  const auto found = energy::open_meters(meters, energy::options_of_process());
-  const auto settings = actuate::open_actuators(actuate::options_here());
+  const auto found = open_here(meters);
+  const auto settings = daemon::open_actuators_here();
   if (format == "json") {
     Json all = energy::list_json(found);
     all["settings"] = actuate::list_json(settings);
@@ -44,7 +52,7 @@ std::pair<std::size_t, std::size_t> terminal_size() {
 }
 
 int live(const std::vector<std::string>& meters, double every_s, int count, const std::string& format) {
-  energy::LiveReading reading(energy::open_meters(meters, energy::options_of_process()));
+  energy::LiveReading reading(open_here(meters));
   const bool refreshed = format != "json" && ::isatty(STDOUT_FILENO) == 1;
   energy::LiveTable table(reading.meters());
   std::ptrdiff_t shown = 0;  // lines of the table on the terminal
@@ -133,6 +141,7 @@ void add_energy_verb(CLI::App& app, Chosen& chosen) {
   add_account_verb(*verb, chosen);
   add_collect_verbs(*verb, chosen);
   add_restore_verbs(*verb, chosen);
+  add_daemon_verb(*verb, chosen);
   auto meters = std::make_shared<std::vector<std::string>>(1, "auto");
   auto format = std::make_shared<std::string>("text");
   auto every = std::make_shared<double>(1.0);

@@ -4,15 +4,12 @@
 #include <poll.h>
 #include <pwd.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <future>
@@ -20,9 +17,9 @@
 #include <thread>
 #include <utility>
 
+#include "apps/stop_signals.h"
 #include "base/clock.h"
 #include "base/console.h"
-#include "base/descriptor.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "base/utf8.h"
@@ -32,6 +29,7 @@
 #include "collect/token.h"
 #include "collect/turn.h"
 #include "collect/watchdog.h"
+#include "daemon/client.h"
 #include "energy/open.h"
 
 namespace molen::apps {
@@ -45,42 +43,6 @@ constexpr double kNameWaitS = 2.0;       // for the name of a user
 constexpr std::size_t kMostKept = 1000;  // batches in memory while another process has the spool
 // A sender that was told to stop waits for the spool and sends; what it does beside them takes no time unless it hangs.
 constexpr double kStopLimitS = 5.0 + collect::kSpoolStoppedWaitS + kLastSendS;
-
-std::atomic<int> stop_descriptor{-1};
-
-extern "C" void on_stop_signal(int) {
-  const int saved = errno;
-  ::eventfd_write(stop_descriptor.load(), 1);
-  errno = saved;
-}
-
-// While it lives, the first SIGINT and the first SIGTERM make a descriptor readable; the second of one kind ends the
-// process. The signals are not blocked for a signalfd: libraries have threads by now, which would get them.
-class StopSignals {
- public:
-  StopSignals() : descriptor_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    if (descriptor_.get() < 0) throw Error("signals: {}", std::strerror(errno));
-    stop_descriptor = descriptor_.get();
-    struct sigaction action {};
-    action.sa_handler = on_stop_signal;
-    action.sa_flags = SA_RESTART | SA_RESETHAND;
-    ::sigemptyset(&action.sa_mask);
-    ::sigaction(SIGINT, &action, &before_[0]);
-    ::sigaction(SIGTERM, &action, &before_[1]);
-  }
-  ~StopSignals() {
-    ::sigaction(SIGINT, &before_[0], nullptr);
-    ::sigaction(SIGTERM, &before_[1], nullptr);
-    stop_descriptor = -1;
-  }
-  StopSignals(const StopSignals&) = delete;
-  StopSignals& operator=(const StopSignals&) = delete;
-  int get() const { return descriptor_.get(); }
-
- private:
-  Descriptor descriptor_;
-  struct sigaction before_[2]{};
-};
 
 // A descriptor that is readable once a signal came or, if asked for, once the other end of standard input is closed: by
 // whoever started this process, or by the kernel when that process dies.
@@ -259,7 +221,9 @@ int run_send(const SendArguments& o) {
   std::optional<collect::Turn> turn;
   if (o.lock) turn.emplace(*o.lock, turn_name(o, options.node));
   // They are open before the turn comes, because that may take seconds, in which nobody would measure.
-  auto meters = energy::open_meters(o.meters);
+  energy::OpenOptions open;
+  open.daemon = daemon::open_meters_here;
+  auto meters = energy::open_meters(o.meters, open);
   const auto still_waits = [&](const std::string& holder) {
     say(fmt::format("{}: waits for its turn to measure; {} has it", *o.lock, holder.empty() ? "another one" : holder));
   };

@@ -98,6 +98,11 @@ Meters open_one(const std::string& name, const OpenOptions& o) {
   if (name == "dcmi") return tested(open_dcmi(o.machine, o.ipmi(o.machine)), o);
   if (name == "cray") return tested(open_cray(o.machine), o);
   if (name == "hwmon") return tested(open_hwmon(o.machine), o);
+  if (name == "daemon") {
+    Meters none;
+    none.unavailable.push_back({"daemon", "node", "this command does not ask the energy daemon"});
+    return o.daemon ? o.daemon() : std::move(none);
+  }
   if (name.rfind("replay:", 0) == 0) return open_replay(o.machine, name.substr(7));
   throw UsageError("energy.meters: unknown meter '{}'{}; there are {}", name, did_you_mean(name, meter_names()),
                    fmt::join(meter_names(), ", "));
@@ -115,7 +120,7 @@ OpenOptions options_of_process() {
 
 const std::vector<std::string>& meter_names() {
   static const std::vector<std::string> names{"auto", "none", "rapl",  "rapl-perf", "rapl-powercap", "nvml",
-                                              "amd",  "cray", "hwmon", "dcmi",      "replay:FILE"};
+                                              "amd",  "cray", "hwmon", "dcmi",      "daemon",        "replay:FILE"};
   return names;
 }
 
@@ -130,6 +135,7 @@ Meters open_meters(const std::vector<std::string>& names, const OpenOptions& opt
     if (name == "auto") {
       automatic = true;
       for (const char* kind : {"rapl", "nvml", "amd", "cray", "hwmon"}) merge(all, open_one(kind, options));
+      if (options.daemon) merge(all, open_one("daemon", options));  // last: what the process reads itself is finer
       continue;
     }
     Meters found = open_one(name, options);

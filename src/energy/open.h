@@ -19,6 +19,8 @@ struct OpenOptions {
   std::optional<std::string> amd_visible;  // as VisibleGpus::amd
   std::function<Result<std::shared_ptr<IpmiController>>(const Machine&)> ipmi = kernel_ipmi;
   std::shared_ptr<PerfEvents> perf = kernel_perf_events();
+  // The meters of the node's energy daemon (src/daemon), for "auto" and "daemon"; null: it is not asked.
+  std::function<Meters()> daemon = {};
   double settle_s = 0.5;  // longest wait for a counter's first change; a counter that never changes is dropped
 };
 
@@ -30,9 +32,9 @@ const std::vector<std::string>& meter_names();
 
 // Opens the meters in `names` (energy.meters): "auto" takes all that this machine has; "none"; "rapl" (perf, then
 // powercap for scopes that perf lacks), "rapl-perf", "rapl-powercap", "nvml", "amd", "cray", "hwmon", "dcmi",
-// "replay:FILE". One reader per node is enough: counters belong to the node, not to a rank. Under "auto" a machine
-// without a package counter gets a null meter "cpu-package" with the reason. Throws UsageError for an unknown name, and
-// for a meter requested by name that has no reading here (nothing is omitted silently).
+// "daemon", "replay:FILE". One reader per node is enough: counters belong to the node, not to a rank. Under "auto" a
+// machine without a package counter gets a null meter "cpu-package" with the reason. Throws UsageError for an unknown
+// name, and for a meter requested by name that has no reading here (nothing is omitted silently).
 Meters open_meters(const std::vector<std::string>& names, const OpenOptions& options = {});
 
 }  // namespace molen::energy

@@ -95,7 +95,8 @@ std::string open_reason(const Machine& machine, int error) {
   if (error == EACCES || error == EPERM) {
     const auto level = read_small(machine.proc / "sys/kernel/perf_event_paranoid");
     return fmt::format(
-        "no permission: kernel.perf_event_paranoid is {}; it must be <= 0, or the program needs CAP_PERFMON",
+        "no permission: kernel.perf_event_paranoid is {}; it must be <= 0, or the program needs CAP_PERFMON, or an "
+        "administrator runs `molen energy daemon`",
         level ? level.value() : "not readable");
   }
   return fmt::format("perf_event_open: {}{}", std::strerror(error),

@@ -62,7 +62,7 @@ std::string advice(const std::string& reason) {
   if (reason.find("Permission denied") == std::string::npos) return reason;
   return reason +
          " (readable by root only since Linux 5.10; let your group read it with a udev rule, or allow perf: "
-         "kernel.perf_event_paranoid <= 0)";
+         "kernel.perf_event_paranoid <= 0; or run `molen energy daemon`)";
 }
 
 }  // namespace

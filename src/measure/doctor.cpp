@@ -7,6 +7,7 @@
 #include "actuate/open.h"
 #include "base/units.h"
 #include "comm/mpi/mpi.h"
+#include "daemon/client.h"
 #include "energy/commands.h"
 #include "energy/coverage.h"
 #include "energy/open.h"
@@ -61,10 +62,11 @@ int doctor(bool json, bool measure) {
   j["launcher"] = launched.size > 0
                       ? Json(fmt::format("{}: rank {} of {}", launched.source, launched.rank, launched.size))
                       : Json(nullptr);
-  const energy::OpenOptions options = energy::options_of_process();
+  energy::OpenOptions options = energy::options_of_process();
+  options.daemon = daemon::open_meters_here;
   const energy::Meters meters = energy::open_meters({"auto"}, options);
   j["energy"] = energy_here(meters);
-  const actuate::Actuators settings = actuate::open_actuators(actuate::options_here());
+  const actuate::Actuators settings = daemon::open_actuators_here();
   j["settings"] = actuate::list_json(settings);
   if (json) {
     fmt::print("{}\n", j.dump(2));

@@ -4,11 +4,8 @@
 
 #include <algorithm>
 #include <cctype>
-<<<<<<< HEAD
 #include <csignal>
-=======
 #include <cstdlib>
->>>>>>> refs/x/m5
 #include <cstring>
 #include <optional>
 

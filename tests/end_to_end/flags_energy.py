@@ -1,16 +1,21 @@
-"""Rows of energy collect and energy send."""
+"""Rows of energy collect, energy send and energy daemon."""
 import contextlib
 import fcntl
 import json
 import os
+import pathlib
 import pwd
+import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
+import tempfile
 import time
 
-from effects import close, equal, row
-from harness import ENV, MOLEN, work
+from effects import close, equal, lines_of, row
+from harness import ENV, MOLEN, started, work
+from packages import LimitedPackage, until
 
 TOKEN = "0123456789abcdef0123"
 
@@ -271,3 +276,187 @@ def killed_collector(case):
     close("no period is missing or doubled", seconds, end - begin, 1e-6)
     close("and no joule", joules, 5 * seconds, 0.02)
     assert periods > 20, periods
+
+
+# --- energy daemon -----------------------------------------------------------------------------------------------------------------
+def fake_clocks(folder):
+    """Two packages of one processor each in place of /sys: 0.8 to 3 GHz."""
+    for p in range(2):
+        policy = folder / f"devices/system/cpu/cpufreq/policy{p}"
+        policy.mkdir(parents=True)
+        for name, value in (("cpuinfo_min_freq", 800000), ("cpuinfo_max_freq", 3000000), ("scaling_min_freq", 800000), ("scaling_max_freq", 3000000), ("affected_cpus", p)):
+            (policy / name).write_text(f"{value}\n")
+        topology = folder / f"devices/system/cpu/cpu{p}/topology"
+        topology.mkdir(parents=True)
+        (topology / "physical_package_id").write_text(f"{p}\n")
+    return folder
+
+
+def clocks(folder):
+    return [int((folder / f"devices/system/cpu/cpufreq/policy{p}/scaling_max_freq").read_text() or 0) for p in range(2)]
+
+
+@contextlib.contextmanager
+def daemon(case, sys, *words):
+    """A daemon that runs meanwhile; its first line and its socket, and what it said at the end. The socket's folder is one that other users may enter."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="molen_daemon_"))
+    folder.chmod(0o755)
+    said = {"socket": str(folder / "socket")}
+    words = case.words_of(["energy", "daemon", "--socket", said["socket"], "--journals", folder / "leases", *words])
+    job = started([MOLEN, *words], env={**ENV, "MOLEN_SYSFS": str(sys)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        said["first"] = job.stdout.readline()
+        equal("it listens", job.stdout.readline(), f"listening on {said['socket']}\n")
+        said["job"], said["leases"] = job, folder / "leases"
+        yield said
+    finally:
+        if job.poll() is None:
+            job.send_signal(signal.SIGTERM)
+        try:
+            said["err"] = job.communicate(timeout=60)[1]
+        finally:
+            job.kill()
+            shutil.rmtree(folder)
+
+
+class Asking:
+    """A peer of a daemon: a connection, and the answers to its requests."""
+
+    def __init__(self, path):
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(path)
+        self.file = self.socket.makefile("rwb")
+        equal("welcome", json.loads(self.file.readline()), {"welcome": 1})
+
+    def __call__(self, request, **keys):
+        self.file.write(json.dumps({"request": request, **keys}).encode() + b"\n")
+        self.file.flush()
+        return json.loads(self.file.readline())
+
+    def close(self):
+        self.file.close()
+        self.socket.close()
+
+
+ANOTHER = 65534  # a user who is not root
+PEER = """
+import socket, sys
+s = socket.socket(socket.AF_UNIX)
+s.connect(sys.argv[1])
+f = s.makefile("rwb")
+print(f.readline().decode().strip())
+for line in sys.argv[2:]:
+    f.write(line.encode() + b"\\n")
+    f.flush()
+    print(f.readline().decode().strip())
+"""
+
+
+def asked_by_another(path, *requests):
+    """What the daemon answers to a peer that is no root: another user if this one is root, else this user."""
+    other = dict(user=ANOTHER, group=ANOTHER, extra_groups=[]) if os.geteuid() == 0 else {}
+    done = subprocess.run(["/usr/bin/python3", "-c", PEER, path, *(json.dumps(r) for r in requests)], cwd="/", capture_output=True, text=True, **other)
+    return [json.loads(x) for x in done.stdout.splitlines()]
+
+
+MAY_ASK = ["--allow-user", os.geteuid()]  # root may in any case
+
+
+@row("energy daemon --socket", "energy daemon --exclusive", "energy daemon --least", "energy daemon --most", "energy daemon --meters", "energy daemon --read-every", "energy daemon --journals")
+def energy_daemon(case):
+    sys = fake_clocks(work / "sys")
+    (work / "none").mkdir()
+    meter = recording("thirty.jsonl", 30)
+    with daemon(case, sys, *MAY_ASK, "--exclusive", "--least", "cpufreq=1.2 GHz", "--most", "cpufreq=2 GHz", "--meters", meter, "--read-every", 0.6) as said:
+        equal("what it has", said["first"], "1 meter; 2 settings\n")
+        env = {"MOLEN_SYSFS": str(work / "none"), "MOLEN_ENERGY_SOCKET": said["socket"]}
+        listed = json.loads(case.molen("energy", "list", "--meters", "daemon", "--format", "json", env=env).stdout)
+        equal("its meter", [(m["scope"], m["meter"], m["source"]) for m in listed["available"]], [("cpu-package0", "daemon", "counter")])
+        equal("its settings", [(s["id"], s["least"], s["most"], s["through"]) for s in listed["settings"]["available"]], [(f"cpufreq:cpu-package{p}", 1200000, 2000000, f"daemon at {said['socket']}") for p in range(2)])
+        text = case.molen("energy", "list", "--meters", "daemon", env=env).stdout
+        assert f"through the daemon at {said['socket']}" in text and f"replay at {said['socket']}" in text, text
+        peer = Asking(said["socket"])
+        joules = [peer("read")["readings"][0]["joules"] for _ in range(3)]
+        assert joules[0] == joules[1] == joules[2], joules
+        before = time.time()
+        time.sleep(0.7)
+        more = peer("read")["readings"][0]["joules"] - joules[0]
+        assert 30 * 0.6 <= more <= 30 * (time.time() - before + 0.6 + 0.1), more
+        equal("the lease", peer("lease", settings=["cpufreq:cpu-package1"]), {"leased": True})
+        equal("the journal", [len(list(p.glob("actuators-*.json"))) for p in said["leases"].iterdir()], [1])
+        equal("set", peer("set", setting="cpufreq:cpu-package1", value=1500000), {"set": 1500000})
+        for value in (1100000, 2100000):
+            refused = peer("set", setting="cpufreq:cpu-package1", value=value)["refused"]
+            assert refused.endswith("is outside what may be set here, 1.2 GHz to 2 GHz"), refused
+        equal("the clocks", clocks(sys), [3000000, 1500000])
+        peer.close()
+        until(lambda: clocks(sys) == [3000000, 3000000])
+        case.refused("energy", "daemon", "--socket", said["socket"], "--journals", said["leases"], says="another process listens there")
+    equal("nothing was amiss", said["err"], "")
+    case.refused("energy", "daemon", "--least", "cpufreq=1.2", says="--least: 'cpufreq=1.2'")
+    case.refused("energy", "daemon", "--most", "fan=1 W", says="--most: 'fan=1 W'")
+    case.refused("energy", "daemon", "--least", "cpufreq=2 GHz", "--most", "cpufreq=1 GHz", says="--most")
+    case.refused("energy", "daemon", "--exclusive", "--owners", "x", says="--exclusive")
+    case.refused("energy", "daemon", "--meters", "watts", says="watts")
+    case.refused("energy", "daemon", "--read-every", 0, says="--read-every")
+    case.refused("energy", "daemon", "--allow-user", "no such user", says="--allow-user")
+    case.refused("energy", "daemon", "--allow-group", "no such group", says="--allow-group")
+    case.refused("energy", "list", "--meters", "daemon", env={"MOLEN_ENERGY_SOCKET": "/none/here"}, says="the energy daemon at unix:/none/here")
+    (work / "open").mkdir()
+    (work / "open").chmod(0o777)
+    case.refused("energy", "daemon", "--socket", "open.socket", "--journals", "open", says="into which nobody else may write")
+
+
+@row("energy daemon --allow-user", "energy daemon --allow-group", "energy daemon --owners")
+def daemon_users(case):
+    sys = fake_clocks(work / "sys")
+    uid, gid = (ANOTHER, ANOTHER) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+    lease = lambda p: {"request": "lease", "settings": [f"cpufreq:cpu-package{p}"]}
+    with daemon(case, sys, "--meters", "none", "--exclusive") as said:
+        answer, = asked_by_another(said["socket"])
+        assert "may not use this daemon" in answer["closing"] and f"user {uid} " in answer["closing"], answer
+    assert "is not on the list" in said["err"], said
+    with daemon(case, sys, "--meters", "none", "--exclusive", "--allow-group", gid) as said:
+        equal("a group", asked_by_another(said["socket"], lease(0), {"request": "set", "setting": "cpufreq:cpu-package0", "value": 2000000}), [{"welcome": 1}, {"leased": True}, {"set": 2000000}])
+    with daemon(case, sys, "--meters", "none", "--allow-user", uid) as said:
+        assert "neither --owners nor --exclusive" in said["first"], said
+        answer = asked_by_another(said["socket"], lease(0))[1]
+        assert "reads meters only" in answer["refused"], answer
+    owners = work / "owners"
+    owners.mkdir()
+    owners.chmod(0o755)
+    (owners / "77").write_text(f"{uid} cpu-package1\n")
+    (owners / "77").chmod(0o644)
+    with daemon(case, sys, "--meters", "none", "--allow-user", uid, "--owners", owners) as said:
+        _, no, yes = asked_by_another(said["socket"], lease(0), lease(1))
+        assert "cpu-package0 belongs to no job of user" in no["refused"], no
+        equal("its own", yes, {"leased": True})
+    equal("the clocks", clocks(sys), [3000000, 3000000])
+
+
+@row()
+def daemon_policy(case):
+    """A job without rights keeps its budget through the daemon, and goes on without a policy when the daemon is killed."""
+    (work / "none").mkdir()
+    with LimitedPackage(work / "sys") as package, daemon(case, work / "sys", *MAY_ASK, "--exclusive", "--meters", "rapl-powercap", "--read-every", 0.001) as said:
+        env = {"MOLEN_SYSFS": str(work / "none"), "MOLEN_ENERGY_SOCKET": said["socket"]}
+        budget = {"train.until": "100000 steps", "energy.meters": ["daemon"], "energy.power_budget": "120 W", "batch.global": 16}
+        kept = case.train(budget, {"train.stop_after": "5 s"}, env=env)
+        settings = [s["policy_setting"] for s in kept.steps]
+        equal("the first step", settings[0], 250)
+        assert all(60 <= x <= 120 for x in settings[-10:]), settings
+        equal("the limit at the end", package.limit(), 250)
+        words = case.words_of([{"run.name": "orphan"}, budget])
+        run = started([MOLEN, "train", "tiny.toml", *words], env={**ENV, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        until(lambda: 0 < package.limit() < 200)
+        said["job"].kill()
+        until(lambda: package.limit() == 250)
+        events = work / "runs/orphan/events.jsonl"
+        until(lambda: "the policy ends" in events.read_text())
+        steps = len((work / "runs/orphan/metrics.jsonl").read_text().splitlines())
+        until(lambda: len((work / "runs/orphan/metrics.jsonl").read_text().splitlines()) > steps + 3)
+        run.send_signal(signal.SIGTERM)
+        run.wait(60)
+        last = lines_of(work / "runs/orphan/metrics.jsonl")[-1]
+        assert "policy_setting" not in last and last["energy_j"]["cpu-package0"] is None, last
+        assert "it is gone" in events.read_text()

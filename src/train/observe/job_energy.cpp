@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/utf8.h"
+#include "daemon/client.h"
 #include "energy/open.h"
 #include "launch/gather_texts.h"
 #include "launch/throw_on_all_ranks.h"
@@ -73,6 +74,7 @@ OpenMeters open_as(const config::Config& config) {
     o.nvml.visible = visible.nvidia;
     o.amd_visible = visible.amd;
     o.nvml.sample_every = config.energy.sample_every;
+    o.daemon = daemon::open_meters_here;
     return energy::open_meters(config.energy.meters, o);
   };
 }

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "actuate/open.h"
 #include "base/error.h"
 #include "base/utf8.h"
+#include "daemon/client.h"
 #include "launch/gather_texts.h"
 #include "launch/throw_on_all_ranks.h"
 
@@ -97,7 +97,8 @@ std::unique_ptr<policy::StepPolicy> step_policy(const std::string& name, const c
 
 EnergyPolicyOptions policy_options_here(bool cuda) {
   EnergyPolicyOptions o;
-  o.open = [] { return actuate::open_actuators(actuate::options_here()); };
+  o.open = daemon::open_actuators_here;
+  o.hold = daemon::hold;
   o.session.journals = actuate::default_journals();
   o.session.guardian = {"/proc/self/exe", "energy", "guard", "--journal"};
   o.cuda = cuda;
@@ -185,7 +186,7 @@ void EnergyPolicy::choose_settings(const std::vector<Json>& hosts) {
 // Tries the second setting on each device: a right that is missing shows only by that.
 void EnergyPolicy::open_session(actuate::Actuators here, const EnergyPolicyOptions& options) {
   const auto ids = ids_of(here, kind_, options.cuda);
-  auto session = actuate::Session::open(std::move(here), ids, options.session);
+  auto session = options.hold(std::move(here), ids, options.session);
   if (!session) throw UsageError("{}: {}", key_, session.reason());
   session_ = std::move(session).value();
   for (std::size_t i = 0; i < session_->size(); ++i)

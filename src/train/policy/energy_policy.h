@@ -21,11 +21,15 @@ namespace molen::train {
 
 struct EnergyPolicyOptions {
   std::function<actuate::Actuators()> open;  // what this host can set; called on the rank that leads it
+  // Takes the settings of this host that the policy chose, as Session::open.
+  std::function<Result<std::unique_ptr<actuate::HeldSettings>>(
+      actuate::Actuators here, const std::vector<std::string>& ids, actuate::SessionOptions options)>
+      hold;
   actuate::SessionOptions session;
   policy::SamplingOptions sampling;
   bool cuda = false;  // the job computes on GPUs, so their settings are those that count
 };
-// Uses this machine, and `molen energy guard` of this program as the guardian.
+// Uses this machine, its energy daemon where there is one, and `molen energy guard` of this program as the guardian.
 EnergyPolicyOptions policy_options_here(bool cuda);
 
 class EnergyPolicy {
@@ -74,11 +78,11 @@ class EnergyPolicy {
   std::vector<std::string> news_;  // the session's end may add to it
   std::string failure_, refusal_;  // of this host; of any host
   actuate::Kind kind_ = actuate::Kind::kClock;
-  std::vector<std::int64_t> ladder_;            // descending, in the units of `kind_`
-  std::unique_ptr<policy::StepPolicy> policy_;  // on rank 0, if no budget is asked for
-  std::optional<policy::PowerBudget> budget_;   // on rank 0
-  std::unique_ptr<actuate::Session> session_;   // on one rank of each host
-  std::size_t next_ = 0, present_ = 0;          // places in the ladder
+  std::vector<std::int64_t> ladder_;                // descending, in the units of `kind_`
+  std::unique_ptr<policy::StepPolicy> policy_;      // on rank 0, if no budget is asked for
+  std::optional<policy::PowerBudget> budget_;       // on rank 0
+  std::unique_ptr<actuate::HeldSettings> session_;  // on one rank of each host
+  std::size_t next_ = 0, present_ = 0;              // places in the ladder
   bool ended_ = false, out_of_reach_ = false;
   int without_joules_ = 0;  // steps in a row
 };

@@ -2,6 +2,7 @@
 #include "train/policy/energy_policy.h"
 
 #include <gtest/gtest.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,8 +12,11 @@
 
 #include "actuate/sysfs.h"
 #include "actuate/test_tree.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "comm/threads/threads.h"
+#include "daemon/client.h"
+#include "daemon/server.h"
 
 namespace molen::train {
 namespace {
@@ -39,6 +43,7 @@ class Policies : public ::testing::Test {
   std::map<std::string, FakeTree> trees_;  // by host
   config::Config config_ = config::load(std::nullopt);
   bool metered_ = true;
+  fs::path daemon_;  // the socket of the energy daemon that the job uses; empty: it has rights of its own
   fs::path journals_ = fs::temp_directory_path() / ("molen_policies_" + std::to_string(::getpid()));
 
   void SetUp() override { fs::remove_all(journals_); }
@@ -47,7 +52,15 @@ class Policies : public ::testing::Test {
   EnergyPolicyOptions options_of(const std::string& host) {
     EnergyPolicyOptions o;
     FakeTree& tree = trees_.at(host);
-    o.open = [&tree] { return actuate::open_cpufreq(tree.machine); };
+    o.open = [&tree, socket = daemon_] {
+      if (socket.empty()) return actuate::open_cpufreq(tree.machine);
+      actuate::Actuators without_rights;
+      energy::NvmlOptions nvml;
+      nvml.library = "libno-such-library.so.1";
+      daemon::add_settings(without_rights, socket, nvml);
+      return without_rights;
+    };
+    o.hold = daemon::hold;
     o.session.journals = journals_ / host;
     o.session.guardian = {MOLEN_GUARDIAN, tree.root().string()};
     o.sampling.settle_steps = 0;
@@ -208,6 +221,42 @@ TEST_F(Policies, WithoutAMeterOrASettingTheJobIsRefusedOnAllRanks) {
   refused({"a", "bare"},
           "energy.policy: no clock and no power limit of the job's devices can be set on all hosts; a can set the "
           "clock; bare can set nothing");
+}
+
+TEST_F(Policies, AJobWithoutRightsUsesTheDaemonAndOutlivesIt) {
+  FakeTree& tree = trees_["a"];
+  tree.cpufreq();
+  daemon::ServerOptions served;
+  daemon_ = served.socket = tree.root() / "energy.sock";
+  served.allowed.users = {::geteuid()};
+  served.leases.open = [&tree] { return actuate::open_cpufreq(tree.machine); };
+  served.leases.journals = journals_ / "leases";
+  served.leases.guardian = {MOLEN_GUARDIAN, tree.root().string()};
+  served.leases.ownership = daemon::Ownership(daemon::Ownership::Rule::kAnyone);
+  served.clock = [] { return now().value; };
+  const Descriptor stop(::eventfd(0, EFD_CLOEXEC));
+  auto server = std::make_unique<daemon::Server>(energy::Meters{}, served);
+  std::jthread serving([&] { server->run(stop.get()); });
+  config_.energy.power_budget = Watts(80.0);
+  const auto errors = on({"a"}, [&](EnergyPolicy* policy, comm::Communicator& world) {
+    EXPECT_EQ(policy->setting(), 3e9);
+    step(*policy, world, {Seconds(1.0), Joules(100.0)});
+    EXPECT_LT(*policy->setting(), 3e9);
+    EXPECT_EQ(1e3 * static_cast<double>(tree.clocks()[0]), policy->setting());
+    ::eventfd_write(stop.get(), 1);
+    serving.join();
+    server.reset();
+    EXPECT_EQ(tree.clocks(), actuate::State(4, 3000000)) << "the daemon has restored";
+    for (int i = 0; i < 3; ++i) step(*policy, world, {Seconds(1.0), Joules(100.0)});
+    EXPECT_EQ(policy->setting(), std::nullopt);
+    const auto news = policy->take_news();
+    EXPECT_TRUE(std::ranges::any_of(news, [](const std::string& text) {
+      return text.find("the policy ends, and what was found is restored: the energy daemon at ") != std::string::npos &&
+             text.find("it is gone") != std::string::npos;
+    })) << Json(news);
+  });
+  EXPECT_EQ(errors[0], "");
+  if (serving.joinable()) ::eventfd_write(stop.get(), 1);
 }
 
 TEST_F(Policies, NothingIsSetWhereNothingIsAskedFor) {

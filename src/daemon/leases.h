@@ -1,0 +1,103 @@
+// Who may set which device of the node now. A lease is a session of src/actuate with a folder of its own for its
+// journal and a guardian of its own, so the settings come back however the peer or the daemon ends.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "actuate/session.h"
+#include "daemon/permission.h"
+#include "daemon/wire.h"
+
+namespace molen::daemon {
+
+struct LeaseOptions {
+  std::function<actuate::Actuators()> open;  // what this node can set
+  fs::path journals;                         // a folder of this user on this host, one folder in it for each lease
+  std::vector<std::string> guardian;         // as SessionOptions::guardian
+  Seconds patience{30.0};
+  Bounds bounds;
+  Ownership ownership;
+  std::function<void(const std::string&)> said;  // a sentence each; called by any thread
+};
+
+class Leases;
+
+// The settings of one peer. Not thread-safe; the destructor restores them.
+class DeviceLease {
+ public:
+  ~DeviceLease();
+  DeviceLease(const DeviceLease&) = delete;
+  DeviceLease& operator=(const DeviceLease&) = delete;
+
+  // Sets one of the leased settings, within the bounds. Returns what is set now; absent where the device does not tell.
+  Result<std::optional<std::int64_t>> set(const std::string& id, std::int64_t value);
+  // Returns why the lease must end: a device is no longer the peer's, or nobody would restore it. "" where it may go
+  // on.
+  std::string why_end();
+  // Restores what was found. A second call does nothing.
+  actuate::Restoration end();
+
+ private:
+  friend class Leases;
+  DeviceLease(Leases& leases, Peer peer, fs::path folder)
+      : leases_(leases), peer_(std::move(peer)), folder_(std::move(folder)) {}
+
+  Leases& leases_;
+  const Peer peer_;
+  const fs::path folder_;
+  bool reserved_ = false;  // it stands in the table of leases
+  std::unique_ptr<actuate::Session> session_;
+};
+
+// Thread-safe.
+class Leases {
+ public:
+  // Restores what an earlier daemon has left in the folder of journals. Throws Error if the folder cannot be used.
+  explicit Leases(LeaseOptions options);
+  ~Leases();
+  Leases(const Leases&) = delete;
+  Leases& operator=(const Leases&) = delete;
+
+  // Adds the settings that a peer may make, and those that are withheld from it. `own`: the lease of the peer's
+  // connection, or null.
+  void list(const Peer& peer, const DeviceLease* own, Listing& listing);
+  // Takes the devices of these settings for a peer. A failure names the setting and the reason, or who has it.
+  Result<std::unique_ptr<DeviceLease>> take(const Peer& peer, const std::vector<std::string>& ids);
+
+ private:
+  friend class DeviceLease;
+  struct Held {
+    const DeviceLease* lease = nullptr;
+    std::string holder;
+    std::int64_t pid = 0;                      // of the peer
+    bool ends = false;                         // it is being restored
+    std::map<std::string, std::int64_t> most;  // by setting: what was found
+  };
+  actuate::Actuators open_all();
+  Ownership::Now ownership();
+  Result<actuate::Done> restore_left(const std::vector<std::string>& ids);
+  // Waits for a lease whose peer has ended, at most for the patience.
+  Result<actuate::Done> reserve(DeviceLease& lease, const actuate::Actuators& here,
+                                const std::vector<std::string>& ids);
+  std::pair<std::string, const Held*> holder_of(const actuate::Actuators& here, const std::vector<std::string>& ids);
+  void begin_end(const DeviceLease& lease);
+  void release(const DeviceLease& lease);
+  fs::path new_folder();
+
+  const LeaseOptions options_;
+  std::mutex opening_;             // one opens devices at a time
+  std::mutex recovery_;            // guards left_, and is held while it is restored
+  std::vector<fs::path> left_;     // folders of ended leases of which something could not be restored
+  std::mutex mutex_;               // guards the members below; nothing waits while it is held
+  std::map<fs::path, Held> held_;  // by the device's lock
+  std::vector<std::string> problems_;
+  std::uint64_t next_ = 0;
+};
+
+}  // namespace molen::daemon

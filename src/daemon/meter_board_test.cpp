@@ -1,0 +1,63 @@
+#include "daemon/meter_board.h"
+
+#include <gtest/gtest.h>
+
+#include "daemon/test_daemon.h"
+
+namespace molen::daemon {
+namespace {
+
+class Board : public ::testing::Test {
+ protected:
+  double time_ = 1000.0;
+  std::unique_ptr<MeterBoard> board(Seconds read_every, std::unique_ptr<energy::Meter> meter) {
+    energy::Meters meters;
+    meters.meters.push_back(std::move(meter));
+    meters.meters.push_back(std::make_unique<energy::NullMeter>("gpu0", "dead"));
+    return std::make_unique<MeterBoard>(std::move(meters), read_every, [this] { return time_; });
+  }
+  static double joules(MeterBoard& board) { return board.read().at(0).reading.value().total.value; }
+};
+
+TEST_F(Board, AllPeersGetOneReadingOfATime) {
+  const auto b = board(Seconds(0.1), std::make_unique<CountingMeter>());
+  const double first = joules(*b);
+  time_ += 0.04;
+  const auto again = b->read();
+  EXPECT_EQ(again.size(), 1u) << "a null meter is none";
+  EXPECT_EQ(again[0].reading->total.value, first);
+  EXPECT_NEAR(again[0].reading->age_s, 0.04, 1e-9);
+  time_ += 0.07;
+  EXPECT_EQ(joules(*b), first + 1.0);
+  EXPECT_EQ(b->read()[0].reading->age_s, 0.0);
+  const auto meters = b->meters();
+  ASSERT_EQ(meters.size(), 1u);
+  EXPECT_EQ(meters[0].meter, "counting");
+  EXPECT_EQ(meters[0].changes_every_s, 0.1) << "no finer than what peers get";
+}
+
+class WrappingMeter : public energy::Meter {
+ public:
+  WrappingMeter() : Meter({"wrapping", "cpu-package0", energy::Source::kCounter, "", Seconds(60), true}) {}
+  Result<energy::Reading> read() override {
+    ++reads;
+    return Failure{"no permission"};
+  }
+  int reads = 0;
+};
+
+TEST_F(Board, AMeterIsReadBeforeItLosesEnergy) {
+  auto meter = std::make_unique<WrappingMeter>();
+  WrappingMeter& wrapping = *meter;
+  const auto b = board(Seconds(0.1), std::move(meter));
+  EXPECT_EQ(b->keep_every_s(), 10.0);
+  b->keep();
+  EXPECT_EQ(wrapping.reads, 1);
+  for (int i = 0; i < 12; ++i, time_ += 5.0) b->keep();
+  EXPECT_GE(wrapping.reads, 5);
+  EXPECT_EQ(b->read().at(0).reason, "no permission");
+  EXPECT_FALSE(b->read().at(0).reading);
+}
+
+}  // namespace
+}  // namespace molen::daemon

@@ -1,0 +1,176 @@
+#include "daemon/server.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "collect/address.h"
+#include "daemon/conversation.h"
+
+namespace molen::daemon {
+namespace {
+
+constexpr double kBetweenLooksS = 0.5;  // of the thread that accepts
+
+int event_descriptor() {
+  const int fd = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (fd < 0) throw Error("eventfd: {}", std::strerror(errno));
+  return fd;
+}
+
+// Listens at a path that every user may connect to: who is answered is decided by the kernel's word on who it is.
+int listen_for_all(const fs::path& path) {
+  if (path.has_parent_path()) make_directories(path.parent_path());
+  Descriptor socket(collect::listen_at({"", 0, path.string()}).socket);
+  constexpr mode_t kEverybody = 0666;
+  if (::chmod(path.c_str(), kEverybody) != 0) throw_write_error(path, -errno);
+  return socket.release();
+}
+
+LeaseOptions with_said(LeaseOptions options, std::function<void(const std::string&)> said) {
+  options.said = std::move(said);
+  return options;
+}
+
+}  // namespace
+
+double Allowances::take(std::uint32_t uid, double now_s) {
+  const std::lock_guard lock(mutex_);
+  const auto [at, added] = of_.try_emplace(uid, Left{burst_, now_s});
+  Left& left = at->second;
+  left.requests = std::min(burst_, left.requests + per_s_ * (now_s - left.time_s)) - 1.0;
+  left.time_s = now_s;
+  return left.requests < 0 ? -left.requests / per_s_ : 0.0;
+}
+
+// A connection and its thread.
+struct Server::Visitor {
+  Visitor(int fd, Peer p) : socket(fd), peer(std::move(p)) {}
+  Descriptor socket;
+  const Peer peer;
+  std::atomic<bool> over = false;
+  std::jthread thread;  // last member: ends before the others
+};
+
+Server::Server(energy::Meters meters, ServerOptions options)
+    : options_(std::move(options)),
+      notices_(options_.say),
+      board_(std::move(meters), options_.read_every, options_.clock),
+      leases_(with_said(options_.leases, [this](const std::string& text) { say(text); })),
+      allowances_(options_.limits.requests_per_s, options_.limits.burst),
+      ending_(event_descriptor()),
+      listening_(listen_for_all(options_.socket)) {
+  struct stat file {};
+  if (::lstat(options_.socket.c_str(), &file) != 0) throw_read_error(options_.socket, -errno);
+  device_ = file.st_dev;
+  inode_ = file.st_ino;
+}
+
+Server::~Server() {
+  ::eventfd_write(ending_.get(), 1);
+  visitors_.clear();
+  struct stat file {};
+  if (::lstat(options_.socket.c_str(), &file) == 0 && file.st_dev == device_ && file.st_ino == inode_)
+    file_system().remove(options_.socket);
+}
+
+void Server::say(const std::string& text) {
+  const std::lock_guard lock(saying_);
+  options_.say(text);
+}
+
+void Server::tell(const std::string& text) {
+  const std::lock_guard lock(saying_);
+  notices_.add(text, options_.clock());
+}
+
+void Server::run(int stop) {
+  const double rest_s = std::min(kBetweenLooksS, board_.keep_every_s());
+  for (;;) {
+    std::array<pollfd, 2> polled{pollfd{stop, POLLIN, 0}, pollfd{listening_.get(), POLLIN, 0}};
+    const int found = ::poll(polled.data(), polled.size(), static_cast<int>(std::ceil(rest_s * 1e3)));
+    if (found < 0 && errno != EINTR) throw Error("poll: {}", std::strerror(errno));
+    if (found > 0 && polled[0].revents != 0) break;
+    board_.keep();
+    visitors_.remove_if([](const auto& visitor) { return visitor->over.load(); });
+    if (found > 0 && polled[1].revents != 0) accept_all();
+    const std::lock_guard lock(saying_);
+    notices_.check_time(options_.clock());
+  }
+  ::eventfd_write(ending_.get(), 1);
+  visitors_.clear();
+}
+
+void Server::accept_all() {
+  for (;;) {
+    const int fd = ::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd >= 0) {
+      admit(fd);
+      continue;
+    }
+    if (errno == EAGAIN || errno == ECONNABORTED || errno == EINTR) return;
+    // The system has no room. The event comes again at once, so a pause keeps this thread from running in circles.
+    tell(fmt::format("no more connections now: {}", std::strerror(errno)));
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return;
+  }
+}
+
+// Starts the conversation with a peer, or tells it why there is none.
+void Server::admit(int socket) {
+  Descriptor owned(socket);
+  const auto refuse = [&](const std::string& why) {
+    const std::string line = closing_line(why);
+    (void)!::send(socket, line.data(), line.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  };
+  const auto peer = peer_of(socket);
+  if (!peer) {
+    tell(peer.reason());
+    return refuse(peer.reason());
+  }
+  if (!options_.allowed.permits(peer.value())) {
+    tell(fmt::format("{} was refused: it is not on the list of this daemon", peer.value().text()));
+    return refuse(
+        fmt::format("user {} may not use this daemon; an administrator allows users and groups with --allow-user and "
+                    "--allow-group",
+                    peer.value().uid));
+  }
+  const auto of_user = std::count_if(visitors_.begin(), visitors_.end(), [&](const auto& visitor) {
+    return !visitor->over && visitor->peer.uid == peer.value().uid;
+  });
+  if (of_user >= options_.limits.connections_of_user)
+    return refuse(fmt::format("user {} has {} connections already", peer.value().uid, of_user));
+  if (visitors_.size() >= static_cast<std::size_t>(options_.limits.connections))
+    return refuse(fmt::format("this daemon has {} connections already", visitors_.size()));
+  try {
+    auto visitor = std::make_unique<Visitor>(owned.release(), peer.value());
+    Visitor& added = *visitors_.emplace_back(std::move(visitor));
+    added.thread = std::jthread([this, &added] { serve(added); });
+  } catch (const std::system_error& error) {  // no thread
+    visitors_.pop_back();
+    tell(fmt::format("no connection for {}: {}", peer.value().text(), error.what()));
+  }
+}
+
+void Server::serve(Visitor& visitor) {
+  try {
+    Conversation conversation({board_, leases_, allowances_, options_.limits, options_.clock, ending_.get()},
+                              visitor.socket.get(), visitor.peer);
+    if (const std::string cut = conversation.run(); !cut.empty())
+      tell(fmt::format("{} was cut: {}", visitor.peer.text(), cut));
+  } catch (const std::exception&) {  // no memory for a sentence; the lease has ended with the conversation
+  }
+  ::shutdown(visitor.socket.get(), SHUT_RDWR);
+  visitor.over = true;
+}
+
+}  // namespace molen::daemon
