@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cmath>
+#include <condition_variable>
 #include <cstring>
 #include <utility>
 
@@ -93,7 +94,21 @@ void Server::tell(const std::string& text) {
   notices_.add(text, options_.clock());
 }
 
+// Restores what could not be restored yet. A driver may block it, so it has a thread of its own.
+void Server::retry(const std::stop_token& stop) {
+  std::mutex mutex;
+  std::condition_variable_any tick;
+  std::unique_lock lock(mutex);
+  const std::chrono::duration<double> pause(options_.limits.retry_s);
+  for (;;) {
+    tick.wait_for(lock, stop, pause, [] { return false; });
+    if (stop.stop_requested()) return;
+    leases_.retry_left();
+  }
+}
+
 void Server::run(int stop) {
+  const std::jthread retrying([this](const std::stop_token& ends) { retry(ends); });
   const double rest_s = std::min(kBetweenLooksS, board_.keep_every_s());
   for (;;) {
     std::array<pollfd, 2> polled{pollfd{stop, POLLIN, 0}, pollfd{listening_.get(), POLLIN, 0}};

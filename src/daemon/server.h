@@ -28,6 +28,7 @@ struct ServerLimits {
   double line_s = 10;          // from the first byte of a request to its last
   double answer_s = 10;        // for a peer to take an answer
   double look_s = 1;           // between two looks at whether a lease may go on
+  double retry_s = 10;         // between two tries to restore what could not be restored
 };
 
 struct ServerOptions {
@@ -71,6 +72,7 @@ class Server {
 
  private:
   struct Visitor;
+  void retry(const std::stop_token& stop);
   void accept_all();
   void admit(int socket);
   void serve(Visitor& visitor);
