@@ -61,7 +61,7 @@ class Allowances {
 class Server {
  public:
   // Restores what an earlier daemon has left, and listens; makes the folder of the socket if it is missing. Throws
-  // UsageError if it cannot.
+  // UsageError if it cannot, and where others may write into that folder.
   Server(energy::Meters meters, ServerOptions options);
   ~Server();
   Server(const Server&) = delete;
@@ -73,7 +73,7 @@ class Server {
  private:
   struct Visitor;
   void retry(const std::stop_token& stop);
-  void accept_all();
+  void accept_some(int stop);
   void admit(int socket);
   void serve(Visitor& visitor);
   void say(const std::string& text);   // of the node's own state

@@ -231,7 +231,8 @@ TEST_F(Serving, OnlyUsersAndGroupsOnTheListAreAnswered) {
       fmt::format("the energy daemon at {}: user 65534 may not use this daemon; an administrator allows users and "
                   "groups with --allow-user and --allow-group",
                   socket().string()));
-  EXPECT_NE(said().find("was refused: it is not on the list of this daemon"), std::string::npos) << said();
+  EXPECT_NE(said().find("of user 65534 was refused: it is not on the list of this daemon"), std::string::npos)
+      << said();
   finish(daemon, SIGTERM);
   ServerOptions o = options();
   o.allowed.groups = {4711};
@@ -421,6 +422,55 @@ TEST_F(Serving, TheWholeDaemonHasALimitToo) {
   start(o);
   const auto one = client(), two = client();
   EXPECT_NE(Client::connect(socket()).reason().find("this daemon has 2 connections already"), std::string::npos);
+}
+
+// Anybody may connect, so the thread that accepts must do the rest of its work meanwhile.
+TEST_F(Serving, AFloodOfConnectionsStopsNothing) {
+  ServerOptions o = options();
+  o.limits.connections_of_user = 2;
+  o.limits.retry_s = 0.05;
+  const pid_t daemon = start(o);
+  const auto first = client(), second = client();
+  std::vector<pid_t> flood;
+  for (int i = 0; i < 4; ++i) {
+    flood.push_back(::fork());
+    if (flood.back() == 0)
+      for (;;) {
+        const auto refused = collect::begin_connection({"", 0, socket().string()});
+        if (refused) ::close(refused.value());
+      }
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_TRUE(asks_in_time(*first));
+  const Seconds began = now();
+  EXPECT_EQ(finish(daemon, SIGTERM), 0);
+  EXPECT_LT((now() - began).value, 15.0);
+  for (const pid_t pid : flood) kill_job(pid);
+}
+
+TEST_F(Serving, TheSocketNeedsAFolderThatNoOtherUserCanWrite) {
+  const fs::path folder = tree_.root() / "open";
+  fs::create_directories(folder);
+  ServerOptions o = options();
+  o.socket = folder / "energy.sock";
+  for (const unsigned mode : {0777U, 01777U, 0775U}) {
+    fs::permissions(folder, fs::perms(mode));
+    try {
+      Server server({}, o);
+      ADD_FAILURE() << mode;
+    } catch (const UsageError& error) {
+      EXPECT_EQ(std::string(error.what()),
+                fmt::format("{}: others may write it (mode {:04o}): chmod go-w; the socket needs a folder that no "
+                            "other user can write, such as /run/molen",
+                            folder.string(), mode));
+    }
+    EXPECT_TRUE(fs::is_empty(folder));
+  }
+  fs::permissions(folder, fs::perms(0755));
+  const Server server({}, o);
+  struct stat status {};
+  ASSERT_EQ(::stat(o.socket.c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 07777, 0666u);
 }
 
 TEST(AllowancesOfUsers, AreRequestsPerSecond) {
