@@ -10,7 +10,7 @@ DOOR = {"src/base/filesystem.cpp"}
 ALLOWED = {  # (file, what): why
     ("src/actuate/guardian.cpp", "::write"): "into a pipe to the job",
     ("src/checkpoint/safetensors_io.cpp", "::sync_file_range"): "a hint that writing back may begin: it changes no content",
-    ("src/daemon/server.cpp", "::chmod"): "lets all users connect to a socket",
+    ("src/daemon/server.cpp", "::fchmodat"): "lets all users connect to a socket",
     ("src/data/process.cpp", "::open"): "/dev/null, as a program's input",
     ("src/data/process.cpp", "::memfd_create"): "memory, as a program's input",
     ("src/data/process.cpp", "::write"): "into that memory",
@@ -25,7 +25,7 @@ ALLOWED = {  # (file, what): why
 }
 CALLS = ("open open64 openat creat write pwrite pwritev writev fsync fdatasync sync syncfs sync_file_range fallocate posix_fallocate ftruncate "
          "truncate rename renameat renameat2 link linkat symlink symlinkat unlink unlinkat remove mkdir mkdirat rmdir mkstemp mkostemp mkdtemp "
-         "mknod mkfifo chmod fchmod utimensat futimens copy_file_range sendfile splice memfd_create shm_open mmap msync").split()
+         "mknod mkfifo chmod fchmod fchmodat utimensat futimens copy_file_range sendfile splice memfd_create shm_open mmap msync").split()
 BARE = "create_directory create_directories copy_file remove_all resize_file fsync fdatasync ftruncate pwrite pwritev posix_fallocate renameat2 mkstemp mkostemp mkdtemp fopen freopen fdopen tmpfile".split()
 LIBRARY = "create_directory create_directories create_directory_symlink create_symlink create_hard_link copy copy_file copy_symlink remove remove_all rename resize_file permissions last_write_time".split()
 FORBIDDEN = re.compile(

@@ -25,6 +25,47 @@ void require_own_folder(const fs::path& folder) {
         folder.string(), ::geteuid());
 }
 
+void add_restoration(Restoration& all, const Restoration& one) {
+  all.notes.insert(all.notes.end(), one.notes.begin(), one.notes.end());
+  all.restored += one.restored;
+  all.left_alone += one.left_alone;
+  all.failed += one.failed;
+}
+
+// Returns whether one of a journal's settings is among those wanted; an empty list wants all.
+bool is_wanted(const Journal& journal, const std::vector<std::string>& wanted) {
+  return wanted.empty() || std::any_of(journal.entries.begin(), journal.entries.end(), [&](const JournalEntry& e) {
+           return std::find(wanted.begin(), wanted.end(), e.id) != wanted.end();
+         });
+}
+
+// Restores the settings of a journal, whose locks must be held. Those that are restored leave the journal, so that a
+// device that cannot be restored holds up no other one. Returns the journal that is left.
+Journal restore_locked(const fs::path& file, Actuators& here, const std::function<void(const std::string&)>& said) {
+  const Journal journal = read_journal(file);
+  Journal still{journal.owner, {}};
+  Restoration done;
+  for (const JournalEntry& entry : journal.entries) {
+    const Restoration one = restore_journal({journal.owner, {entry}}, here);
+    if (!one.complete()) still.entries.push_back(entry);
+    add_restoration(done, one);
+  }
+  if (done.restored + done.left_alone + done.failed > 0)
+    said(fmt::format("{} ended without restoring what it had set", journal.owner.text()));
+  for (const std::string& note : done.notes) said(note);
+  if (still.entries.empty()) {
+    remove_journal(file);
+    return still;
+  }
+  try {
+    if (still.entries.size() < journal.entries.size()) write_file_atomic(file, journal_text(still));
+  } catch (const Error& error) {  // the whole journal stays
+    said(error.what());
+  }
+  said(fmt::format("{}: stays until all of it is restored; remove it where that is not wanted", file.string()));
+  return still;
+}
+
 // Restores, removes or leaves one journal; returns false where something is left to restore.
 bool recover_one(const fs::path& file, Actuators& here, const std::function<void(const std::string&)>& said,
                  Seconds patience, const std::vector<std::string>& wanted, bool own_too) {
@@ -57,24 +98,15 @@ bool recover_one(const fs::path& file, Actuators& here, const std::function<void
     if (std::any_of(journal.entries.begin(), journal.entries.end(),
                     [&](const JournalEntry& e) { return e.id == actuator->info().id; }))
       needed.push_back(actuator.get());
-  const bool matters =
-      wanted.empty() || std::any_of(journal.entries.begin(), journal.entries.end(), [&](const JournalEntry& e) {
-        return std::find(wanted.begin(), wanted.end(), e.id) != wanted.end();
-      });
+  const bool matters = is_wanted(journal, wanted);
   if (needed.empty() && !matters) return true;  // settings that this job does not see say nothing of their owner's life
   // The locks are those of the owner and of its guardian, so whoever has them knows that both are dead.
   const auto locks = Locks::take(needed, patience);
-  if (!locks) return true;              // alive, in another process namespace
+  // Its owner may be alive in another process namespace; who restores its own journals knows that it is not.
+  if (!locks) return !own_too || !matters;
   if (!path_exists(file)) return true;  // its guardian was faster
-  const Restoration done = restore_journal(read_journal(file), here);
-  if (done.restored + done.left_alone + done.failed > 0)
-    said(fmt::format("{} ended without restoring what it had set", owner.text()));
-  for (const std::string& note : done.notes) said(note);
-  if (done.complete())
-    remove_journal(file);
-  else
-    said(fmt::format("{}: stays until all of it is restored; remove it where that is not wanted", file.string()));
-  return done.complete() || !matters;
+  const Journal still = restore_locked(file, here, said);
+  return still.entries.empty() || !is_wanted(still, wanted);
 }
 
 }  // namespace
@@ -207,13 +239,7 @@ Restoration Session::end() {
   Restoration all;
   if (!open_ || process_ != ::getpid()) return all;
   open_ = false;
-  for (const auto& actuator : used_) {
-    const Restoration one = actuator->restore();
-    all.notes.insert(all.notes.end(), one.notes.begin(), one.notes.end());
-    all.restored += one.restored;
-    all.left_alone += one.left_alone;
-    all.failed += one.failed;
-  }
+  for (const auto& actuator : used_) add_restoration(all, actuator->restore());
   for (const std::string& note : all.notes) options_.said(note);
   if (all.complete()) {
     try {

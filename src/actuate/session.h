@@ -34,7 +34,9 @@ fs::path default_journals();
 // nor is one of another host. One of an earlier boot is removed, because a restart resets all settings. One that cannot
 // be read is renamed to NAME.damaged. Returns whether nothing is left to restore.
 // `wanted`: only journals with one of these settings count for that; empty: all do. `own_too`: journals of this process
-// are restored as well, for a folder in which no session of it is open.
+// are restored as well, for a folder in which no session of it is open; one whose device somebody else has is left
+// then. Settings that are restored leave their journal, so that only those that could not be restored count the next
+// time.
 bool recover_journals(const fs::path& folder, Actuators& here, const std::function<void(const std::string&)>& said,
                       Seconds patience, const std::vector<std::string>& wanted = {}, bool own_too = false);
 

@@ -61,16 +61,13 @@ Result<Answer> Client::lose(const std::string& why) {
   return Failure{lost_};
 }
 
-// Reads what has come; returns false, with the reason, at the end of the connection or of the time.
+// Reads what has come; returns false at the end of the connection, with the reason, or of the time, without one.
 bool Client::read_more(Seconds until, std::string& why) {
   pollfd polled{socket_.get(), POLLIN, 0};
   const double left_s = std::max(0.0, (until - now()).value);
   const int found = ::poll(&polled, 1, static_cast<int>(std::min(std::ceil(left_s * 1e3), 3.6e6)));
   if (found < 0 && errno == EINTR) return true;
-  if (found == 0) {
-    why = "no answer in time";
-    return now() < until;
-  }
+  if (found == 0) return now() < until;
   std::array<char, 65536> bytes;
   const ssize_t got = ::recv(socket_.get(), bytes.data(), std::min(bytes.size(), lines_.room()), MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
@@ -83,6 +80,11 @@ bool Client::read_more(Seconds until, std::string& why) {
 }
 
 Result<Answer> Client::receive(Seconds until) {
+  auto answer = receive_in_time(until);
+  return answer ? std::move(*answer) : lose("no answer in time");
+}
+
+std::optional<Result<Answer>> Client::receive_in_time(Seconds until) {
   if (!lost_.empty()) return Failure{lost_};
   for (;;) {
     if (const auto line = lines_.next()) {
@@ -96,11 +98,20 @@ Result<Answer> Client::receive(Seconds until) {
     }
     if (lines_.too_long()) return lose("its answer has no end");
     std::string why;
-    if (!read_more(until, why)) return lose(why);
+    if (read_more(until, why)) continue;
+    if (why.empty()) return std::nullopt;
+    return lose(why);
   }
 }
 
 Result<Answer> Client::ask(const Request& request, Answer::Kind expected, Seconds patience) {
+  const Seconds until = now() + patience;
+  if (const auto begun = begin(request, patience); !begun) return Failure{begun.reason()};
+  auto answer = finish(expected, until - now());
+  return answer ? std::move(*answer) : lose("no answer in time");
+}
+
+Result<actuate::Done> Client::begin(const Request& request, Seconds patience) {
   if (!lost().empty()) return Failure{lost_};
   const Seconds until = now() + patience;
   const std::string line = request_line(request);
@@ -110,14 +121,19 @@ Result<Answer> Client::ask(const Request& request, Answer::Kind expected, Second
     if (sent >= 0 || errno == EINTR) continue;
     if (errno != EAGAIN) break;  // what it said before it left may be there to read
     pollfd polled{socket_.get(), POLLOUT, 0};
-    if (now() > until) return lose("it takes no request");
+    if (now() > until) return Failure{lose("it takes no request").reason()};
     ::poll(&polled, 1, 100);
   }
-  auto answer = receive(until);
-  if (!answer) return answer;
+  return actuate::Done{};
+}
+
+std::optional<Result<Answer>> Client::finish(Answer::Kind expected, Seconds patience) {
+  auto in_time = receive_in_time(now() + patience);
+  if (!in_time || !in_time->ok()) return in_time;
+  Result<Answer>& answer = *in_time;
   if (answer.value().kind == Answer::Kind::kRefused) return Failure{answer.value().reason};
   if (answer.value().kind != expected) return lose("its answer is one to another request");
-  return answer;
+  return in_time;
 }
 
 const std::string& Client::lost() {

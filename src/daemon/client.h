@@ -33,6 +33,10 @@ class Client {
   // Asks and waits for the answer, which has the kind `expected`. A refusal is a failure with the daemon's words. After
   // any other failure the connection is lost.
   Result<Answer> ask(const Request& request, Answer::Kind expected, Seconds patience = Seconds(10));
+  // Does it in two steps. `finish` returns nothing where no answer has come in time; the connection is not lost then,
+  // and `finish` is to be called again before the next request.
+  Result<actuate::Done> begin(const Request& request, Seconds patience);
+  std::optional<Result<Answer>> finish(Answer::Kind expected, Seconds patience);
   // Returns why the connection is lost; "" as long as it is there. It costs one call of the kernel.
   const std::string& lost();
   const fs::path& socket() const { return path_; }
@@ -41,6 +45,7 @@ class Client {
   Client(int fd, fs::path path) : socket_(fd), path_(std::move(path)) {}
   Result<Answer> lose(const std::string& why);
   Result<Answer> receive(Seconds until);
+  std::optional<Result<Answer>> receive_in_time(Seconds until);
   bool read_more(Seconds until, std::string& why);
 
   Descriptor socket_;
@@ -50,8 +55,8 @@ class Client {
 };
 
 // Opens the meters of the daemon at `socket`, but for those of GPUs, which a job reads itself. Where it cannot be
-// asked, the reason is among the unavailable ones. A daemon that goes away makes a gap; it is asked again every few
-// seconds.
+// asked, the reason is among the unavailable ones. A daemon that goes away makes a gap; it is asked again after a
+// second, and then after twice the time at each try, up to a minute. A read waits for it for 0.25 s at most.
 energy::Meters open_meters(const fs::path& socket);
 // Does it for the socket of this process; nothing where it has none. For energy::OpenOptions::daemon.
 energy::Meters open_meters_here();

@@ -3,8 +3,10 @@
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 
+#include <atomic>
 #include <cstdlib>
 
 #include "actuate/nvml.h"
@@ -151,6 +153,103 @@ TEST_F(Job, ReadsMetersThroughTheDaemon) {
   EXPECT_TRUE(soon([&] { return (again = read()).ok(); })) << again.reason();
   EXPECT_EQ(again.value().gaps, 1) << "the energy in between is unknown";
   EXPECT_EQ(again.value().total.value, more.total.value);
+}
+
+TEST_F(Job, IsNotHeldUpByADaemonThatHangs) {
+  ServerOptions o = options();
+  o.read_every = Seconds(0.001);
+  pid_t daemon = start(o);
+  energy::Meters meters = open_meters(socket());
+  ASSERT_EQ(meters.meters.size(), 1u);
+  const auto read = [&] { return meters.meters[0]->read(); };
+  const auto failures = [&] {
+    const Seconds began = now();
+    std::string why;
+    for (int i = 0; i < 50; ++i) {
+      const auto reading = read();
+      EXPECT_FALSE(reading.ok()) << i;
+      why = reading.reason();
+    }
+    EXPECT_LT((now() - began).value, 2.0) << "one of them waits, and the others do not";
+    return why;
+  };
+  const auto reads_again = [&](std::int64_t gaps) {
+    Result<energy::Reading> again = Failure{"none"};
+    EXPECT_TRUE(soon([&] { return (again = read()).ok(); })) << again.reason();
+    if (again) EXPECT_EQ(again.value().gaps, gaps);
+  };
+  ASSERT_TRUE(read().ok());
+  ASSERT_EQ(::kill(daemon, SIGSTOP), 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_NE(failures().find("has not answered for 0."), std::string::npos);
+  ASSERT_EQ(::kill(daemon, SIGCONT), 0);
+  reads_again(0);
+  finish(daemon, SIGKILL);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(read().ok());
+  daemon = start(o);
+  ASSERT_EQ(::kill(daemon, SIGSTOP), 0);
+  EXPECT_NE(failures().find("no answer in time"), std::string::npos) << "it hangs before its welcome";
+  ASSERT_EQ(::kill(daemon, SIGCONT), 0);
+  reads_again(1);
+}
+
+// A daemon with one meter, in a thread, that counts the requests for readings.
+class CountedDaemon {
+ public:
+  explicit CountedDaemon(const fs::path& socket) : listening_(collect::listen_at({"", 0, socket.string()}).socket) {
+    thread_ = std::jthread([this](const std::stop_token& stop) { serve(stop); });
+  }
+  std::atomic<int> reads = 0;
+
+ private:
+  static bool readable(int fd, const std::stop_token& stop) {
+    for (pollfd polled{fd, POLLIN, 0}; !stop.stop_requested();)
+      if (::poll(&polled, 1, 20) > 0) return true;
+    return false;
+  }
+  void serve(const std::stop_token& stop) {
+    if (!readable(listening_.get(), stop)) return;
+    const Descriptor peer(::accept(listening_.get(), nullptr, nullptr));
+    collect::LineBuffer lines(kMostRequestBytes);
+    Answer answer;
+    do {
+      const std::string text = answer_line(answer);
+      (void)!::send(peer.get(), text.data(), text.size(), MSG_NOSIGNAL);
+      auto line = lines.next();
+      for (char bytes[4096]; !line; line = lines.next()) {
+        const ssize_t got = readable(peer.get(), stop) ? ::recv(peer.get(), bytes, sizeof bytes, 0) : 0;
+        if (got <= 0) return;
+        lines.append({bytes, static_cast<std::size_t>(got)});
+      }
+      answer = Answer{};
+      answer.kind = Answer::Kind::kListing;
+      answer.listing.meters = {{"cpu-package0", "rapl", "", energy::Source::kCounter, 1.0, 0.1}};
+      if (parse_request(*line, "test").kind != Request::Kind::kRead) continue;
+      answer.kind = Answer::Kind::kReadings;
+      answer.readings = {{"cpu-package0", energy::Reading{Joules(1.0 * ++reads), 0, reads.load()}, ""}};
+    } while (true);
+  }
+  Descriptor listening_;
+  std::jthread thread_;
+};
+
+TEST_F(Job, ThatReadsOftenAsksNoOftenerThanTheReadingsChange) {
+  CountedDaemon daemon(socket());
+  const energy::Meters meters = open_meters(socket());
+  ASSERT_EQ(meters.meters.size(), 1u);
+  const Seconds began = now();
+  double oldest_s = 0;
+  for (int i = 0; i < 1000; ++i) {
+    const auto reading = meters.meters[0]->read();
+    ASSERT_TRUE(reading.ok()) << reading.reason();
+    oldest_s = std::max(oldest_s, reading.value().age_s);
+    std::this_thread::sleep_until(std::chrono::steady_clock::now() + std::chrono::milliseconds(1));
+  }
+  const double took_s = (now() - began).value;
+  EXPECT_LE(daemon.reads, 1 + static_cast<int>(took_s / 0.1));
+  EXPECT_GE(daemon.reads, 5);
+  EXPECT_GT(oldest_s, 0.08) << "a repeated reading gets older";
 }
 
 TEST_F(Job, OfAnotherUserIsNoDaemon) {

@@ -34,14 +34,18 @@ Conversation::Event Conversation::wait(short socket_events, double seconds) {
 }
 
 std::string Conversation::run() {
+  std::string cut;
   if (peer_.pid > 0) {
     process_ = static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(peer_.pid), 0U));
     if (process_ < 0 && errno == ESRCH) return "";  // it has ended already
+    // Old kernels and some containers have no such call; there a lease ends with its connection only.
+    if (process_ < 0 && errno != ENOSYS && errno != EPERM)
+      cut = fmt::format("the end of process {} cannot be watched: {}; connect again later", peer_.pid,
+                        std::strerror(errno));
   }
   const Descriptor owned(process_);
-  std::string cut;
   try {
-    cut = serve();
+    if (cut.empty()) cut = serve();
   } catch (const std::exception& error) {
     cut = error.what();
   }
@@ -53,28 +57,42 @@ std::string Conversation::run() {
   return cut;
 }
 
+// Looks, every so often, at whether the lease may go on; returns why it may not.
+std::string Conversation::look() {
+  const double now_s = services_.clock();
+  if (!lease_ || now_s - looked_s_ < services_.limits.look_s) return "";
+  looked_s_ = now_s;
+  return lease_->why_end();
+}
+
+// Waits until the user may have an answer; returns why the conversation ends meanwhile.
+std::optional<std::string> Conversation::wait_for_turn() {
+  const double until_s = services_.clock() + services_.allowances.take(peer_.uid, services_.clock());
+  for (;;) {
+    // Requests that come together must not put off the look.
+    if (std::string why = look(); !why.empty()) return why;
+    const double left_s = until_s - services_.clock();
+    if (left_s <= 0) return std::nullopt;
+    const Event event = wait(0, std::min(left_s, services_.limits.look_s));
+    if (event == Event::kEnding || event == Event::kPeerGone) return "";
+  }
+}
+
 std::string Conversation::serve() {
   collect::LineBuffer lines(kMostRequestBytes);
-  double line_since_s = 0, looked_s = services_.clock();
+  double line_since_s = 0;
+  looked_s_ = services_.clock();
   if (!send(answer_line(Answer{}))) return "";
   for (;;) {
     while (const auto line = lines.next()) {
-      // The peer waits, and nobody else.
-      const double until_s = services_.clock() + services_.allowances.take(peer_.uid, services_.clock());
-      for (double now_s; (now_s = services_.clock()) < until_s;)
-        if (const Event event = wait(0, until_s - now_s); event == Event::kEnding || event == Event::kPeerGone)
-          return "";
+      if (const auto end = wait_for_turn()) return *end;
       if (!send(answer(*line))) return "";
       line_since_s = services_.clock();
     }
     if (lines.too_long()) return fmt::format("a request has more than {} bytes", kMostRequestBytes);
-    const double now_s = services_.clock();
-    if (!lines.empty() && now_s - line_since_s > services_.limits.line_s)
+    if (!lines.empty() && services_.clock() - line_since_s > services_.limits.line_s)
       return fmt::format("a request took more than {:g} s", services_.limits.line_s);
-    if (lease_ && now_s - looked_s >= services_.limits.look_s) {
-      looked_s = now_s;
-      if (const std::string why = lease_->why_end(); !why.empty()) return why;
-    }
+    if (std::string why = look(); !why.empty()) return why;
     const Event event = wait(POLLIN, std::min(services_.limits.look_s, services_.limits.line_s));
     if (event == Event::kEnding || event == Event::kPeerGone) return "";
     if (event != Event::kBytes) continue;

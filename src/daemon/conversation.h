@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -32,6 +33,8 @@ class Conversation {
   enum class Event { kBytes, kRoom, kNothing, kPeerGone, kEnding };
   Event wait(short socket_events, double seconds);
   std::string serve();
+  std::string look();
+  std::optional<std::string> wait_for_turn();
   std::string answer(std::string_view line);
   Answer answer_to(const Request& request);
   bool send(std::string_view bytes);
@@ -39,7 +42,8 @@ class Conversation {
   Services services_;
   int socket_;
   Peer peer_;
-  int process_ = -1;  // a descriptor of the peer's process
+  int process_ = -1;     // a descriptor of the peer's process
+  double looked_s_ = 0;  // when the lease was looked at last
   std::unique_ptr<DeviceLease> lease_;
 };
 

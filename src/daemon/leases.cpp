@@ -59,6 +59,8 @@ Result<std::optional<std::int64_t>> DeviceLease::set(const std::string& id, std:
   for (std::size_t i = 0; session_ && i < session_->size(); ++i) {
     const actuate::Actuator& actuator = session_->actuator(i);
     if (actuator.info().id != id) continue;
+    if (const std::string why = leases_.ownership().why_not(peer_, actuator.info()); !why.empty())
+      return Failure{fmt::format("{}: {}", id, why)};
     const actuate::Kind kind = actuator.info().kind;
     if (const Bounds::Range range = leases_.options_.bounds.range_of(actuator);
         value < range.least || value > range.most)
@@ -94,8 +96,12 @@ Leases::Leases(LeaseOptions options) : options_(std::move(options)) {
   for (const DirectoryEntry& entry : list_directory(options_.journals)) {
     if (!entry.is_directory) continue;
     const fs::path folder = options_.journals / entry.name;
-    if (!actuate::recover_journals(folder, here, options_.said, options_.patience)) left_.push_back(folder);
-    if (!has_journal(folder)) remove_empty(folder);
+    // A journal also stays where its owner may live in another namespace of processes.
+    (void)actuate::recover_journals(folder, here, options_.said, options_.patience);
+    if (has_journal(folder))
+      left_.push_back(folder);
+    else
+      remove_empty(folder);
   }
 }
 
@@ -146,23 +152,38 @@ void Leases::list(const Peer& peer, const DeviceLease* own, Listing& listing) {
 }
 
 // Restores what ended leases have left. Fails where something of these settings is still not as it was found.
-Result<actuate::Done> Leases::restore_left(const std::vector<std::string>& ids) {
+Result<actuate::Done> Leases::restore_left(const std::vector<std::string>& ids, Seconds patience) {
   const std::lock_guard lock(recovery_);
+  std::set<std::string> news;
+  // A device that stays broken is tried again and again, and nobody needs the same sentence each time.
+  const auto said = [&](const std::string& text) {
+    if (news.insert(text).second && !said_of_left_.contains(text)) options_.said(text);
+  };
   if (left_.empty()) return actuate::Done{};
   actuate::Actuators here = open_all();
   bool complete = true;
   std::vector<fs::path> still;
   for (const fs::path& folder : left_) {
     // A journal that does not concern these settings does not count as left.
-    complete = actuate::recover_journals(folder, here, options_.said, kPatienceForLeft, ids, true) && complete;
+    complete = actuate::recover_journals(folder, here, said, patience, ids, true) && complete;
     if (has_journal(folder))
       still.push_back(folder);
     else
       remove_empty(folder);
   }
   left_ = std::move(still);
+  said_of_left_ = std::move(news);
   if (complete) return actuate::Done{};
   return Failure{"an earlier job's settings of this device could not be restored; nothing is set on it until they are"};
+}
+
+void Leases::retry_left() {
+  try {
+    // A lock that cannot be had now is asked for again the next time.
+    (void)restore_left({}, Seconds(0)).ok();
+  } catch (const std::exception& error) {
+    options_.said(error.what());
+  }
 }
 
 // Returns the first of these settings whose device somebody has, and who; null where nobody has one. The mutex must be
@@ -178,6 +199,7 @@ std::pair<std::string, const Leases::Held*> Leases::holder_of(const actuate::Act
 Result<actuate::Done> Leases::reserve(DeviceLease& lease, const actuate::Actuators& here,
                                       const std::vector<std::string>& ids) {
   const Seconds until = now() + options_.patience;
+  const std::string peer = lease.peer_.text();  // it may ask another machine for the user's name
   for (;;) {
     {
       const std::lock_guard lock(mutex_);
@@ -186,7 +208,7 @@ Result<actuate::Done> Leases::reserve(DeviceLease& lease, const actuate::Actuato
         for (const std::string& id : ids) {
           Held& held = held_[find_setting(here, id)->info().lock];
           held.lease = &lease;
-          held.holder = lease.peer_.text();
+          held.holder = peer;
           held.pid = lease.peer_.pid;
         }
         lease.reserved_ = true;
@@ -234,7 +256,6 @@ fs::path Leases::new_folder() {
 
 Result<std::unique_ptr<DeviceLease>> Leases::take(const Peer& peer, const std::vector<std::string>& ids) {
   try {
-    if (const auto restored = restore_left(ids); !restored) return Failure{restored.reason()};
     actuate::Actuators here = open_all();
     const Ownership::Now owners = ownership();
     std::vector<std::string> known;
@@ -249,6 +270,8 @@ Result<std::unique_ptr<DeviceLease>> Leases::take(const Peer& peer, const std::v
     }
     std::unique_ptr<DeviceLease> lease(new DeviceLease(*this, peer, new_folder()));
     if (const auto reserved = reserve(*lease, here, ids); !reserved) return Failure{reserved.reason()};
+    // Only now can no other lease of these devices end, whose lowered values would be taken for those that were found.
+    if (const auto restored = restore_left(ids, kPatienceForLeft); !restored) return Failure{restored.reason()};
     auto session = actuate::Session::open(std::move(here), ids,
                                           {lease->folder_, options_.guardian, options_.said, options_.patience});
     if (!session) return Failure{session.reason()};

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -69,6 +70,8 @@ class Leases {
   void list(const Peer& peer, const DeviceLease* own, Listing& listing);
   // Takes the devices of these settings for a peer. A failure names the setting and the reason, or who has it.
   Result<std::unique_ptr<DeviceLease>> take(const Peer& peer, const std::vector<std::string>& ids);
+  // Tries again to restore what could not be restored when its lease ended. It may wait for a driver.
+  void retry_left();
 
  private:
   friend class DeviceLease;
@@ -81,7 +84,7 @@ class Leases {
   };
   actuate::Actuators open_all();
   Ownership::Now ownership();
-  Result<actuate::Done> restore_left(const std::vector<std::string>& ids);
+  Result<actuate::Done> restore_left(const std::vector<std::string>& ids, Seconds patience);
   // Waits for a lease whose peer has ended, at most for the patience.
   Result<actuate::Done> reserve(DeviceLease& lease, const actuate::Actuators& here,
                                 const std::vector<std::string>& ids);
@@ -91,11 +94,12 @@ class Leases {
   fs::path new_folder();
 
   const LeaseOptions options_;
-  std::mutex opening_;             // one opens devices at a time
-  std::mutex recovery_;            // guards left_, and is held while it is restored
-  std::vector<fs::path> left_;     // folders of ended leases of which something could not be restored
-  std::mutex mutex_;               // guards the members below; nothing waits while it is held
-  std::map<fs::path, Held> held_;  // by the device's lock
+  std::mutex opening_;                  // one opens devices at a time
+  std::mutex recovery_;                 // guards left_ and said_of_left_, and is held while it is restored
+  std::vector<fs::path> left_;          // folders of ended leases of which something could not be restored
+  std::set<std::string> said_of_left_;  // at the last try
+  std::mutex mutex_;                    // guards the members below; nothing waits while it is held
+  std::map<fs::path, Held> held_;       // by the device's lock
   std::vector<std::string> problems_;
   std::uint64_t next_ = 0;
 };

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <fstream>
 #include <mutex>
+#include <thread>
 
 #include "base/error.h"
 #include "daemon/test_daemon.h"
@@ -12,6 +14,25 @@ namespace molen::daemon {
 namespace {
 
 const Peer kRoot{0, 0}, kAnn{1001, 1001}, kBob{1002, 1002};
+
+// The clocks of the first package, which take no value while they are stuck, but can still be read.
+class StickyClocks : public actuate::Actuator {
+ public:
+  StickyClocks(const Actuator& like, const actuate::FakeTree& tree, const std::atomic<bool>& stuck)
+      : Actuator(like.info(), like.original()), tree_(tree), stuck_(stuck) {}
+  Result<State> read() const override { return State{tree_.at(tree_.policy(0)), tree_.at(tree_.policy(1))}; }
+
+ protected:
+  Result<actuate::Done> write(std::size_t part, std::int64_t value) override {
+    if (stuck_) return Failure{"it is stuck"};
+    tree_.number(tree_.policy(static_cast<int>(part)), value);
+    return actuate::Done{};
+  }
+
+ private:
+  const actuate::FakeTree& tree_;
+  const std::atomic<bool>& stuck_;
+};
 
 class LeasesTest : public DaemonTest {
  protected:
@@ -25,7 +46,36 @@ class LeasesTest : public DaemonTest {
     leases.list(peer, own, listing);
     return listing;
   }
+  // What this node can set if the first package may get stuck.
+  LeaseOptions sticky_options() {
+    LeaseOptions o = lease_options();
+    o.open = [this] {
+      actuate::Actuators here = actuate::open_cpufreq(tree_.machine);
+      auto& first = here.actuators.at(0);
+      first = std::make_unique<StickyClocks>(*first, tree_, stuck_);
+      ++opened_;
+      return here;
+    };
+    return o;
+  }
+  // Leaves only this process to restore.
+  static void kill_guardians() {
+    for (const pid_t guardian : children_of(::getpid())) EXPECT_EQ(::kill(guardian, SIGKILL), 0);
+  }
+  // Writes what a daemon that was killed with its guardian leaves.
+  void leave_journal() {
+    actuate::Journal journal;
+    journal.owner = store::Owner::self();
+    journal.owner.pid = 999999999;
+    journal.entries = {{kPackage0, {"policy0", "policy1"}, {3000000, 3000000}, {{1500000, 1500000}}}};
+    actuate::make_own_folder(journals());
+    actuate::make_own_folder(journals() / "lease-0");
+    std::ofstream(actuate::journal_file(journals() / "lease-0", journal.owner)) << actuate::journal_text(journal);
+    for (int p = 0; p < 2; ++p) tree_.number(tree_.policy(p), 1500000);
+  }
   std::string words_;
+  std::atomic<bool> stuck_ = false;
+  std::atomic<int> opened_ = 0;
 };
 
 TEST_F(LeasesTest, ALeaseSetsWithinBoundsAndRestores) {
@@ -118,6 +168,9 @@ TEST_F(LeasesTest, OnlyOwnersGetADevice) {
   EXPECT_EQ(lease.value()->why_end(), "");
   fs::remove(owners() / "77");
   EXPECT_EQ(lease.value()->why_end(), "cpu-package0 belongs to no job of user 1001 on this node");
+  EXPECT_EQ(lease.value()->set(kPackage0, 1500000).reason(),
+            "cpufreq:cpu-package0: cpu-package0 belongs to no job of user 1001 on this node");
+  EXPECT_EQ(tree_.clocks(), kAsFound);
   std::ofstream(owners() / "78") << "ann\n";
   EXPECT_FALSE(all->take(kAnn, {kPackage0}).ok());
   EXPECT_FALSE(all->take(kBob, {kPackage0}).ok());
@@ -166,19 +219,89 @@ TEST_F(LeasesTest, WhatCouldNotBeRestoredIsRestoredBeforeTheNextLease) {
 }
 
 TEST_F(LeasesTest, AnEarlierDaemonsLeftoversAreRestoredAtTheStart) {
-  // What a daemon that was killed with its guardian leaves.
-  actuate::Journal journal;
-  journal.owner = store::Owner::self();
-  journal.owner.pid = 999999999;
-  journal.entries = {{kPackage0, {"policy0", "policy1"}, {3000000, 3000000}, {{1500000, 1500000}}}};
-  actuate::make_own_folder(journals());
-  actuate::make_own_folder(journals() / "lease-0");
-  std::ofstream(actuate::journal_file(journals() / "lease-0", journal.owner)) << actuate::journal_text(journal);
-  for (int p = 0; p < 2; ++p) tree_.number(tree_.policy(p), 1500000);
+  leave_journal();
   const auto all = leases();
   EXPECT_EQ(tree_.clocks(), kAsFound);
   EXPECT_NE(words_.find("ended without restoring what it had set"), std::string::npos) << words_;
   EXPECT_TRUE(fs::is_empty(journals()));
+}
+
+TEST_F(LeasesTest, ATakerThatWaitsGetsNoDeviceThatDidNotComeBack) {
+  const auto all = leases(sticky_options());
+  const pid_t ended = ::fork();
+  if (ended == 0) std::_Exit(0);
+  ASSERT_EQ(::waitpid(ended, nullptr, 0), ended);
+  auto lease = all->take({1001, 1001, {}, ended}, {kPackage0});
+  ASSERT_TRUE(lease.ok()) << lease.reason();
+  ASSERT_TRUE(lease.value()->set(kPackage0, 1500000).ok());
+  const int opened = opened_;
+  std::string refused = "given";
+  std::thread taker([&] {
+    const auto second = all->take(kBob, {kPackage0});
+    if (!second) refused = second.reason();
+  });
+  ASSERT_TRUE(soon([&] { return opened_ > opened; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // it waits for the peer that has ended
+  stuck_ = true;
+  kill_guardians();
+  EXPECT_EQ(lease.value()->end().failed, 2);
+  taker.join();
+  EXPECT_EQ(refused,
+            "an earlier job's settings of this device could not be restored; nothing is set on it until they are");
+  EXPECT_EQ(tree_.clocks(), kFirstSet);
+  stuck_ = false;
+  auto next = all->take(kBob, {kPackage0});
+  ASSERT_TRUE(next.ok()) << next.reason();
+  EXPECT_EQ(tree_.clocks(), kAsFound) << "and not the lowered value";
+}
+
+TEST_F(LeasesTest, WhatIsLeftIsTriedAgainAndSaidOnce) {
+  const auto all = leases(sticky_options());
+  {
+    auto lease = all->take(kAnn, {kPackage0, kPackage1});
+    ASSERT_TRUE(lease.ok()) << lease.reason();
+    ASSERT_TRUE(lease.value()->set(kPackage0, 1500000).ok());
+    ASSERT_TRUE(lease.value()->set(kPackage1, 1500000).ok());
+    stuck_ = true;
+    kill_guardians();
+    EXPECT_EQ(lease.value()->end().failed, 2);
+  }
+  EXPECT_EQ(tree_.clocks(), kFirstSet) << "the second package came back";
+  {
+    const auto other = all->take(kBob, {kPackage1});
+    ASSERT_TRUE(other.ok()) << other.reason() << ": the stuck device holds up no other one";
+    all->retry_left();
+    const std::string words = words_;
+    EXPECT_NE(words.find("stays until all of it is restored"), std::string::npos) << words;
+    for (int i = 0; i < 3; ++i) all->retry_left();
+    EXPECT_EQ(words_, words) << "no news";
+    ASSERT_EQ(left().size(), 2u);
+    EXPECT_EQ(tree_.clocks(), kFirstSet);
+    stuck_ = false;
+    all->retry_left();
+    EXPECT_EQ(tree_.clocks(), kAsFound) << "while somebody has the other device";
+    EXPECT_EQ(left().size(), 1u) << "that of the living lease";
+  }
+  EXPECT_TRUE(fs::is_empty(journals()));
+}
+
+TEST_F(LeasesTest, ADeviceThatIsLockedAtTheStartIsRestoredLater) {
+  leave_journal();
+  actuate::Actuators here = actuate::open_cpufreq(tree_.machine);
+  std::optional<actuate::Locks> locks = actuate::Locks::take({here.actuators.at(0).get()}, Seconds(0)).value();
+  const auto all = leases();
+  EXPECT_EQ(tree_.clocks(), kFirstSet) << "somebody has it";
+  const auto recover = [&](bool own_too) {
+    return actuate::recover_journals(
+        journals() / "lease-0", here, [](const auto&) {}, Seconds(0), {}, own_too);
+  };
+  EXPECT_TRUE(recover(false)) << "its owner may be alive elsewhere";
+  EXPECT_FALSE(recover(true));
+  EXPECT_FALSE(all->take(kBob, {kPackage0}).ok());
+  locks.reset();
+  const auto lease = all->take(kBob, {kPackage0});
+  ASSERT_TRUE(lease.ok()) << lease.reason();
+  EXPECT_EQ(tree_.clocks(), kAsFound);
 }
 
 TEST_F(LeasesTest, AFolderOfOthersIsRefused) {

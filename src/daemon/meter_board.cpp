@@ -16,7 +16,8 @@ MeterBoard::MeterBoard(energy::Meters meters, Seconds read_every, std::function<
       read_every_s_(read_every.value),
       clock_(std::move(clock)),
       keep_every_s_(kLongestRestS),
-      read_s_(-std::numeric_limits<double>::infinity()) {
+      read_s_(-std::numeric_limits<double>::infinity()),
+      kept_s_(read_s_) {
   // Twice in the time after which a meter loses energy, as one reading may be late.
   for (const auto& m : meters_.meters)
     if (m->info().read_every.value > 0) keep_every_s_ = std::min(keep_every_s_, 0.5 * m->info().read_every.value);
@@ -41,7 +42,7 @@ void MeterBoard::read_all(double now_s) {
     const auto reading = m->read();
     last_.push_back({m->info().scope, reading ? std::optional(reading.value()) : std::nullopt, reading.reason()});
   }
-  read_s_ = now_s;
+  read_s_ = kept_s_ = now_s;
 }
 
 std::vector<ReadingEntry> MeterBoard::read() {
@@ -57,7 +58,12 @@ std::vector<ReadingEntry> MeterBoard::read() {
 void MeterBoard::keep() {
   const std::lock_guard lock(mutex_);
   // A reading for a peer within this time has done it; the factor leaves room for a late call.
-  if (const double now_s = clock_(); now_s - read_s_ >= 0.5 * keep_every_s_) read_all(now_s);
+  const double now_s = clock_();
+  if (now_s - kept_s_ < 0.5 * keep_every_s_) return;
+  kept_s_ = now_s;
+  // Peers see nothing of these readings, which may come more often than those for them.
+  for (const auto& m : meters_.meters)
+    if (m->info().read_every.value > 0) (void)m->read().ok();
 }
 
 }  // namespace molen::daemon

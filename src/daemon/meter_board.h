@@ -20,7 +20,7 @@ class MeterBoard {
   std::vector<MeterEntry> meters() const;
   // Returns the last readings, after new ones if those are `read_every` old.
   std::vector<ReadingEntry> read();
-  // Reads the meters that would have a gap otherwise. To be called every `keep_every_s`.
+  // Reads the meters that would have a gap otherwise, and tells no peer. To be called every `keep_every_s`.
   void keep();
   double keep_every_s() const { return keep_every_s_; }
 
@@ -34,6 +34,7 @@ class MeterBoard {
   std::mutex mutex_;
   std::vector<ReadingEntry> last_;
   double read_s_;
+  double kept_s_;  // when the meters that would have a gap were read last
 };
 
 }  // namespace molen::daemon

@@ -59,5 +59,32 @@ TEST_F(Board, AMeterIsReadBeforeItLosesEnergy) {
   EXPECT_FALSE(b->read().at(0).reading);
 }
 
+// A power meter, which must be read often, beside a counter whose fine readings tell secrets.
+TEST_F(Board, WhatIsKeptShowsPeersNothingEarlier) {
+  class PowerMeter : public CountingMeter {
+   public:
+    PowerMeter() : CountingMeter("node", 0.0, Seconds(0.05)) {}
+  };
+  energy::Meters meters;
+  meters.meters.push_back(std::make_unique<CountingMeter>());
+  meters.meters.push_back(std::make_unique<PowerMeter>());
+  energy::Meter& counter = *meters.meters[0];
+  energy::Meter& power = *meters.meters[1];
+  MeterBoard board(std::move(meters), Seconds(1.0), [this] { return time_; });
+  const auto first = board.read();
+  for (int i = 0; i < 36; ++i) {
+    time_ += board.keep_every_s();
+    board.keep();
+    const auto seen = board.read();
+    EXPECT_EQ(seen.at(0).reading->total.value, first.at(0).reading->total.value) << i;
+    EXPECT_EQ(seen.at(1).reading->total.value, first.at(1).reading->total.value) << i;
+    EXPECT_NEAR(seen.at(0).reading->age_s, time_ - 1000.0, 1e-9);
+  }
+  EXPECT_EQ(counter.read().value().total.value, first.at(0).reading->total.value + 1.0) << "nobody has read it";
+  EXPECT_GE(power.read().value().total.value, first.at(1).reading->total.value + 30.0) << "it was kept";
+  time_ += 0.2;
+  EXPECT_EQ(board.read().at(0).reading->total.value, first.at(0).reading->total.value + 2.0);
+}
+
 }  // namespace
 }  // namespace molen::daemon

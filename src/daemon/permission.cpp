@@ -11,6 +11,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -81,15 +82,6 @@ NamedBound parse_bound(const std::string& text, const std::string& flag) {
   return {name, *value};
 }
 
-// Returns why a file or folder could be another user's work; "" where only root, or this process's user, writes it.
-std::string not_ours(const struct stat& status, const fs::path& path) {
-  if (status.st_uid != 0 && status.st_uid != ::geteuid())
-    return fmt::format("{}: belongs to user {}, and must be root's", path.string(), status.st_uid);
-  if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-    return fmt::format("{}: others may write it (mode {:04o}): chmod go-w", path.string(), status.st_mode & 07777);
-  return "";
-}
-
 std::string text_of_own(const fs::path& path) {
   const File file = File::open(path);
   struct stat status {};
@@ -100,6 +92,13 @@ std::string text_of_own(const fs::path& path) {
   if (text.size() > kMostGrantBytes) throw UsageError("{}: more than {} bytes", path.string(), kMostGrantBytes);
   return text;
 }
+// Returns the greatest value that a device can take and that is within a bound; 0, which is below all settings, where
+// there is none. An empty list stands for all values.
+std::int64_t greatest_within(const std::vector<std::int64_t>& values, std::int64_t bound) {
+  if (values.empty()) return bound;
+  const auto above = std::upper_bound(values.begin(), values.end(), bound);
+  return above == values.begin() ? 0 : *std::prev(above);
+}
 
 bool names_device(const Grant& grant, const actuate::ActuatorInfo& info) {
   const std::string device = info.id.substr(info.id.find(':') + 1);  // a UUID, for NVIDIA GPUs
@@ -109,6 +108,18 @@ bool names_device(const Grant& grant, const actuate::ActuatorInfo& info) {
 }
 
 }  // namespace
+
+std::string not_ours(const struct stat& status, const fs::path& path) {
+  if (status.st_uid != 0 && status.st_uid != ::geteuid())
+    return fmt::format("{}: belongs to user {}, and must be root's", path.string(), status.st_uid);
+  if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+    return fmt::format("{}: others may write it (mode {:04o}): chmod go-w", path.string(), status.st_mode & 07777);
+  return "";
+}
+
+std::string Peer::numbers() const {
+  return pid > 0 ? fmt::format("process {} of user {}", pid, uid) : fmt::format("a process of user {}", uid);
+}
 
 std::string Peer::text() const {
   std::vector<char> buffer(1 << 14);
@@ -129,7 +140,8 @@ Result<Peer> peer_of(int socket) {
     size = static_cast<socklen_t>(groups.size() * sizeof(gid_t));
     if (::getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, groups.data(), &size) == 0) break;
     if (errno != ERANGE || groups.size() >= kMostGroups)
-      return Failure{fmt::format("the kernel does not tell the groups of {}: {}", peer.text(), std::strerror(errno))};
+      return Failure{
+          fmt::format("the kernel does not tell the groups of {}: {}", peer.numbers(), std::strerror(errno))};
     groups.resize(kMostGroups);
   }
   groups.resize(size / sizeof(gid_t));
@@ -179,7 +191,7 @@ Bounds::Range Bounds::range_of(const actuate::Actuator& actuator) const {
   for (const actuate::Part& part : actuator.info().parts) range.least = std::max(range.least, part.least);
   if (const auto bound = of_.find(actuator.info().name); bound != of_.end()) {
     range.least = std::max(range.least, bound->second.least);
-    range.most = std::min(range.most, bound->second.most);
+    if (bound->second.most < range.most) range.most = greatest_within(actuator.info().values, bound->second.most);
   }
   return range;
 }

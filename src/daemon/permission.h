@@ -2,6 +2,8 @@
 // when it connected, and which devices are a user's says a folder that only root writes.
 #pragma once
 
+#include <sys/stat.h>
+
 #include <cstdint>
 #include <map>
 #include <set>
@@ -18,10 +20,15 @@ struct Peer {
   std::uint32_t uid = 0, gid = 0;
   std::vector<std::uint32_t> groups = {};  // the supplementary ones
   std::int64_t pid = 0;                    // 0: of a process namespace that this process does not see
-  std::string text() const;                // "process 12 of alice"
+  // Returns "process 12 of alice". It may ask another machine for the name, and so wait.
+  std::string text() const;
+  std::string numbers() const;  // "process 12 of user 1001"
 };
 // Returns the other end of a Unix socket, as the kernel recorded it.
 Result<Peer> peer_of(int socket);
+
+// Returns why a file or folder could be another user's work; "" where only root, or this process's user, writes it.
+std::string not_ours(const struct stat& status, const fs::path& path);
 
 // The users and groups that the daemon answers. Root is always one of them.
 struct AllowList {
@@ -46,7 +53,7 @@ class Bounds {
     std::int64_t least = 0, most = INT64_MAX;  // kHz or uW
   };
   // Returns what may be set: values that lie within the bounds, and that every part of the device can take. `most` is
-  // below `least` where there are none.
+  // a value that can be set; it is below `least` where there are none.
   Range range_of(const actuate::Actuator& actuator) const;
 
  private:

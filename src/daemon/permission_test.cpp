@@ -56,6 +56,8 @@ TEST(PeerOf, IsWhatTheKernelRecorded) {
   std::vector<gid_t> groups(65536);
   const int count = ::getgroups(static_cast<int>(groups.size()), groups.data());
   EXPECT_EQ(peer.value().groups.size(), static_cast<std::size_t>(count));
+  EXPECT_EQ(peer.value().numbers(), fmt::format("process {} of user {}", ::getpid(), ::geteuid()));
+  EXPECT_EQ((Peer{7, 7}.numbers()), "a process of user 7");
   EXPECT_EQ(peer.value().text().find(fmt::format("process {} of ", ::getpid())), 0u);
   ::close(ends[0]);
   ::close(ends[1]);
@@ -83,6 +85,47 @@ TEST(Bounds, AreThoseOfTheDeviceAndTheAdministrator) {
   EXPECT_EQ(range(bounds, limits).second, 330000000) << "no more than what was found";
   bounds.add_least("powercap=400 W", "--least");
   EXPECT_GT(range(bounds, limits).first, range(bounds, limits).second) << "nothing is left";
+}
+
+// A GPU that takes every 15th megahertz, and does not tell which.
+class SteppedClock : public actuate::Actuator {
+ public:
+  SteppedClock() : Actuator(stepped(), {0}) {}
+  Result<actuate::State> read() const override { return Failure{"it does not tell"}; }
+
+ protected:
+  Result<actuate::Done> write(std::size_t, std::int64_t) override { return actuate::Done{}; }
+
+ private:
+  static actuate::ActuatorInfo stepped() {
+    actuate::ActuatorInfo info;
+    info.id = "nvml-clock:GPU-1";
+    info.name = "nvml-clock";
+    info.parts = {{"GPU-1", 345000, 1980000}};
+    for (std::int64_t khz = 345000; khz <= 1980000; khz += 15000) info.values.push_back(khz);
+    info.readable = false;
+    return info;
+  }
+};
+
+TEST(Bounds, BetweenTwoValuesOfADeviceAreTheLowerOne) {
+  const SteppedClock clock;
+  const auto most = [&](const std::string& bound) {
+    Bounds bounds;
+    bounds.add_most("nvml-clock=" + bound, "--most");
+    return bounds.range_of(clock).most;
+  };
+  EXPECT_EQ(Bounds().range_of(clock).most, 1980000);
+  EXPECT_EQ(most("1.4 GHz"), 1395000);
+  EXPECT_FALSE(clock.state_for(1400000).ok());
+  EXPECT_TRUE(clock.state_for(most("1.4 GHz")).ok()) << "a job begins there";
+  EXPECT_EQ(most("1.395 GHz"), 1395000) << "the value itself";
+  EXPECT_EQ(most("3 GHz"), 1980000);
+  EXPECT_LT(most("344 MHz"), 345000) << "nothing is left";
+  Bounds narrow;
+  narrow.add_least("nvml-clock=1.396 GHz", "--least");
+  narrow.add_most("nvml-clock=1.4 GHz", "--most");
+  EXPECT_LT(narrow.range_of(clock).most, narrow.range_of(clock).least) << "no value lies between";
 }
 
 TEST(Bounds, OfAnotherFormAreRefused) {

@@ -8,15 +8,19 @@
 namespace molen::daemon {
 namespace {
 
-constexpr Seconds kMeterPatience{5.0}, kBetweenConnections{5.0};
+constexpr Seconds kOpenPatience{5.0};
+// A job waits so long for a reading, and no longer for a daemon that hangs.
+constexpr Seconds kReadPatience{0.25};
+constexpr Seconds kFirstPause{0.5}, kLongestPause{60.0};  // between two connections
 // The meters of one snapshot share an answer.
 constexpr Seconds kShared{0.002};
 
 // What all meters of one daemon read through. Thread-safe.
 class RemoteBoard {
  public:
-  RemoteBoard(std::unique_ptr<Client> client, fs::path socket)
-      : client_(std::move(client)), socket_(std::move(socket)) {}
+  // `period`: the daemon repeats its readings for so long.
+  RemoteBoard(std::unique_ptr<Client> client, fs::path socket, Seconds period)
+      : client_(std::move(client)), socket_(std::move(socket)), period_(std::max(period, kShared)) {}
 
   struct Look {
     ReadingEntry entry;
@@ -34,33 +38,59 @@ class RemoteBoard {
   }
 
  private:
-  Result<actuate::Done> ask() {
-    if (client_ && now() - asked_ < kShared) return actuate::Done{};
-    if (!client_ && now() - tried_ < kBetweenConnections) return Failure{why_};
-    if (!client_) {
-      tried_ = now();
-      auto again = Client::connect(socket_, kMeterPatience);
-      why_ = again.reason();
-      if (!again) return Failure{why_};
-      client_ = std::move(again).value();
-      ++connections_;
-    }
-    auto answer = client_->ask({Request::Kind::kRead}, Answer::Kind::kReadings, kMeterPatience);
-    if (!answer) {
-      why_ = answer.reason();
-      if (!client_->lost().empty()) client_.reset();
-      return Failure{why_};
-    }
-    readings_ = std::move(answer).value().readings;
-    asked_ = now();
+  Result<actuate::Done> connect() {
+    if (now() - tried_ < pause_) return Failure{why_};
+    auto again = Client::connect(socket_, kReadPatience);
+    tried_ = now();  // an attempt may have taken all its time
+    why_ = again.reason();
+    pause_ = std::min(2.0 * pause_, kLongestPause);
+    if (!again) return Failure{why_};
+    client_ = std::move(again).value();
+    ++connections_;
     return actuate::Done{};
+  }
+
+  Result<actuate::Done> ask() {
+    if (client_ && now() - asked_ < period_) return actuate::Done{};
+    if (!client_)
+      if (const auto connected = connect(); !connected) return connected;
+    // An answer that was late before may be there by now. If it is not, nobody waits again.
+    const bool late = waits_;
+    if (!late) {
+      sent_ = now();
+      if (const auto begun = client_->begin({Request::Kind::kRead}, kReadPatience); !begun) return fail(begun.reason());
+      waits_ = true;
+    }
+    auto answer = client_->finish(Answer::Kind::kReadings, late ? Seconds(0) : kReadPatience);
+    if (!answer)
+      return Failure{fmt::format("the energy daemon at {} has not answered for {:.3g} s", socket_.string(),
+                                 (now() - sent_).value)};
+    waits_ = false;
+    if (!answer->ok()) return fail(answer->reason());
+    readings_ = std::move(*answer).value().readings;
+    // A late answer is as old as its request, at most.
+    asked_ = late ? sent_ : now();
+    pause_ = kFirstPause;
+    return actuate::Done{};
+  }
+
+  Failure fail(const std::string& why) {
+    why_ = why;
+    if (!client_->lost().empty()) {
+      client_.reset();
+      waits_ = false;
+    }
+    return Failure{why_};
   }
 
   std::mutex mutex_;
   std::unique_ptr<Client> client_;
   const fs::path socket_;
+  const Seconds period_;
   std::vector<ReadingEntry> readings_;
-  Seconds asked_{-1e9}, tried_{-1e9};
+  Seconds asked_{-1e9}, tried_{-1e9}, sent_{-1e9};
+  Seconds pause_ = kFirstPause;
+  bool waits_ = false;  // for the answer to a request
   std::string why_;
   std::int64_t connections_ = 0;
 };
@@ -109,11 +139,14 @@ bool of_gpu(const std::string& scope) {
 energy::Meters open_meters(const fs::path& socket) {
   energy::Meters found;
   const auto refuse = [&](const std::string& why) { found.unavailable.push_back({"daemon", "node", why}); };
-  auto client = Client::connect(socket, kMeterPatience);
+  auto client = Client::connect(socket, kOpenPatience);
   if (!client) return refuse(client.reason()), std::move(found);
   const auto answer = client.value()->ask({Request::Kind::kList}, Answer::Kind::kListing, Seconds(30));
   if (!answer) return refuse(answer.reason()), std::move(found);
-  const auto board = std::make_shared<RemoteBoard>(std::move(client).value(), socket);
+  Seconds period{1e9};
+  for (const MeterEntry& m : answer.value().listing.meters)
+    if (!of_gpu(m.scope)) period = std::min(period, Seconds(m.changes_every_s));
+  const auto board = std::make_shared<RemoteBoard>(std::move(client).value(), socket, period);
   for (const MeterEntry& m : answer.value().listing.meters) {
     if (of_gpu(m.scope)) continue;
     energy::MeterInfo info;

@@ -1,5 +1,6 @@
 #include "daemon/server.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -9,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cmath>
+#include <condition_variable>
 #include <cstring>
 #include <utility>
 
@@ -20,6 +22,7 @@ namespace molen::daemon {
 namespace {
 
 constexpr double kBetweenLooksS = 0.5;  // of the thread that accepts
+constexpr int kAcceptsOfATurn = 64;     // then it looks at the rest of its work
 
 int event_descriptor() {
   const int fd = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -29,10 +32,19 @@ int event_descriptor() {
 
 // Listens at a path that every user may connect to: who is answered is decided by the kernel's word on who it is.
 int listen_for_all(const fs::path& path) {
-  if (path.has_parent_path()) make_directories(path.parent_path());
+  const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  make_directories(parent);
+  // In a folder of others, the name could stand for another file by the time that its mode is set.
+  const int opened = file_system().open(parent, O_PATH | O_DIRECTORY, 0);
+  if (opened < 0) throw_read_error(parent, opened);
+  const Descriptor folder(opened);
+  struct stat status {};
+  if (::fstat(opened, &status) != 0) throw_read_error(parent, -errno);
+  if (const std::string why = not_ours(status, parent); !why.empty())
+    throw UsageError("{}; the socket needs a folder that no other user can write, such as /run/molen", why);
   Descriptor socket(collect::listen_at({"", 0, path.string()}).socket);
   constexpr mode_t kEverybody = 0666;
-  if (::chmod(path.c_str(), kEverybody) != 0) throw_write_error(path, -errno);
+  if (::fchmodat(folder.get(), path.filename().c_str(), kEverybody, 0) != 0) throw_write_error(path, -errno);
   return socket.release();
 }
 
@@ -93,7 +105,21 @@ void Server::tell(const std::string& text) {
   notices_.add(text, options_.clock());
 }
 
+// Restores what could not be restored yet. A driver may block it, so it has a thread of its own.
+void Server::retry(const std::stop_token& stop) {
+  std::mutex mutex;
+  std::condition_variable_any tick;
+  std::unique_lock lock(mutex);
+  const std::chrono::duration<double> pause(options_.limits.retry_s);
+  for (;;) {
+    tick.wait_for(lock, stop, pause, [] { return false; });
+    if (stop.stop_requested()) return;
+    leases_.retry_left();
+  }
+}
+
 void Server::run(int stop) {
+  const std::jthread retrying([this](const std::stop_token& ends) { retry(ends); });
   const double rest_s = std::min(kBetweenLooksS, board_.keep_every_s());
   for (;;) {
     std::array<pollfd, 2> polled{pollfd{stop, POLLIN, 0}, pollfd{listening_.get(), POLLIN, 0}};
@@ -102,7 +128,7 @@ void Server::run(int stop) {
     if (found > 0 && polled[0].revents != 0) break;
     board_.keep();
     visitors_.remove_if([](const auto& visitor) { return visitor->over.load(); });
-    if (found > 0 && polled[1].revents != 0) accept_all();
+    if (found > 0 && polled[1].revents != 0) accept_some(stop);
     const std::lock_guard lock(saying_);
     notices_.check_time(options_.clock());
   }
@@ -110,8 +136,10 @@ void Server::run(int stop) {
   visitors_.clear();
 }
 
-void Server::accept_all() {
-  for (;;) {
+void Server::accept_some(int stop) {
+  for (int i = 0; i < kAcceptsOfATurn; ++i) {
+    pollfd stopping{stop, POLLIN, 0};
+    if (::poll(&stopping, 1, 0) > 0) return;
     const int fd = ::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0) {
       admit(fd);
@@ -138,26 +166,27 @@ void Server::admit(int socket) {
     return refuse(peer.reason());
   }
   if (!options_.allowed.permits(peer.value())) {
-    tell(fmt::format("{} was refused: it is not on the list of this daemon", peer.value().text()));
+    tell(fmt::format("{} was refused: it is not on the list of this daemon", peer.value().numbers()));
     return refuse(
         fmt::format("user {} may not use this daemon; an administrator allows users and groups with --allow-user and "
                     "--allow-group",
                     peer.value().uid));
   }
+  const auto present = std::count_if(visitors_.begin(), visitors_.end(), [](const auto& v) { return !v->over; });
   const auto of_user = std::count_if(visitors_.begin(), visitors_.end(), [&](const auto& visitor) {
     return !visitor->over && visitor->peer.uid == peer.value().uid;
   });
   if (of_user >= options_.limits.connections_of_user)
     return refuse(fmt::format("user {} has {} connections already", peer.value().uid, of_user));
-  if (visitors_.size() >= static_cast<std::size_t>(options_.limits.connections))
-    return refuse(fmt::format("this daemon has {} connections already", visitors_.size()));
+  if (present >= options_.limits.connections)
+    return refuse(fmt::format("this daemon has {} connections already", present));
   try {
     auto visitor = std::make_unique<Visitor>(owned.release(), peer.value());
     Visitor& added = *visitors_.emplace_back(std::move(visitor));
     added.thread = std::jthread([this, &added] { serve(added); });
   } catch (const std::system_error& error) {  // no thread
     visitors_.pop_back();
-    tell(fmt::format("no connection for {}: {}", peer.value().text(), error.what()));
+    tell(fmt::format("no connection for {}: {}", peer.value().numbers(), error.what()));
   }
 }
 

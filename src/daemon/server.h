@@ -28,6 +28,7 @@ struct ServerLimits {
   double line_s = 10;          // from the first byte of a request to its last
   double answer_s = 10;        // for a peer to take an answer
   double look_s = 1;           // between two looks at whether a lease may go on
+  double retry_s = 10;         // between two tries to restore what could not be restored
 };
 
 struct ServerOptions {
@@ -60,7 +61,7 @@ class Allowances {
 class Server {
  public:
   // Restores what an earlier daemon has left, and listens; makes the folder of the socket if it is missing. Throws
-  // UsageError if it cannot.
+  // UsageError if it cannot, and where others may write into that folder.
   Server(energy::Meters meters, ServerOptions options);
   ~Server();
   Server(const Server&) = delete;
@@ -71,7 +72,8 @@ class Server {
 
  private:
   struct Visitor;
-  void accept_all();
+  void retry(const std::stop_token& stop);
+  void accept_some(int stop);
   void admit(int socket);
   void serve(Visitor& visitor);
   void say(const std::string& text);   // of the node's own state

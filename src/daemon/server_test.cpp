@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -12,6 +13,7 @@
 #include "base/error.h"
 #include "base/test_sanitized.h"
 #include "collect/address.h"
+#include "daemon/conversation.h"
 #include "daemon/test_daemon.h"
 
 namespace molen::daemon {
@@ -229,7 +231,8 @@ TEST_F(Serving, OnlyUsersAndGroupsOnTheListAreAnswered) {
       fmt::format("the energy daemon at {}: user 65534 may not use this daemon; an administrator allows users and "
                   "groups with --allow-user and --allow-group",
                   socket().string()));
-  EXPECT_NE(said().find("was refused: it is not on the list of this daemon"), std::string::npos) << said();
+  EXPECT_NE(said().find("of user 65534 was refused: it is not on the list of this daemon"), std::string::npos)
+      << said();
   finish(daemon, SIGTERM);
   ServerOptions o = options();
   o.allowed.groups = {4711};
@@ -267,6 +270,84 @@ TEST_F(Serving, ALeaseEndsWithTheOwnership) {
                     }),
             fmt::format("the energy daemon at {}: cpu-package0 belongs to no job of user 65534 on this node",
                         socket().string()));
+}
+
+TEST_F(Serving, RequestsThatComeTogetherPutOffNoLook) {
+  fs::create_directories(owners());
+  std::ofstream(owners() / "77") << kNobody << " cpu-package0\n";
+  fs::permissions(owners() / "77", fs::perms(0644));
+  ServerOptions o = options();
+  o.allowed.users.insert(kNobody);
+  o.leases.ownership = Ownership(Ownership::Rule::kGrants, owners());
+  o.limits.requests_per_s = 1;
+  o.limits.burst = 10;
+  start(o);
+  if (!may_become_another_user()) GTEST_SKIP() << "only root becomes another user";
+  const auto job = [&] {
+    RawPeer peer(socket());
+    peer.line();
+    (void)peer.send(request_line({Request::Kind::kLease, {kPackage0}}));
+    (void)peer.send(request_line({Request::Kind::kSet, {kPackage0}, 1500000}));
+    // The daemon answers these for minutes.
+    for (int i = 0; i < 300; ++i) (void)peer.send(request_line({Request::Kind::kRead}));
+    std::string last;
+    for (std::string line; (line = peer.line()) != "closed" && line != "nothing";) last = line;
+    return last;
+  };
+  EXPECT_EQ(as_user(kNobody, kNobody, {}, job,
+                    [&] {
+                      EXPECT_TRUE(soon([&] { return tree_.clocks() == kFirstSet; })) << said();
+                      fs::remove(owners() / "77");
+                      EXPECT_TRUE(soon([&] { return tree_.clocks() == kAsFound; })) << said();
+                    }),
+            "{\"closing\":\"cpu-package0 belongs to no job of user 65534 on this node\"}");
+}
+
+TEST_F(Serving, WhatIsLeftIsRestoredThoughNobodyAsks) {
+  ServerOptions o = options();
+  o.limits.retry_s = 0.05;
+  const pid_t daemon = start(o);
+  const fs::path file = tree_.root() / tree_.policy(1);
+  {
+    const auto peer = client();
+    ASSERT_TRUE(lease(*peer).ok());
+    ASSERT_TRUE(set(*peer, 1500000).ok());
+    fs::rename(file, file.string() + ".away");
+    fs::create_directory(file);
+  }
+  ASSERT_TRUE(soon([&] { return children_of(daemon).empty(); })) << "its guardian has given up";
+  EXPECT_EQ(left().size(), 1u);
+  fs::remove(file);
+  fs::rename(file.string() + ".away", file);
+  EXPECT_TRUE(soon([&] { return tree_.clocks() == kAsFound && left().empty(); })) << said();
+  EXPECT_EQ(finish(daemon, SIGTERM), 0);
+}
+
+TEST_F(Serving, APeerWhoseEndCannotBeWatchedIsCut) {
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+  const ServerOptions o = options();
+  MeterBoard board({}, Seconds(0.1), o.clock);
+  LeaseOptions of_leases = lease_options();
+  of_leases.said = [](const auto&) {};
+  Leases leases(of_leases);
+  Allowances allowances(1e3, 1e3);
+  Conversation conversation({board, leases, allowances, o.limits, o.clock, ends[1]}, ends[0],
+                            {::geteuid(), ::getegid(), {}, ::getpid()});
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none{0, limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const std::string cut = conversation.run();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_EQ(cut, fmt::format("the end of process {} cannot be watched: Too many open files; connect again later",
+                             ::getpid()));
+  char line[512];
+  const ssize_t got = ::recv(ends[1], line, sizeof line, 0);
+  ASSERT_GT(got, 0);
+  EXPECT_EQ(std::string(line, static_cast<std::size_t>(got)), closing_line(cut));
+  ::close(ends[0]);
+  ::close(ends[1]);
 }
 
 TEST_F(Serving, HostileLinesAreRefusedOrCut) {
@@ -341,6 +422,55 @@ TEST_F(Serving, TheWholeDaemonHasALimitToo) {
   start(o);
   const auto one = client(), two = client();
   EXPECT_NE(Client::connect(socket()).reason().find("this daemon has 2 connections already"), std::string::npos);
+}
+
+// Anybody may connect, so the thread that accepts must do the rest of its work meanwhile.
+TEST_F(Serving, AFloodOfConnectionsStopsNothing) {
+  ServerOptions o = options();
+  o.limits.connections_of_user = 2;
+  o.limits.retry_s = 0.05;
+  const pid_t daemon = start(o);
+  const auto first = client(), second = client();
+  std::vector<pid_t> flood;
+  for (int i = 0; i < 4; ++i) {
+    flood.push_back(::fork());
+    if (flood.back() == 0)
+      for (;;) {
+        const auto refused = collect::begin_connection({"", 0, socket().string()});
+        if (refused) ::close(refused.value());
+      }
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_TRUE(asks_in_time(*first));
+  const Seconds began = now();
+  EXPECT_EQ(finish(daemon, SIGTERM), 0);
+  EXPECT_LT((now() - began).value, 15.0);
+  for (const pid_t pid : flood) kill_job(pid);
+}
+
+TEST_F(Serving, TheSocketNeedsAFolderThatNoOtherUserCanWrite) {
+  const fs::path folder = tree_.root() / "open";
+  fs::create_directories(folder);
+  ServerOptions o = options();
+  o.socket = folder / "energy.sock";
+  for (const unsigned mode : {0777U, 01777U, 0775U}) {
+    fs::permissions(folder, fs::perms(mode));
+    try {
+      Server server({}, o);
+      ADD_FAILURE() << mode;
+    } catch (const UsageError& error) {
+      EXPECT_EQ(std::string(error.what()),
+                fmt::format("{}: others may write it (mode {:04o}): chmod go-w; the socket needs a folder that no "
+                            "other user can write, such as /run/molen",
+                            folder.string(), mode));
+    }
+    EXPECT_TRUE(fs::is_empty(folder));
+  }
+  fs::permissions(folder, fs::perms(0755));
+  const Server server({}, o);
+  struct stat status {};
+  ASSERT_EQ(::stat(o.socket.c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 07777, 0666u);
 }
 
 TEST(AllowancesOfUsers, AreRequestsPerSecond) {

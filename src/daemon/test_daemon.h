@@ -36,8 +36,9 @@ inline constexpr std::uint32_t kNobody = 65534;
 // Counts a joule at each reading.
 class CountingMeter : public energy::Meter {
  public:
-  explicit CountingMeter(const std::string& scope = "cpu-package0", double first_j = 100.0)
-      : Meter({"counting", scope, energy::Source::kCounter, "each reading", Seconds(0), true, 1.0, Seconds(0)}),
+  explicit CountingMeter(const std::string& scope = "cpu-package0", double first_j = 100.0,
+                         Seconds read_every = Seconds(0))
+      : Meter({"counting", scope, energy::Source::kCounter, "each reading", read_every, true, 1.0, Seconds(0)}),
         joules_(first_j) {}
   Result<energy::Reading> read() override {
     joules_ += 1.0;
