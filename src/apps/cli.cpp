@@ -46,10 +46,12 @@ config::Config load_config(const ConfigOptions& o, const config::Completion& mor
   if (!o.file || !names_run(o))
     return config::load(o.file ? std::optional<fs::path>(*o.file) : std::nullopt, sets, complete, environment);
   config::Config c = config::load(fs::path(*o.file) / "config.toml", sets, complete, environment);
-  // A run's config.toml contains every key; a key at its default was not set by the user.
+  // A run's config.toml contains every key; one that it has at its default was not set by the user.
   const config::Config plain;
   for (const auto& f : config::fields())
-    if (f.write(c) == f.write(plain)) c.origins.erase(f.key);
+    if (const auto origin = c.origins.find(f.key);
+        origin != c.origins.end() && origin->second.kind == config::Origin::Kind::kFile && f.write(c) == f.write(plain))
+      c.origins.erase(origin);
   return c;
 }
 

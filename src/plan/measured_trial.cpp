@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cctype>
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
 
@@ -64,12 +63,9 @@ bool says_out_of_memory(std::string_view output) {
 std::vector<std::string> command_of(const MeasureOptions& options, const fs::path& file) {
   std::vector<std::string> words = options.launch;
   // The trial's file has what holds, and a variable of the batch system would win over it. It is taken away behind the
-  // launcher, which may set it anew.
-  std::vector<std::string> cleared;
-  for (const auto& known : config::environment_keys())
-    if (std::getenv(known.variable) != nullptr) cleared.insert(cleared.end(), {"-u", known.variable});
-  if (!cleared.empty()) words.emplace_back("env");
-  words.insert(words.end(), cleared.begin(), cleared.end());
+  // launcher, which may set it: a step that srun starts gets the option of its job.
+  words.emplace_back("env");
+  for (const auto& known : config::environment_keys()) words.insert(words.end(), {"-u", known.variable});
   // A folder that an earlier trial left unfinished is begun anew, because its steps may be of other conditions.
   for (const std::string& word :
        {options.molen.string(), std::string("train"), file.string(), std::string("--resume"), std::string("never")})

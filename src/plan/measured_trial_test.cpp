@@ -200,9 +200,14 @@ TEST_F(Trained, DoesNotTakeVariablesOfTheBatchSystem) {
                     fmt::format("#!/bin/sh\nenv | grep -c ^MOLEN_ENERGY_ > {}/seen\n{}", folder_.string(), script));
   fs::permissions(folder_ / "molen.sh", fs::perms::owner_all);
   ::setenv("MOLEN_ENERGY_POLICY", "sweep", 1);
-  const Outcome o = measure(config_, options_);
+  Outcome o = measure(config_, options_);
   ::unsetenv("MOLEN_ENERGY_POLICY");
   ASSERT_EQ(o.kind, Outcome::Kind::kStep) << o.why;
+  EXPECT_EQ(read_file(folder_ / "seen"), "0\n");
+  // The launcher sets them, as srun does with the option of its job.
+  options_.launch = {"env", "MOLEN_ENERGY_POLICY=sweep", "MOLEN_ENERGY_SLOWDOWN=0.5", "MOLEN_ENERGY_POWER_BUDGET=1 kW"};
+  fs::remove(folder_ / "seen");
+  measure(config_, options_);
   EXPECT_EQ(read_file(folder_ / "seen"), "0\n");
 }
 

@@ -344,6 +344,16 @@ def policies(case):
     equal("--set wins", of(case.train({"energy.policy": "none", "energy.power_budget": "none"}, env=asked), "policy")[1].strip(), "--set")
     case.refused("train", "tiny.toml", {"energy.meters": ["none"]}, env=asked, says=["MOLEN_ENERGY_POWER_BUDGET: energy.power_budget", "joules"])
     case.refused("train", "tiny.toml", env={"MOLEN_ENERGY_POLICY": "race"}, says=["MOLEN_ENERGY_POLICY: energy.policy", "min_energy"])
+    # A launcher need not pass variables on to other hosts: what rank 0 has holds on all ranks, and none waits for another one.
+    only_on = lambda rank: ["mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none", "sh", "-c", f'[ $OMPI_COMM_WORLD_RANK = {rank} ] || unset {" ".join(asked)}; exec "$@"', "sh"]
+    with LimitedPackage(work / "sys-ranks") as package:
+        for rank, settings, policy in ((0, True, '"monitor"'), (1, False, '"none"')):
+            ran = case.train({"energy.meters": ["rapl-powercap"]}, launcher=only_on(rank), env={**package.env, **asked})
+            equal(f"variables on rank {rank}", ({"policy_setting" in s for s in ran.steps}, of(ran, "policy")[0].split("=")[1].strip()), ({settings}, policy))
+    # A run goes on with the variables of the present job, which say where a value is from even if it is the default.
+    folder = case.train({"train.stop_after": "1 steps", "energy.policy": "monitor"}).path
+    shown = lambda env, *more: next(x for x in case.molen("config", "show", folder, *more, env=env).stdout.splitlines() if x.startswith("policy "))
+    assert shown({"MOLEN_ENERGY_POLICY": "none"}).endswith("# MOLEN_ENERGY_POLICY"), shown({"MOLEN_ENERGY_POLICY": "none"})
     case.refused("train", "tiny.toml", {"energy.slowdown": "5 %"}, says=["energy.slowdown", "min_energy"])
     case.refused("train", "tiny.toml", {"energy.power_budget": "300 W", "energy.policy": "sweep"}, says=["energy.power_budget", "monitor"])
 

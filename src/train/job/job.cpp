@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 
 #include "base/clock.h"
@@ -85,20 +84,32 @@ std::string keep_measured(config::Config& c, const config::Config& before, bool 
                      before.math.threads, here);
 }
 
-// The keys that rank 0 measures or chooses for the other ranks.
-constexpr std::array kDecided{"precision.compute", "parallel.recompute"};
+// Returns the keys that rank 0 measures or chooses for the other ranks, and those that a variable may set: a launcher
+// need not pass variables on to other hosts, and ranks with different policies would wait for each other for ever.
+std::vector<std::string> decided_keys() {
+  std::vector<std::string> keys{"precision.compute", "parallel.recompute"};
+  for (const config::EnvironmentKey& known : config::environment_keys()) keys.emplace_back(known.key);
+  return keys;
+}
 
 std::string decided_text(const config::Config& c) {
-  Json values = Json::object();
-  for (const char* key : kDecided) values[key] = config::field(key).write(c);
-  return values.dump();
+  Json decided = Json::object();
+  for (const std::string& key : decided_keys()) {
+    const auto origin = c.origins.find(key);
+    const std::string from = origin == c.origins.end() ? "default" : origin->second.describe();
+    decided[key] = {{"value", config::field(key).write(c)}, {"origin", from}};
+  }
+  return decided.dump();
 }
 
 void take_decided(config::Config& c, const std::string& text) {
-  const Json values = Json::parse(text);
-  for (const char* key : kDecided)
-    if (values.at(key) != config::field(key).write(c))
-      config::assign(c, key, values.at(key), {config::Origin::Kind::kOther, "decided on rank 0"});
+  const Json decided = Json::parse(text);
+  for (const std::string& key : decided_keys()) {
+    const Json& value = decided.at(key).at("value");
+    if (value == config::field(key).write(c)) continue;
+    const auto from = fmt::format("{} on rank 0", decided.at(key).at("origin").get<std::string>());
+    config::assign(c, key, value.is_null() ? Json("none") : value, {config::Origin::Kind::kOther, from});
+  }
 }
 
 void refuse_changes(const config::Config& c, const config::Config& before, const std::vector<std::string>& allowed,
