@@ -42,7 +42,10 @@ Result<std::unique_ptr<Client>> Client::connect(const fs::path& socket, Seconds 
     return Failure{fmt::format("the energy daemon at {}: {}", socket.string(), why)};
   };
   try {
-    const auto begun = collect::begin_connection({"", 0, socket.string()});
+    const collect::Address address{"", 0, socket.string()};
+    const auto found = collect::find_endpoints(address);  // of a path: no name service is asked
+    if (!found) return failed(found.reason());
+    const auto begun = collect::begin_connection(address, found.value().front());
     if (!begun) return Failure{fmt::format("the energy daemon at {}", begun.reason())};
     std::unique_ptr<Client> client(new Client(begun.value(), socket));
     if (const std::string why = foreign_daemon(client->socket_.get()); !why.empty()) return failed(why);

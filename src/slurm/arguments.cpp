@@ -53,7 +53,7 @@ bool is_period(const std::string& text) {
 
 // Sets one value; returns what is wrong with the key.
 std::string set_argument(Arguments& arguments, std::string_view key, const std::string& value) {
-  if (value.empty()) return std::string(key) + " has no value";
+  if (value.empty()) return plain(key, kMostLabelBytes) + " has no value";
   if (key == "molen")
     arguments.molen = value;
   else if (key == "collector")

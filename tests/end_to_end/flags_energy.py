@@ -124,11 +124,15 @@ def collect_and_send(case):
     case.refused("energy", "collect", "--database", "postgresql://u:hidden@/d?host=/none", code=1, says="/none")
 
 
-def gone(job, seconds=30):
+def eventually(condition, seconds=30):
     end = time.monotonic() + seconds
-    while job.poll() is None and time.monotonic() < end:
+    while not condition() and time.monotonic() < end:
         time.sleep(0.01)
-    return job.poll() is not None
+    return condition()
+
+
+def gone(job):
+    return eventually(lambda: job.poll() is not None)
 
 
 @row("energy send --lock", "energy send --until-hangup")
@@ -174,12 +178,16 @@ def senders_in_turn(case):
         for _, begin, end, joules in periods():
             close("100 W", joules / (end - begin), 100, 0.5)
         # While the collector is away, each sender leaves its records to the next one, which waits for the spool only.
-        first, second = step("first"), step("second")
-        jobs += [first, second]
-        time.sleep(1)
+        waiting = lambda name: f'"step":"{name}"' in (work / "turns.spool").read_text()
+        first = step("first")
+        jobs.append(first)
+        assert eventually(lambda: waiting("first"))
+        second = step("second")
+        jobs.append(second)
+        time.sleep(0.5)
         first.stdin.close()
         assert gone(first) and first.returncode == 0, first.stderr.read()
-        time.sleep(1)
+        assert eventually(lambda: waiting("second"))
         second.stdin.close()
         assert gone(second), "the last one waits some seconds for the collector"
         assert second.returncode == 1 and "not acknowledged" in second.stderr.read()

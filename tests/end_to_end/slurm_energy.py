@@ -2,7 +2,8 @@
 """The plugin for Slurm on a real Slurm of two nodes: the option, the environment of tasks, and the energy of jobs in the collector's database.
 
 usage: slurm_energy.py MOLEN PLUGIN     (as root, on a machine whose Slurm the test may start and stop)
-MOLEN_SLURM_SCRIPTS names a folder with two programs: `up 2 --plugstack FILE` starts a cluster of two nodes whose host names are n1 and n2, and `down` ends it.
+MOLEN_SLURM_SCRIPTS names a folder with two programs: `up 2 --plugstack FILE [--conf FILE]` starts a cluster of two nodes
+whose host names are n1 and n2 (with more lines of slurm.conf), and `down` ends it.
 Each node reads a recording instead of meters, so the watts are known. `tools/nightly.sh slurm` runs this; `make test` does not.
 """
 import contextlib
@@ -99,16 +100,18 @@ def account(by):
     return {r["key"]: r["energy_j"] for r in json.loads(found.stdout)["rows"]}
 
 
-def senders():
-    """Processes of molen that belong to this test's spools, and those that nobody has collected."""
-    found = []
+def processes():
+    """Number, words and state of each process; one that ends meanwhile is left out."""
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            words = (process / "cmdline").read_bytes().decode().split("\0")
-            zombie = (process / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z" and (process / "comm").read_text() == "molen\n"
-            if zombie or any(w.startswith(f"--spool={folder}/") for w in words):
-                found.append((int(process.name), words))
-    return found
+            words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            name, rest = (process / "stat").read_text(errors="replace").split("(", 1)[1].rsplit(")", 1)
+            yield int(process.name), words, name == "molen" and rest.split()[0] == "Z"
+
+
+def senders():
+    """Processes of molen that belong to this test's spools, and those that nobody has collected."""
+    return [(number, words) for number, words, zombie in processes() if zombie or any(w.startswith(f"--spool={folder}/") for w in words)]
 
 
 def moment(name):
@@ -213,7 +216,8 @@ def nothing_twice():
         periods = rows("SELECT start_s, end_s, job, step, joules FROM energy_periods WHERE node = ? ORDER BY start_s", node)
         twice = [(a, b) for a, b in zip(periods, periods[1:]) if b[0] < a[1] - 1e-3]
         ok(f"{node}: no moment is in two periods ({len(periods)} periods)", len(periods) > 10 and not twice, twice)
-        wrong = [p for p in periods if abs(p[4] - WATTS[node] * (p[1] - p[0])) > 0.02 * p[4] + 1]
+        # A busy machine reads the clock later than the meter.
+        wrong = [p for p in periods if abs(p[4] / WATTS[node] - (p[1] - p[0])) > 0.2]
         ok(f"{node}: each period has its watts", not wrong, wrong)
 
 
@@ -227,25 +231,24 @@ def a_cancelled_job():
     (joules, last), = rows("SELECT SUM(joules), MAX(end_s) FROM energy_periods WHERE job = ?", job)
     ok("a cancelled job: its last period is stored", cancelled - 0.5 < last < cancelled + SLACK_S + 5, (cancelled, last))
     expect("and its joules", joules, WATTS["n1"], last - begin)
-    until(lambda: not senders(), f"no sender and no zombie is left: {senders()}")
-    ok("no process is left")
+    until(lambda: not senders(), "no sender and no zombie is left")
+    ok("no process is left", not senders(), senders())
 
 
 def a_collector_that_is_away(collector):
     collector.stop()
     begin = time.monotonic()
-    job = submit("sleep 3", "-N2", "--ntasks-per-node=1")
-    short = [submit("true", "-N1", "-w", "n1") for _ in range(3)]
+    job, *short = [submit(f"sleep {seconds}", "-N1", "-w", "n1", "--exclusive") for seconds in (3, 1, 1, 1)]
     until(lambda: all(map(is_over, [job, *short])), "the end of jobs without a collector", 60)
     took = time.monotonic() - begin
     ok("jobs do not notice that the collector is away", took < 30, took)
-    until(lambda: not senders(), f"no sender is left: {senders()}")
+    until(lambda: not senders(), "no sender is left")
     ok("it is in the log of the node", "records are kept in" in log("n1"), log("n1")[-2000:])
     stored = rows("SELECT COUNT(*) FROM energy_periods WHERE job = ?", job)
     ok("nothing is stored meanwhile", stored == [(0,)], stored)
     collector.start()
-    after = submit("sleep 1", "-N1", "-w", "n1")
-    until(lambda: stops(after) and all(stops(j) for j in [job, *short]), "the records of all jobs, which the next one sends")
+    after = submit("sleep 1", "-N1", "-w", "n1", "--exclusive")
+    until(lambda: all(stops(j) for j in (job, *short, after)), "the records of all jobs, which the next one sends")
     joules = dict(rows("SELECT node, SUM(joules) FROM energy_periods WHERE job = ? GROUP BY node", job))
     expect("what waited in the spool", joules["n1"], WATTS["n1"], 3)
 
@@ -261,32 +264,50 @@ def what_is_wrong_on_a_node():
         begin = time.monotonic()
         r = command("srun", "-n1", "-w", "n1", "echo", "ran", user="nobody")
         ok(f"{name}: the step runs", r.stdout == "ran\n" and "molen" not in r.stderr and time.monotonic() - begin < 20, (r, time.monotonic() - begin))
-        until(lambda: says in log("n1"), f"{name}: {says} in {log('n1')[-3000:]}", 10)
-        ok(f"{name}: it is in the log of the node")
+        until(lambda: says in log("n1"), f"{name}: '{says}' in the log of the node", 10)
+        ok(f"{name}: it is in the log of the node", True)
     configure()
-    until(lambda: not senders(), f"no sender is left: {senders()}")
+    until(lambda: not senders(), "no sender is left")
 
 
 def a_killed_daemon():
     job = submit("exec sleep 60", "-N1", "-w", "n2")
     until(lambda: rows("SELECT COUNT(*) FROM energy_periods WHERE job = ?", job)[0][0] >= 2, "periods of a job that runs")
-    daemons = [int(p.name) for p in pathlib.Path("/proc").glob("[0-9]*") if (p / "cmdline").exists() and (p / "cmdline").read_bytes().startswith(f"slurmstepd: [{job}.".encode())]
+    daemons = [number for number, words, _ in processes() if words[0].startswith(f"slurmstepd: [{job}.")]
     ok("the daemon of the step is there", len(daemons) == 1, daemons)
     os.kill(daemons[0], signal.SIGKILL)
     until(lambda: stops(job) == {("n2", "batch")}, "the last records of a step whose daemon was killed")
-    until(lambda: not senders(), f"no sender is left: {senders()}")
-    ok("a killed daemon: its sender has ended by itself")
+    until(lambda: not senders(), "no sender is left")
+    ok("a killed daemon: its sender has ended by itself", not senders(), senders())
     command("scancel", job, code=None)
 
 
+def a_step_of_the_whole_job():
+    """Where Slurm keeps a step `extern` on each node of a job, that one has the joules, however many others there are."""
+    job = submit("srun -N2 -n2 sleep 2; srun -N2 -n2 sleep 2", "-N2", "--ntasks-per-node=1")
+    until(lambda: is_over(job) and len(stops(job)) == 2, "the end of a job with a step extern")
+    ok("the step extern measures on each node", stops(job) == {("n1", "extern"), ("n2", "extern")}, stops(job))
+
+
+@contextlib.contextmanager
+def cluster(*options):
+    made = subprocess.run([pathlib.Path(SCRIPTS) / "up", "2", "--plugstack", plugstack, *options], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if made.returncode != 0:
+        not_here(f"no cluster: {made.stdout.strip().splitlines()[-1:]}")
+    try:
+        yield
+    finally:
+        subprocess.run([pathlib.Path(SCRIPTS) / "down"], stdout=subprocess.DEVNULL)
+        left = senders()
+        for pid, _ in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+    ok("nothing is left after the cluster", not left, left)
+
+
 configure()
-down = [pathlib.Path(SCRIPTS) / "down"]
-started = subprocess.run([pathlib.Path(SCRIPTS) / "up", "2", "--plugstack", plugstack], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-if started.returncode != 0:
-    shutil.rmtree(folder)
-    not_here(f"no cluster: {started.stdout.strip().splitlines()[-1:]}")
-try:
-    with Collector() as collector:
+with Collector() as collector:
+    with cluster():
         the_option()
         two_steps()
         steps_at_once()
@@ -295,12 +316,9 @@ try:
         nothing_twice()
         what_is_wrong_on_a_node()
         a_killed_daemon()
-finally:
-    subprocess.run(down, stdout=subprocess.DEVNULL)
-    left = senders()
-    for pid, _ in left:
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-ok("nothing is left after the cluster", not left, left)
+    (folder / "more.conf").write_text("PrologFlags=contain\nFirstJobId=1000\n")
+    with cluster("--conf", folder / "more.conf"):
+        a_step_of_the_whole_job()
+        nothing_twice()
 shutil.rmtree(folder)
 finish("slurm_energy")
