@@ -19,10 +19,15 @@
 namespace molen::daemon {
 namespace {
 
+Result<int> begin_at(const fs::path& socket) {
+  const collect::Address address{"", 0, socket.string()};
+  return collect::begin_connection(address, collect::find_endpoints(address).value().front());
+}
+
 // A connection that says whatever the test wants.
 class RawPeer {
  public:
-  explicit RawPeer(const fs::path& socket) : socket_(collect::begin_connection({"", 0, socket.string()}).value()) {}
+  explicit RawPeer(const fs::path& socket) : socket_(begin_at(socket).value()) {}
   bool send(std::string_view bytes) {
     while (!bytes.empty()) {
       const ssize_t sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
@@ -436,7 +441,7 @@ TEST_F(Serving, AFloodOfConnectionsStopsNothing) {
     flood.push_back(::fork());
     if (flood.back() == 0)
       for (;;) {
-        const auto refused = collect::begin_connection({"", 0, socket().string()});
+        const auto refused = begin_at(socket());
         if (refused) ::close(refused.value());
       }
   }

@@ -13,6 +13,7 @@
 #include "program/text/text.h"
 #include "program/types/part_rules.h"
 #include "program/values/of_op.h"
+#include "program/values/of_setting.h"
 #include "program/values/signature.h"
 #include "program/verify/verify.h"
 
