@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "program/schedule/schedule.h"
 #include "program/verify/verify.h"
 #include "sim/described_costs.h"
