@@ -140,7 +140,8 @@ TEST(RunsJson, KeysOfAPrediction) {
   RunPrediction p = prediction();
   p.chosen = {{"recompute", "full"}, {"vpp", "3"}};
   EXPECT_EQ(to_json(run, p).dump(),
-            R"({"run_id":"r","step_s":4.0,"step_s_low":3.2,"step_s_high":5.0,"tokens_per_s_per_gpu":1024.0,)"
+            R"({"run_id":"r","step_s":4.0,"step_s_low":3.2,"step_s_high":5.0,)"
+            R"("step_errors":{"device.launch":0.15,"products":0.2},"tokens_per_s_per_gpu":1024.0,)"
             R"("tflops_per_gpu":150.0,"memory_bytes_per_gpu":61000000000,"memory_allocator_bytes_per_gpu":59000000000,)"
             R"("fits":true,"bubble_s":0.5,"exposed_comm_s":{"dp":0.0,"tp":0.25},)"
             R"("kinds_s":{"all_gather":0.5,"forward attention":1.5},)"

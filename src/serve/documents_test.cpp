@@ -115,8 +115,8 @@ TEST(Footprint, TheTableIsEscaped) {
   const std::string html = footprint_table(run_at_two_sites());
   EXPECT_NE(html.find("At the site There, Here &lt;i&gt;"), std::string::npos) << html;
   EXPECT_NE(html.find("<th scope=row>energy with the site<td>3.75 kWh"), std::string::npos) << html;
-  EXPECT_NE(html.find("<th scope=row>emissions<td>1.2 kg CO2e<td class=text>320 g CO2e/kWh; grid.csv, and where it has "
-                      "no value: a table"),
+  EXPECT_NE(html.find("<th scope=row>emissions<td>1.2 kg CO2e<td class=text>320 g CO2e/kWh, within 13 % with a "
+                      "probability of 80 %; grid.csv, and where it has no value: a table"),
             std::string::npos)
       << html;
 }

@@ -19,19 +19,16 @@ std::size_t length_at(const std::vector<Instance>& schedule, std::size_t at, std
   return 0;
 }
 
-std::int64_t latest_micro_batch(const std::vector<Instance>& schedule) {
-  std::int64_t latest = -1;
-  for (const Instance& i : schedule) latest = std::max(latest, i.micro_batch);
-  return latest;
-}
-
 // Whether a schedule with fewer blocks, whatever their number, is one of fewer micro-batches. It is one if no instance
-// before the blocks has a later micro-batch than the first block, and no instance behind the blocks has a micro-batch
-// that a block begins with.
+// before the blocks has a later micro-batch than the first block, and no instance behind the blocks has an earlier one
+// than a further block would have.
 bool shortens(const std::vector<Instance>& schedule, const Repeats& r) {
   const auto begin = schedule.begin() + static_cast<std::ptrdiff_t>(r.first);
-  const std::int64_t latest = latest_micro_batch({begin, begin + static_cast<std::ptrdiff_t>(r.length)});
-  const std::int64_t earliest = r.earliest + static_cast<std::int64_t>(r.blocks) * r.micro_batches;
+  const auto [first, last] =
+      std::minmax_element(begin, begin + static_cast<std::ptrdiff_t>(r.length),
+                          [](const Instance& a, const Instance& b) { return a.micro_batch < b.micro_batch; });
+  const std::int64_t latest = last->micro_batch;
+  const std::int64_t earliest = first->micro_batch + static_cast<std::int64_t>(r.blocks) * r.micro_batches;
   for (std::size_t i = 0; i < schedule.size(); ++i) {
     const std::int64_t micro_batch = schedule[i].micro_batch;
     if (micro_batch < 0) continue;
