@@ -307,9 +307,10 @@ TEST_F(Records, ACheckpointANoteAndAPrediction) {
   c.rows = {{"forward", 3, 0.25, 0.5, 0.125, 4096}};
   c.axes = {{program::Stream::kTpComm, 0.5, 0.75, 0.25, 0.5}};
   c.parts = {{"forward", 0.25, 0.5}, {"waiting for tp_comm", 0.25, 0.5}, {"rest", 1.0, 1.0}};
-  c.predicted_step_s = 1.5;
+  c.rows[0].spread = 0.5;
+  c.predicted_step_s = 1.5, c.step_spread = 0.25;
   c.measured_step_s = 2;
-  later.predicted_step_s = 3, later.measured_step_s = 4;
+  later.predicted_step_s = 3, later.measured_step_s = 4, later.step_spread = 0.125;
   later.parts = {{"rest", 3.0, 4.0}};
   const Prediction prediction{{c, later, Failure{"no file"}}, "one rank", 5.0, 7.0};
   const MemoryPrediction memory{Bytes(10), Bytes(20), Bytes(3), Bytes(0), 2, Bytes(25)};
@@ -325,7 +326,7 @@ TEST_F(Records, ACheckpointANoteAndAPrediction) {
   EXPECT_EQ(event("note")["text"], "a word to people");
   EXPECT_NE(said.find("a word to people"), std::string::npos) << said;
   const Json p = Json::parse(read_file(run / "predicted.json"));
-  EXPECT_EQ(p["step_s"], (Json{{"predicted", 1.5}, {"measured", 2.0}}));
+  EXPECT_EQ(p["step_s"], (Json{{"predicted", 1.5}, {"predicted_spread", 0.25}, {"measured", 2.0}}));
   EXPECT_EQ(
       p["memory_bytes"],
       (Json{{"planned", 77}, {"measured", 66}, {"process_predicted", 20 + 25 + 2 * 3}, {"process_measured", 99}}));
@@ -334,6 +335,7 @@ TEST_F(Records, ACheckpointANoteAndAPrediction) {
   EXPECT_EQ(p["ops"][0], (Json{{"kind", "forward"},
                                {"count", 3},
                                {"predicted_s", 0.25},
+                               {"predicted_spread", 0.5},
                                {"measured_s", 0.5},
                                {"waited_s", 0.125},
                                {"bytes", 4096}}));
@@ -347,7 +349,7 @@ TEST_F(Records, ACheckpointANoteAndAPrediction) {
   EXPECT_EQ(p["step_j"],
             (Json{{"predicted", 7.0}, {"predicted_devices", 5.0}, {"measured", nullptr}, {"coverage", "cpu only"}}));
   ASSERT_EQ(p["later_stages"].size(), 2u);
-  EXPECT_EQ(p["later_stages"][0]["step_s"], (Json{{"predicted", 3.0}, {"measured", 4.0}}));
+  EXPECT_EQ(p["later_stages"][0]["step_s"], (Json{{"predicted", 3.0}, {"predicted_spread", 0.125}, {"measured", 4.0}}));
   EXPECT_EQ(p["later_stages"][1], (Json{{"failure", "no file"}}));
   EXPECT_NE(said.find("predicted beside measured (median step, first stage); extrapolated from one rank:"),
             std::string::npos)
