@@ -91,7 +91,7 @@ Spreads spreads_of(const Built& built, const sim::Forecast& step, const sim::Cos
   return spreads;
 }
 
-// What a prediction on a calibration depends on besides the configuration.
+// The inputs of a prediction on a calibration besides the configuration.
 struct Calibrated {
   const sim::Calibration& calibration;
   std::string communicator;  // "": the usual one

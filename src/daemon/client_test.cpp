@@ -1,4 +1,4 @@
-// What a job gets of the daemon: meters, settings, and the end of the daemon.
+// Tests the job's side of the daemon: meters, settings, and the end of the daemon.
 #include "daemon/client.h"
 
 #include <dlfcn.h>

@@ -133,7 +133,7 @@ void Leases::list(const Peer& peer, const DeviceLease* own, Listing& listing) {
       const std::lock_guard lock(mutex_);
       if (const auto held = held_.find(info.lock); held != held_.end()) {
         if (held->second.lease != own) holder = held->second.holder;
-        // What is set now is not what was found.
+        // The present value is not the one that was found.
         if (const auto most = held->second.most.find(info.id); most != held->second.most.end())
           range.most = most->second;
       }

@@ -46,7 +46,7 @@ class LeasesTest : public DaemonTest {
     leases.list(peer, own, listing);
     return listing;
   }
-  // What this node can set if the first package may get stuck.
+  // Returns the options of a node whose first package may get stuck.
   LeaseOptions sticky_options() {
     LeaseOptions o = lease_options();
     o.open = [this] {

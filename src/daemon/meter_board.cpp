@@ -28,7 +28,7 @@ std::vector<MeterEntry> MeterBoard::meters() const {
   for (const auto& m : meters_.meters) {
     const energy::MeterInfo& info = m->info();
     if (info.source == energy::Source::kNone) continue;
-    // What a peer sees changes no more often than the meters are read.
+    // A reading that a peer sees changes no more often than the meters are read.
     entries.push_back({info.scope, info.name, info.detail, info.source, info.joules_per_tick,
                        std::max(info.changes_every.value, read_every_s_)});
   }

@@ -1,5 +1,5 @@
-// What the daemon permits to whom. Nothing here trusts the peer: its user and groups are those that the kernel recorded
-// when it connected, and which devices are a user's says a folder that only root writes.
+// The permissions of the daemon's peers. Nothing here trusts the peer. Its user and groups are those that the kernel
+// recorded when it connected. A folder that only root writes says which devices a user owns.
 #pragma once
 
 #include <sys/stat.h>
