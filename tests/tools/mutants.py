@@ -187,6 +187,10 @@ class Runs(unittest.TestCase):
         self.assertEqual(identity(), identity(reasons="c"))
         self.assertEqual(len({identity(), identity(source="c"), identity(key="l"), identity(tests=("data",)), identity(budget=20)}), 5)
 
+    def test_every_module_is_sampled(self):
+        with_tests = {str(test.relative_to(mutate.ROOT / "src")).split("/")[0] for test in (mutate.ROOT / "src").rglob("*_test.cpp")}
+        self.assertEqual(with_tests - set(mutate.TORCH_FREE + mutate.TORCH + mutate.PROGRAM), set(), "modules that mutate.py does not name")
+
 
 if __name__ == "__main__":
     unittest.main()
