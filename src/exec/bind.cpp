@@ -496,6 +496,9 @@ Kernel bind(const BindContext& c, const Step& step) {
           [&](const program::Cast&) { return bind_cast(c, step); },
           [&](const program::ReduceScalars& o) { return bind_reduce_scalars(c, step, group_of(c, o.axis)); },
           [&](const program::SetFlag&) { return bind_set_flag(c, step); },
+          [&](const program::SetClock& o) -> Kernel {
+            return [set = c.set_clock, khz = o.khz](RunState&, math::Scratch&) { set(khz); };
+          },
       },
       step.op);
 }

@@ -93,6 +93,7 @@ struct BindContext {
   // Where the rows of each sequence stand in it, when the sequence began in an earlier call. When empty, the positions
   // are those of this rank.
   std::vector<PositionRun> positions = {};
+  std::function<void(std::int64_t khz)> set_clock = {};  // Options::set_clock
 };
 
 inline DType dtype_of(const BindContext& c, const program::Use& use) {

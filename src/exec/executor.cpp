@@ -88,7 +88,7 @@ constexpr unsigned char kPoison = 0xff;  // every floating type reads it as NaN
 class Executor::Impl {
  public:
   Impl(program::Program program, int rank, comm::Communicator* world, Options options, const Executor* owner)
-      : program_(std::move(program)),
+      : program_(with_setter(std::move(program), options)),
         groups_(program_, rank, world),
         options_(options),
         plan_(program::plan_memory(program_, options.packing)),
@@ -188,6 +188,15 @@ class Executor::Impl {
   std::vector<std::int64_t> high_water_;
 
  private:
+  // Refuses a program whose clocks nothing sets, before the first collective call.
+  static program::Program with_setter(program::Program program, const Options& options) {
+    if (const auto clocks = program::clocks_set_by(program); !clocks.empty() && !options.set_clock)
+      throw UsageError(
+          "the program sets the clock of its device to {} kHz, but nothing here can set it: leave set_clock out",
+          clocks.front());
+    return program;
+  }
+
   // Instances of a body share its kernels when their micro-batches lie in the same slots.
   void bind_instances() {
     std::vector<std::vector<int>> kept(program_.bodies.size());
@@ -203,9 +212,12 @@ class Executor::Impl {
       const auto [found, fresh] = known.try_emplace(std::move(key), bound_.size());
       kernels_.push_back(found->second);
       if (!fresh) continue;
-      const BindContext context{program_, groups_.coordinates(),
+      const BindContext context{program_,
+                                groups_.coordinates(),
                                 [this](program::Axis axis) { return groups_.of(axis); },
-                                [this, micro = instance.micro_batch](int buffer) { return flat(buffer, micro); }};
+                                [this, micro = instance.micro_batch](int buffer) { return flat(buffer, micro); },
+                                {},
+                                options_.set_clock};
       bound_.emplace_back();
       for (const auto& step : program_.bodies[static_cast<std::size_t>(instance.body)].steps)
         bound_.back().push_back(bind(context, step));

@@ -72,6 +72,9 @@ struct Options {
   std::function<std::optional<double>(const program::Step&)> sleep = {};
   // Whether an op that communicates waits for the other ranks of its group before it sleeps in this way.
   bool sleep_together = false;
+  // Sets the highest clock of this rank's device, for programs with SetClock. It is called on the thread of the op's
+  // stream, once the ops before it on this stream have ended, also on a device. An exception ends the step.
+  std::function<void(std::int64_t khz)> set_clock = {};
   // Called with what each op has written, in the order of its operands, on the thread of its stream.
   std::function<void(const program::Expanded&, const std::vector<at::Tensor>& writes)> written = {};
   // For tests: the device whose streams order the ops, when it is not `device`.
@@ -85,7 +88,8 @@ struct Options {
 class Executor {
  public:
   // Does not verify the program: callers pass programs that program::require_sound has accepted. `world` has the ranks
-  // of the program's mesh and may be null when no op communicates. The constructor splits `world` for the axes of the
+  // of the program's mesh and may be null when no op communicates. Throws UsageError for a program that sets clocks,
+  // unless options.set_clock is given. The constructor splits `world` for the axes of the
   // mesh, so it is collective. `weights` lends its parameters and its transient memory to a program whose parameters
   // are external, such as an evaluation beside a training. The lender must outlive this executor, and the two must not
   // run at once.

@@ -81,6 +81,86 @@ TEST(Deadlocks, AreReportedAfterSomeStreamsHaveEnded) {
   EXPECT_NE(said.find("wait"), std::string::npos) << said;
 }
 
+// Returns the program with ops that set clocks: before instance k, one of k + 1 MHz.
+program::Program with_clocks(program::Program p) {
+  std::vector<program::Instance> schedule;
+  for (std::size_t k = 0; k < p.schedule.size(); ++k) {
+    program::Step step;
+    step.op = program::SetClock{1000 * (static_cast<std::int64_t>(k) + 1)};
+    step.stream = program::Stream::kCompute;
+    p.bodies.push_back({"clock" + std::to_string(k), {step}});
+    schedule.push_back({static_cast<int>(p.bodies.size()) - 1, -1});
+    schedule.push_back(p.schedule[k]);
+  }
+  p.schedule = std::move(schedule);
+  return p;
+}
+
+TEST(SetClocks, RunInTheOrderOfTheProgramAndChangeNoBit) {
+  auto s = setting_of(1, 0, false, DType::kF32);
+  s.global_batch = 4 * s.micro_batch;
+  const auto plain = program::build(llama(false), s);
+  const auto clocked = with_clocks(plain);
+  ASSERT_TRUE(program::verify(clocked).empty());
+  std::vector<std::int64_t> called, wanted;
+  std::vector<std::size_t> begun;  // by call: the ops that had begun
+  struct Count : exec::Observer {
+    std::size_t ops = 0;
+    void begin(program::Stream, std::size_t, std::int64_t) noexcept override { ++ops; }
+    void end(program::Stream, std::size_t, std::int64_t) noexcept override {}
+  } count;
+  exec::Options options;
+  options.observer = &count;
+  options.set_clock = [&](std::int64_t khz) {
+    called.push_back(khz);
+    begun.push_back(count.ops);
+  };
+  exec::Executor with(clocked, 0, nullptr, options), without(plain, 0, nullptr, {});
+  launch::initialize_parameters(with, 1, 1);
+  launch::initialize_parameters(without, 1, 1);
+  for (int i = 0; i < 2; ++i) {
+    const auto a = with.run(counting_up(clocked)), b = without.run(counting_up(plain));
+    EXPECT_EQ(a.loss_sum, b.loss_sum);
+    EXPECT_EQ(a.grad_norm, b.grad_norm);
+    for (std::size_t k = 0; k < plain.schedule.size(); ++k) wanted.push_back(1000 * (static_cast<std::int64_t>(k) + 1));
+  }
+  EXPECT_GT(plain.schedule.size(), 4u);
+  EXPECT_EQ(called, wanted);
+  for (std::size_t k = 1; k < plain.schedule.size(); ++k)
+    EXPECT_EQ(begun[k] - begun[k - 1],
+              plain.bodies[static_cast<std::size_t>(plain.schedule[k - 1].body)].steps.size() + 1);
+  for (std::size_t u = 0; u < plain.units.size(); ++u)
+    EXPECT_TRUE(with.state("param", static_cast<int>(u)).equal(without.state("param", static_cast<int>(u))));
+}
+
+TEST(SetClocks, AreRefusedWhereNothingSetsThem) {
+  const auto p = with_clocks(program::build(llama(false), setting_of(1, 0, false, DType::kF32)));
+  try {
+    const exec::Executor executor(p, 0, nullptr, {});
+    FAIL() << "nothing was refused";
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("kHz"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("leave set_clock out"), std::string::npos) << error.what();
+  }
+}
+
+TEST(SetClocks, AFailureEndsTheStepAndNamesTheOp) {
+  const auto p = with_clocks(program::build(llama(false), setting_of(1, 0, false, DType::kF32)));
+  exec::Options options;
+  options.set_clock = [](std::int64_t khz) {
+    if (khz == 2000) throw Error("the device refuses");
+  };
+  exec::Executor executor(p, 0, nullptr, options);
+  launch::initialize_parameters(executor, 1, 1);
+  try {
+    executor.run(counting_up(p));
+    FAIL() << "the step went on";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("the device refuses"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("set_clock"), std::string::npos);
+  }
+}
+
 TEST(EmptySteps, UpdateNothing) {
   const auto p = program::build(llama(false), setting_of(1, 0, false, DType::kF32));
   exec::Executor executor(p, 0, nullptr, {});

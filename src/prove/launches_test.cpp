@@ -215,6 +215,34 @@ TEST(Launches, FollowTheProgramsOrder) {
   }
 }
 
+// The host waits for the device before it sets a clock, so that the ops before it have run.
+TEST(Launches, ClocksAreSetOnceTheOpsBeforeThemHaveRun) {
+  Program p = program::build(llama(false), setting_of({1, 0, false, 2}, DType::kF32));
+  const Outcome host = train_threads({p}, 2);
+  program::Step step;
+  step.op = program::SetClock{1000};
+  step.stream = program::Stream::kCompute;
+  p.bodies.push_back({"clock", {step}});
+  p.schedule.insert(std::next(p.schedule.begin()), {static_cast<int>(p.bodies.size()) - 1, -1});
+  Watch watch;
+  exec::Options options;
+  options.streams = at::Device(kType, 0);
+  options.observer = &watch;
+  int called = 0;
+  options.set_clock = [&](std::int64_t) {
+    ++called;
+    const std::lock_guard lock(device.mutex);
+    const auto& of = device.streams.at(current);
+    EXPECT_EQ(of.waits, 1u) << "the host has not waited for the ops before";
+  };
+  on_ranks(1, [&](comm::Communicator& world) {
+    const Outcome outcome = train_rank(p, world, 2, options);
+    EXPECT_EQ(outcome.hash, host.hash);
+    expect_ordered(p, watch);
+  });
+  EXPECT_EQ(called, 2);
+}
+
 exec::StepInput counting_samples(const Program& p) {
   exec::StepInput input;
   input.optimizer.lr = 1e-3;

@@ -281,6 +281,7 @@ double DescribedCosts::host_seconds(const program::Program& p, const program::St
 double DescribedCosts::seconds(const program::Program& p, const program::Step& step) const {
   double seconds = 0.0;
   const auto moved = static_cast<double>(step.moved.value);
+  if (std::holds_alternative<program::SetClock>(step.op)) return 0.0;  // as in MeasuredCosts
   if (at_host(step))
     seconds = cluster_.device.launch.value * factors_.of("launch") + host_seconds(p, step, moved);
   else if (program::is_communication(step.op))

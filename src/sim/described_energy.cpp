@@ -15,7 +15,9 @@ struct BusySeconds {
 // The kinds of work that a device takes different power for.
 enum class Load { kProducts, kMemory, kWaiting };
 Load load_of(const program::Step& step) {
-  if (step.stream != program::Stream::kCompute || program::is_communication(step.op)) return Load::kWaiting;
+  if (step.stream != program::Stream::kCompute || program::is_communication(step.op) ||
+      std::holds_alternative<program::SetClock>(step.op))
+    return Load::kWaiting;
   return step.hardware_flops.value > 0.0 ? Load::kProducts : Load::kMemory;
 }
 double share_of(Load load, const Factors& factors) {

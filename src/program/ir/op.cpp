@@ -183,6 +183,7 @@ std::string kind_of(const Op& op) {
                         [](const Cast&) { return std::string("cast"); },
                         [](const ReduceScalars&) { return std::string("reduce_scalars"); },
                         [](const SetFlag&) { return std::string("set_flag"); },
+                        [](const SetClock&) { return std::string("set_clock"); },
                     },
                     op);
 }

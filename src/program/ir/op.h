@@ -306,9 +306,18 @@ struct SetFlag {
   bool operator==(const SetFlag&) const = default;
 };
 
+// Sets the highest clock of this rank's device, from here until the next op of this kind, also beyond the end of the
+// step. It touches no buffer and changes no value. Whoever runs the program says how the clock is set, and the device
+// may have a lower clock than the one that is asked for.
+inline constexpr std::int64_t kMostKhz = 100'000'000;
+struct SetClock {
+  std::int64_t khz = 0;
+  bool operator==(const SetClock&) const = default;
+};
+
 using Op = std::variant<Compute, LoadBatch, ZeroFill, SumSquares, ClipScale, OptimizerStep, AllReduce, ReduceScatter,
                         AllGather, AllToAll, Send, Receive, RingExchange, CopyToHost, CopyToDevice, Cast, ReduceScalars,
-                        SetFlag>;
+                        SetFlag, SetClock>;
 
 // Places in the `scalars` buffer (fp64). The first three are sums over ranks after ReduceScalars has run. The last
 // three are also such sums, over valid tokens and sparse layers; only models with sparse layers have them. kDropped

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "arch/tensor_parallel.h"
@@ -194,6 +196,16 @@ int Program::find_unit(std::string_view name) const {
   for (std::size_t u = 0; u < units.size(); ++u)
     if (units[u].name == name) return static_cast<int>(u);
   return -1;
+}
+
+std::vector<std::int64_t> clocks_set_by(const Program& program) {
+  std::set<std::int64_t, std::greater<>> clocks;
+  std::set<int> bodies;
+  for (const Instance& instance : program.schedule)
+    if (bodies.insert(instance.body).second)
+      for (const Step& step : program.bodies.at(static_cast<std::size_t>(instance.body)).steps)
+        if (const auto* set = std::get_if<SetClock>(&step.op)) clocks.insert(set->khz);
+  return {clocks.begin(), clocks.end()};
 }
 
 int Program::num_ops() const {

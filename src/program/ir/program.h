@@ -261,6 +261,9 @@ struct Program {
   bool counts(int unit) const { return !shared_by_ends(unit) || embeds(); }
 };
 
+// Returns the clocks that the program's ops set, in kHz, each once, from the highest to the lowest.
+std::vector<std::int64_t> clocks_set_by(const Program& program);
+
 // Returns a program without buffers and bodies. Throws UsageError when the model cannot be divided as the setting asks.
 Program describe(const arch::Architecture& arch, const Setting& setting);
 

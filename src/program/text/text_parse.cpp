@@ -401,6 +401,7 @@ class Parser {
       return ReduceScalars{a, first, number<std::int64_t>(take(v, "count", ""), 1, kNumScalars - first)};
     }
     if (name == "set_flag") return SetFlag{choice<Flag>(take(v, "flag", ""), std::array{Flag::kNonFinite}, "flag")};
+    if (name == "set_clock") return SetClock{number<std::int64_t>(take(v, "khz", ""), 1, kMostKhz)};
     fail("unknown op '" + name + "'");
   }
 

@@ -144,6 +144,7 @@ std::string print_op(const Op& op) {
             return fmt::format("reduce_scalars axis={} first={} count={}", name_of(o.axis), o.first, o.count);
           },
           [](const SetFlag& o) { return fmt::format("set_flag flag={}", name_of(o.flag)); },
+          [](const SetClock& o) { return fmt::format("set_clock khz={}", o.khz); },
       },
       op);
 }

@@ -91,6 +91,7 @@ class TypeChecker {
   void rule(const ClipScale& o);
   void rule(const OptimizerStep& o);
   void rule(const SetFlag& o);
+  void rule(const SetClock&) {}  // it has no operand
   void check_parameters(const Compute& c, const Use& use);
   void check_constant(const Use& use);
   void add_gradients(const std::vector<OperandRule>& rules, const Use& use);

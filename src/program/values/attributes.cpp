@@ -56,6 +56,7 @@ Attributes attributes_of(const Traits& t, const Op& op, const KernelChoice& choi
                           none.scaled = t.scaled;
                           return none;
                         },
+                        [&](const SetClock&) { return none; },
                         [&](const AllReduce&) { return none; },
                         [&](const ReduceScatter& o) { return of_move(t, o.payload); },
                         [&](const AllGather& o) { return of_move(t, o.payload); },

@@ -119,6 +119,7 @@ void set_costs(const Program& p, Step& step) {
                  [&](const CopyToDevice&) { step.moved = Bytes(bytes.written); },
                  [&](const Cast&) { cost_cast(p, step); },
                  [&](const SetFlag&) { touched(); },
+                 [&](const SetClock&) { touched(); },
              },
              step.op);
 }

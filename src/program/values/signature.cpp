@@ -281,6 +281,7 @@ Signature signature(const Program& program, const Traits& traits, const Op& op, 
           [&](const Cast& o) { return cast(traits, o, unit); },
           [&](const ReduceScalars&) { return Signature{{updates(kScalars, scalars)}}; },
           [&](const SetFlag&) { return Signature{{reads(kScalars, scalars)}}; },
+          [&](const SetClock&) { return Signature{}; },
       },
       op);
 }

@@ -53,6 +53,7 @@ class CostsOfStep {
   CostsAsked operator()(const SumSquares&) const { return moves(a_.bytes(Arg::kGrad)); }
   CostsAsked operator()(const ClipScale&) const { return moves(crossings()); }
   CostsAsked operator()(const SetFlag&) const { return moves(crossings()); }
+  CostsAsked operator()(const SetClock&) const { return moves(crossings()); }
   CostsAsked operator()(const OptimizerStep& o) const { return update(o); }
 
   // The payload of a collective is what all ranks of its group give or get together; that of a message is what is sent

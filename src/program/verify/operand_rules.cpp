@@ -126,6 +126,7 @@ class OperandRules {
   Operands operator()(const ClipScale&) const { return {updates(kScalars, {Value::kScalars})}; }
   Operands operator()(const ReduceScalars&) const { return {updates(kScalars, {Value::kScalars})}; }
   Operands operator()(const SetFlag&) const { return {reads(kScalars, {Value::kScalars})}; }
+  Operands operator()(const SetClock&) const { return {}; }
 
   Operands operator()(const AllReduce& o) const {
     if (o.payload == Payload::kLoad) return {updates(kTo, {Value::kLoad, o.layer})};

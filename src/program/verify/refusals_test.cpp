@@ -358,6 +358,52 @@ TEST(Findings, AnOperandOfAnotherRange) {
   EXPECT_GT(seen.size(), 20u);
 }
 
+// Returns the program with an op that sets a clock before each of its instances.
+Program with_clocks(Program p, const SetClock& clock) {
+  Step step;
+  step.op = clock;
+  step.stream = Stream::kCompute;
+  p.bodies.push_back({"clock", {step}});
+  std::vector<Instance> schedule;
+  for (const Instance& instance : p.schedule) {
+    schedule.push_back({static_cast<int>(p.bodies.size()) - 1, -1});
+    schedule.push_back(instance);
+  }
+  p.schedule = std::move(schedule);
+  return p;
+}
+
+TEST(Findings, ClocksMaySetAnywhereAndChangeNothing) {
+  for (const Program& p : programs()) {
+    const Program clocked = with_clocks(p, {1'200'000});
+    EXPECT_TRUE(verify(clocked).empty()) << verify(clocked).front().text;
+    EXPECT_EQ(parse(print(clocked), "text"), clocked);
+    EXPECT_NE(print(clocked).find("%0 set_clock khz=1200000 stream=compute phase=data"), std::string::npos);
+    EXPECT_EQ(plan_memory(clocked).peak, plan_memory(p).peak);
+  }
+}
+
+TEST(Findings, AClockThatNoDeviceHas) {
+  const Program p = programs().front();
+  EXPECT_TRUE(finds(with_clocks(p, {0}), {"body clock", "sets a clock of 0 kHz"}));
+  EXPECT_TRUE(finds(with_clocks(p, {kMostKhz + 1}), {"sets a clock of 100000001 kHz"}));
+  EXPECT_FALSE(finds(with_clocks(p, {kMostKhz}), {"sets a clock"}));
+  Program sometimes = with_clocks(p, {1'000'000});
+  sometimes.bodies.back().steps.front().unless = Flag::kNonFinite;
+  EXPECT_TRUE(finds(sometimes, {"a clock must be set in every step"}));
+  Program beside = with_clocks(p, {1'000'000});
+  beside.bodies.back().steps.front().stream = Stream::kHost;
+  EXPECT_TRUE(finds(beside, {"belongs on the stream compute"}));
+  Program with_operand = with_clocks(p, {1'000'000});
+  with_operand.bodies.back().steps.front().operands.push_back({Arg::kScalars, p.buffer("scalars")});
+  EXPECT_FALSE(verify(with_operand).empty());
+  const std::string text = print(with_clocks(p, {1'000'000}));
+  const auto where = text.find("khz=1000000");
+  for (const char* wrong : {"khz=0", "khz=-5", "khz=100000001", "khz=fast", ""})
+    EXPECT_THROW(parse(std::string(text).replace(where, std::string("khz=1000000").size(), wrong), "p.txt"), UsageError)
+        << wrong;
+}
+
 TEST(Findings, APieceOfTheRowsInPlaceOfAnother) {
   Setting s = plain(2, 1);
   s.mesh[mesh::Axis::kTp] = 2, s.sequence_parallel = true, s.tensor_chunks = 2;

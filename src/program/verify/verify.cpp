@@ -366,71 +366,76 @@ class Verifier {
   }
 
   void semantics(const Expanded& e) {
-    std::visit(Match{
-                   [&](const Compute& c) { contribution(e, c); },
-                   [&](const LoadBatch& o) {
-                     if (o.counts_tokens != p_.has_head())
-                       report(
-                           e,
-                           "tokens must be counted on the stage with the head and nowhere else (other stages load with "
-                           "counts_tokens=0)");
-                     if (!scalars_zeroed_) report(e, "the step's sums were not zeroed before");
-                     // The loader delivers micro-batches in order.
-                     if (e.micro_batch != static_cast<std::int64_t>(loaded_.size()))
-                       report(e, "loads micro-batch {}, but the next one to load is {}", e.micro_batch, loaded_.size());
-                     loaded_.insert(e.micro_batch);
-                   },
-                   [&](const ZeroFill&) { zero_fill(e); },
-                   [&](const SumSquares&) { count(e); },
-                   [&](const ClipScale&) { clip(e); },
-                   [&](const OptimizerStep&) { update(e); },
-                   [&](const AllReduce& o) {
-                     if (o.payload == Payload::kLoad)
-                       join_routers(e, o.axis);
-                     else if (o.payload != Payload::kUnit)
-                       exchange(e, o.axis, !t_.sharded_rows());
-                     else
-                       units_.reduce(e, o.axis, false, false);
-                   },
-                   [&](const ReduceScatter& o) {
-                     if (o.payload == Payload::kDKeys)
-                       exchange_keys(e, o.axis, false);
-                     else if (o.payload != Payload::kUnit)
-                       exchange(e, o.axis, t_.sharded_rows());
-                     else
-                       units_.reduce(e, o.axis, true, e.step->updates(Arg::kTo));
-                   },
-                   [&](const AllGather& o) {
-                     if (o.payload == Payload::kKeys)
-                       exchange_keys(e, o.axis, false);
-                     else if (o.payload == Payload::kCounts)
-                       join_routers(e, o.axis);
-                     else if (o.payload == Payload::kOffsets)
-                       exchange_experts(e, o.axis);
-                     else if (o.payload != Payload::kUnit)
-                       exchange(e, o.axis, o.payload == Payload::kHead || t_.sharded_rows());
-                     else
-                       units_.gather(e, o.axis);
-                   },
-                   [&](const AllToAll& o) { exchange_experts(e, o.axis); },
-                   [&](const Send& o) { message(e, 0, o.payload, o.layer); },
-                   [&](const Receive& o) { message(e, 1, o.payload, o.layer); },
-                   [&](const RingExchange& o) { exchange_keys(e, o.axis, true); },
-                   [&](const CopyToHost& o) {
-                     if (o.payload == Payload::kUnit) return units_.copy_gradient(e, e.step->updates(Arg::kTo));
-                     copy_activations(e);
-                   },
-                   [&](const CopyToDevice& o) {
-                     o.payload == Payload::kUnit ? units_.copy_parameters(e) : copy_activations(e);
-                   },
-                   [&](const Cast& o) { units_.cast(e, o); },
-                   [&](const ReduceScalars& o) { reduce_scalars(e, o); },
-                   [&](const SetFlag&) {
-                     if (!clipped_) report(e, "runs before clip_scale");
-                     agreed_ = true;
-                   },
-               },
-               e.step->op);
+    std::visit(
+        Match{
+            [&](const Compute& c) { contribution(e, c); },
+            [&](const LoadBatch& o) {
+              if (o.counts_tokens != p_.has_head())
+                report(e,
+                       "tokens must be counted on the stage with the head and nowhere else (other stages load with "
+                       "counts_tokens=0)");
+              if (!scalars_zeroed_) report(e, "the step's sums were not zeroed before");
+              // The loader delivers micro-batches in order.
+              if (e.micro_batch != static_cast<std::int64_t>(loaded_.size()))
+                report(e, "loads micro-batch {}, but the next one to load is {}", e.micro_batch, loaded_.size());
+              loaded_.insert(e.micro_batch);
+            },
+            [&](const ZeroFill&) { zero_fill(e); },
+            [&](const SumSquares&) { count(e); },
+            [&](const ClipScale&) { clip(e); },
+            [&](const OptimizerStep&) { update(e); },
+            [&](const AllReduce& o) {
+              if (o.payload == Payload::kLoad)
+                join_routers(e, o.axis);
+              else if (o.payload != Payload::kUnit)
+                exchange(e, o.axis, !t_.sharded_rows());
+              else
+                units_.reduce(e, o.axis, false, false);
+            },
+            [&](const ReduceScatter& o) {
+              if (o.payload == Payload::kDKeys)
+                exchange_keys(e, o.axis, false);
+              else if (o.payload != Payload::kUnit)
+                exchange(e, o.axis, t_.sharded_rows());
+              else
+                units_.reduce(e, o.axis, true, e.step->updates(Arg::kTo));
+            },
+            [&](const AllGather& o) {
+              if (o.payload == Payload::kKeys)
+                exchange_keys(e, o.axis, false);
+              else if (o.payload == Payload::kCounts)
+                join_routers(e, o.axis);
+              else if (o.payload == Payload::kOffsets)
+                exchange_experts(e, o.axis);
+              else if (o.payload != Payload::kUnit)
+                exchange(e, o.axis, o.payload == Payload::kHead || t_.sharded_rows());
+              else
+                units_.gather(e, o.axis);
+            },
+            [&](const AllToAll& o) { exchange_experts(e, o.axis); },
+            [&](const Send& o) { message(e, 0, o.payload, o.layer); },
+            [&](const Receive& o) { message(e, 1, o.payload, o.layer); },
+            [&](const RingExchange& o) { exchange_keys(e, o.axis, true); },
+            [&](const CopyToHost& o) {
+              if (o.payload == Payload::kUnit) return units_.copy_gradient(e, e.step->updates(Arg::kTo));
+              copy_activations(e);
+            },
+            [&](const CopyToDevice& o) {
+              o.payload == Payload::kUnit ? units_.copy_parameters(e) : copy_activations(e);
+            },
+            [&](const Cast& o) { units_.cast(e, o); },
+            [&](const ReduceScalars& o) { reduce_scalars(e, o); },
+            [&](const SetFlag&) {
+              if (!clipped_) report(e, "runs before clip_scale");
+              agreed_ = true;
+            },
+            [&](const SetClock& o) {
+              if (o.khz < 1 || o.khz > kMostKhz)
+                report(e, "sets a clock of {} kHz, which is not between 1 kHz and {} GHz", o.khz, kMostKhz / 1'000'000);
+              if (e.step->unless) report(e, "sets the clock unless a flag is set; a clock must be set in every step");
+            },
+        },
+        e.step->op);
   }
 
   void contribution(const Expanded& e, const Compute& c) {
