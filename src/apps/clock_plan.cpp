@@ -3,6 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
+#include <utility>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/filesystem.h"
+#include "program/memory/memory.h"
+#include "program/provenance/provenance.h"
+#include "program/text/text.h"
+#include "store/run_directory.h"
 
 namespace molen::apps {
 namespace {
@@ -62,6 +72,9 @@ Json clock_plan_json(const plan::ClockPlan& plan, Joules hosts) {
           {"envpipe", outcome_json(plan, plan.plans.envpipe, hosts)},
           {"single", outcome_json(plan, plan.plans.single, hosts)},
           {"bound_devices_j", plan.ranks_of_stage * plan.plans.bound_joules},
+          {"programs", outcome_json(plan, plan.set, hosts)},
+          {"change_s", plan.change_s},
+          {"changes_of_programs", plan.set_changes},
           {"clocks", clocks},
           {"changes", changes},
           {"assumptions", plan.assumptions}};
@@ -74,6 +87,7 @@ void print_clock_plan(const plan::ClockPlan& plan, Joules hosts) {
   fmt::print("  {:<34} {:>10} {:>12} {:>9} {:>12} {:>9}\n", "", "step", "devices", "saved", "with hosts", "saved");
   print_outcome(plan, "highest clocks (now)", plans.highest, hosts);
   print_outcome(plan, "slack plan", plans.slack, hosts);
+  print_outcome(plan, "slack plan, as programs set it", plan.set, hosts);
   print_outcome(plan, "EnvPipe's rule", plans.envpipe, hosts);
   print_outcome(plan, "one clock for all", plans.single, hosts);
   fmt::print("no plan of this step takes less than {:.5g} J of the devices ({:.2f} % saved)\n",
@@ -84,8 +98,35 @@ void print_clock_plan(const plan::ClockPlan& plan, Joules hosts) {
     fmt::print("  {:<6} {:<18} {:>6} {:>10} {:>10} {:>10}\n", row.stage, row.kind, row.tasks, megahertz(row.least_hz),
                megahertz(row.median_hz), megahertz(row.most_hz));
   print_changes(plan.changes);
+  const auto most = std::ranges::max_element(plan.set_changes);
+  fmt::print(
+      "programs set the clocks of this plan with --programs: a clock holds for whole bodies, and no stage changes its "
+      "clock more than {} in a step\n",
+      counted(*most, "time"));
   fmt::print("these joules rest on:\n");
   for (const std::string& line : plan.assumptions) fmt::print("  {}\n", line);
+}
+
+void write_clock_programs(const plan::ClockPlan& plan, std::vector<program::Program> built,
+                          const std::filesystem::path& folder) {
+  MOLEN_CHECK(built.size() == plan.programs.size(), "{} programs for {} stages", built.size(), plan.programs.size());
+  make_directories(folder);
+  for (std::size_t s = 0; s < built.size(); ++s)
+    if (const auto file = folder / store::program_name(static_cast<int>(s)); path_exists(file))
+      throw UsageError("--programs: {} is there already; give another folder, or move it away", file.string());
+  for (std::size_t s = 0; s < built.size(); ++s) {
+    program::Program& p = built[s];
+    const program::Program& clocked = plan.programs[s];
+    MOLEN_CHECK(clocked.bodies.size() >= p.bodies.size() &&
+                    std::ranges::equal(p.bodies, std::span(clocked.bodies).first(p.bodies.size()), {},
+                                       &program::Body::name, &program::Body::name),
+                "stage {} was planned with other bodies", s);
+    p.bodies.insert(p.bodies.end(), clocked.bodies.begin() + static_cast<std::ptrdiff_t>(p.bodies.size()),
+                    clocked.bodies.end());
+    p.schedule = clocked.schedule;
+    program::require_sound(p, fmt::format("the program of stage {} with its clocks", s));
+    write_file_atomic(folder / store::program_name(static_cast<int>(s)), program::print(p, program::plan_memory(p)));
+  }
 }
 
 }  // namespace molen::apps

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "apps/cli.h"
+#include "apps/clock_plan.h"
 #include "apps/measured_run.h"
 #include "apps/simulated.h"
 #include "base/error.h"
@@ -29,7 +30,7 @@
 namespace molen::apps {
 namespace {
 struct SimulateArguments {
-  std::string cluster, communicator, format, trace;
+  std::string cluster, communicator, format, trace, programs;
   int stage = 0;
   bool clocks = false;
   double slowdown = 0.0;
@@ -242,6 +243,13 @@ int run_simulate(const ConfigOptions& options, const SimulateArguments& o) {
   if (names_run(options) && options.sets.empty() && !options.model && !options.ranks)
     measured = measured_run(*options.file);
   if (!o.trace.empty()) write_predicted_trace(s, o.trace);
+  if (!o.programs.empty()) {
+    const auto schedule = plan::read_schedule(s.config);
+    program::Setting setting = p.setting;
+    setting.pipeline.stage = 0;
+    write_clock_programs(*s.clocks, program::build_stages(p.arch, setting, schedule ? &*schedule : nullptr),
+                         o.programs);
+  }
   if (o.format == "json")
     fmt::print("{}\n", simulated_json(s, stage, choices, measured).dump(2));
   else
@@ -275,6 +283,10 @@ void add_simulate_verb(CLI::App& app, Chosen& chosen) {
       ->check(CLI::Range(0.0, 1.0))
       ->needs(clocks)
       ->capture_default_str();
+  verb->add_option("--programs", o->programs,
+                   "folder for the programs of all stages, with ops that set the clocks of the plan of --clocks; "
+                   "`molen train --program FOLDER` runs them")
+      ->needs(clocks);
   auto format = add_format_option(*verb);
   verb->callback([&chosen, options, o, format] {
     chosen.action = [=] {

@@ -84,12 +84,13 @@ struct Storage {
 };
 
 // The clocks that a device can be set to, and how time and power follow them (policy/clock_model.h). A file may have
-// any of these figures, as above; without all of them no clocks are planned.
+// any of these figures, as above; without all of them no clocks are planned; only `change` is never needed.
 struct Clocks {
   std::optional<Figure> low, high, step;  // Hz
   std::optional<Figure> knee;             // Hz; below it the voltage does not fall, so power is linear in the clock
   std::optional<Figure> exponent;         // of the power over the clock above the knee, beyond the clock's own 1
   std::optional<Figure> share;            // of the time of compute that follows the clock
+  std::optional<Figure> change;           // s; from the call that sets a clock until the device has it
 };
 
 struct Cluster {

@@ -100,6 +100,7 @@ constexpr OptionalKey<Clocks> kClockFigures[] = {
     {"low_hz", &Clocks::low, {1e6, 1e11, "Hz"}},     {"high_hz", &Clocks::high, {1e6, 1e11, "Hz"}},
     {"step_hz", &Clocks::step, {1e6, 1e10, "Hz"}},   {"knee_hz", &Clocks::knee, {1e6, 1e11, "Hz"}},
     {"exponent", &Clocks::exponent, {0.0, 5.0, ""}}, {"share", &Clocks::share, {0.0, 1.0, "of the time"}},
+    {"change_s", &Clocks::change, {0.0, 10.0, "s"}},
 };
 
 std::string shown(std::string_view key) {

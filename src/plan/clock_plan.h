@@ -6,6 +6,7 @@
 
 #include "cluster/cluster.h"
 #include "policy/slack_plan.h"
+#include "program/ir/program.h"
 #include "program/ir/stages.h"
 #include "program/ir/timeline.h"
 #include "sim/costs.h"
@@ -20,6 +21,14 @@ struct ClockPlan {
   double simulated_s = 0.0;  // the step with the plan's clocks, by the simulator
   std::vector<policy::ClocksOfKind> clocks;
   std::vector<policy::ClockChanges> changes;  // of each stage
+
+  // The programs of all stages that set the plan's clocks themselves (policy/clock_ops.h), and the step with them by
+  // the simulator: a clock holds for whole instances, and a change takes `change_s`.
+  std::vector<program::Program> programs;
+  policy::Outcome set;
+  std::vector<int> set_changes;  // of each stage in a step
+  double change_s = 0.0;
+
   std::vector<std::string> assumptions;
 
   // Joules of the devices of all ranks in a step.
@@ -28,7 +37,8 @@ struct ClockPlan {
   double saving(const policy::Outcome& outcome) const { return 1.0 - outcome.joules / plans.highest.joules; }
 };
 
-// Returns the plan of a step that was predicted with these costs, and may take `slowdown` longer. Throws UsageError
+// Returns the plan of a step that was predicted with these costs, and may take `slowdown` longer. The programs that set
+// its clocks keep the same deadline: where changes would take too long, clocks change less often. Throws UsageError
 // for a description without [clocks], which names what is missing, and as policy::slack_plan does.
 ClockPlan clock_plan(const program::Stages& stages, const std::vector<program::Timeline>& timelines,
                      const cluster::Cluster& cluster, const sim::Factors& factors, const sim::Costs& costs,

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/rng.h"
+#include "policy/clock_ops.h"
 #include "program/build/build.h"
 #include "program/schedule/schedule.h"
 #include "sim/described_costs.h"
@@ -137,6 +138,49 @@ TEST(ClockPlan, OneStageHasNoSlack) {
   const ClockPlan plan = p.plan(0.0);
   EXPECT_NEAR(plan.saving(plan.plans.slack), 0.0, 1e-6);
   EXPECT_NEAR(plan.simulated_s, p.step_s(), kClockSums * p.step_s());
+}
+
+// With programs that set the plan's clocks themselves. They are simulated anew from the costs of their own ops.
+TEST(ClockPlan, ItsProgramsKeepTheDeadlineWhateverAChangeTakes) {
+  const Predicted p(
+      stages_of(program::ScheduleKind::k1f1b, 3, {1, 3, 2}, [](program::Setting& s) { s.global_batch = 12; }));
+  int changes_before = 0;
+  double joules_before = 0.0;
+  for (const double change_s : {0.0, 1e-5, 1e-3, 0.02, 10.0}) {
+    SCOPED_TRACE(change_s);
+    cluster::Cluster with_change = p.costs.cluster();
+    if (change_s > 0.0) with_change.clocks.change = cluster::Figure{change_s, 0.0, "measured here"};
+    const ClockPlan plan = clock_plan(p.stages, p.timelines, with_change, p.factors, p.costs, 0.0);
+    EXPECT_EQ(plan.change_s, change_s);
+    EXPECT_LE(plan.set.seconds, plan.plans.deadline_s * (1.0 + kClockSums));
+    EXPECT_GE(plan.set.joules, plan.plans.slack.joules * (1.0 - kClockSums));
+    EXPECT_LE(plan.set.joules, plan.plans.highest.joules * (1.0 + kClockSums));
+    int changes = 0;
+    for (const int n : plan.set_changes) changes += n;
+    if (change_s == 0.0) {
+      EXPECT_GT(changes, 3);
+      EXPECT_LT(plan.set.joules, 0.99 * plan.plans.highest.joules);
+    } else {
+      EXPECT_LE(changes, changes_before);
+      EXPECT_GE(plan.set.joules, joules_before * (1.0 - kClockSums));
+    }
+    changes_before = changes, joules_before = plan.set.joules;
+
+    const program::Stages with(plan.programs);
+    policy::StageSeconds costs;
+    for (std::size_t s = 0; s < with.size(); ++s) {
+      costs.emplace_back();
+      for (const auto& e : with.ops(s))
+        costs.back().push_back(
+            std::holds_alternative<program::SetClock>(e.step->op) ? 0.0 : p.costs.seconds(with.program(s), *e.step));
+    }
+    const double again = sim::step_seconds(
+        sim::simulate(with, policy::work_with_clock_ops(with, costs, p.model(), change_s), p.costs.core_contention()));
+    // These costs leave out that communication slows compute, which the plan's seconds include.
+    EXPECT_LE(again, plan.set.seconds * (1.0 + kClockSums));
+    EXPECT_NEAR(again, plan.set.seconds, 0.01 * again);
+  }
+  EXPECT_EQ(changes_before, 0) << "no change is worth ten seconds";
 }
 
 TEST(ClockPlan, NeedsTheClocksOfTheDescription) {

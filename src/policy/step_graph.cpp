@@ -12,13 +12,6 @@ namespace {
 
 constexpr int kNone = -1;
 
-std::vector<double> works_of(const program::Timeline& timeline) {
-  std::vector<double> works;
-  works.reserve(timeline.ops.size());
-  for (const program::OpTime& op : timeline.ops) works.push_back(std::max(0.0, op.seconds() - op.waited_s));
-  return works;
-}
-
 // Returns the ops that each op of a stage waits for: `after`, the op before it on its stream, and the one that
 // communicates before it.
 std::vector<std::vector<int>> waits_of(const std::vector<program::Expanded>& ops, bool one_at_a_time, int stage) {
@@ -281,8 +274,17 @@ class StepBuilder {
 
 }  // namespace
 
+std::vector<double> works_of(const program::Timeline& timeline) {
+  std::vector<double> works;
+  works.reserve(timeline.ops.size());
+  for (const program::OpTime& op : timeline.ops) works.push_back(std::max(0.0, op.seconds() - op.waited_s));
+  return works;
+}
+
 Load load_of(const program::Step& step) {
-  if (step.stream != program::Stream::kCompute || program::is_communication(step.op)) return Load::kWaiting;
+  if (step.stream != program::Stream::kCompute || program::is_communication(step.op) ||
+      std::holds_alternative<program::SetClock>(step.op))
+    return Load::kWaiting;
   return step.hardware_flops.value > 0.0 ? Load::kProducts : Load::kMemory;
 }
 

@@ -55,6 +55,9 @@ std::vector<std::vector<double>> work_with(const StepGraph& step, const program:
                                            const std::vector<program::Timeline>& timelines, const ClockModel& clocks,
                                            const Choices& choices);
 
+// Returns the seconds of each op without those in which it waited for other ranks.
+std::vector<double> works_of(const program::Timeline& timeline);
+
 // The load that the compute of an op puts on its device.
 Load load_of(const program::Step& step);
 

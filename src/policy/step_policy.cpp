@@ -137,12 +137,12 @@ class MeasuredPolicy : public StepPolicy {
     if (setting == options_.reference) {
       quiet_ = std::min(2 * quiet_, kMostQuiet);
       hold();
-      return fmt::format("the reference, {:g}, stays: {}", options_.settings[setting], why);
+      return fmt::format("the reference, {}, stays: {}", options_.name_of(setting), why);
     }
     quiet_ = 1;
     begin_experiment(Phase::kCheck, setting);
     just_chosen_ = true;
-    return fmt::format("setting {:g}: {}", options_.settings[setting], why);
+    return fmt::format("setting {}: {}", options_.name_of(setting), why);
   }
 
   void hold() {
@@ -210,6 +210,10 @@ std::unique_ptr<StepPolicy> make_step_policy(std::string_view name, const StepPo
     return std::make_unique<Monitor>(options.reference);
   }
   return std::make_unique<MeasuredPolicy>(make_strategy(name, options));
+}
+
+std::string StepPolicyOptions::name_of(std::size_t setting) const {
+  return names.empty() ? fmt::format("{:g}", settings.at(setting)) : names.at(setting);
 }
 
 }  // namespace molen::policy

@@ -21,15 +21,18 @@ namespace molen::policy {
 enum class Selector { kEnergy, kTime, kZeusCost, kMaxSlowdown };
 
 struct StepPolicyOptions {
-  std::vector<double> settings;  // values in one unit (Hz or W), strictly descending; at least one
-  std::size_t reference = 0;     // min_time and min_time_energy climb from it, so theirs is above 0
-  double slowdown = 0.05;        // min_energy: a step may take so much longer than at the reference, as a share
-  double efficiency = 0.7;       // min_time: EAR's min_eff_gain
+  std::vector<double> settings;         // values in one unit (Hz or W), strictly descending; at least one
+  std::vector<std::string> names = {};  // of the settings, for sentences; empty: their values
+  std::size_t reference = 0;            // min_time and min_time_energy climb from it, so theirs is above 0
+  double slowdown = 0.05;               // min_energy: a step may take so much longer than at the reference, as a share
+  double efficiency = 0.7;              // min_time: EAR's min_eff_gain
   Selector selector = Selector::kZeusCost;  // of the sweep
   double eta = 0.5;                         // ZeusCost: the weight of energy, 0 to 1
   std::optional<Watts> most_power;          // ZeusCost; absent: the power that is measured at the reference
   int hold_steps = 1000;                    // between two checks of the chosen setting beside the reference
   SamplingOptions sampling;
+
+  std::string name_of(std::size_t setting) const;
 };
 
 struct Decision {

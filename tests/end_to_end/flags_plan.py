@@ -152,7 +152,14 @@ def simulate(case):
     case.refused("simulate", "tiny.toml", {"device.kind": "cpu"}, "--cluster", "dgx-a100", says="device.kind")
 
 
-@row("simulate --clocks", "simulate --slowdown")
+def clocks_set(text):
+    """The clocks in MHz that a program's text sets, in the order of its schedule, and the number of its other instances."""
+    bodies = dict(re.findall(r"(?m)^body (set_clock\S+)\n\s*%0 set_clock khz=(\d+) stream=compute", text))
+    schedule = re.search(r"(?m)^schedule (.*)$", text)[1].split()
+    return [int(bodies[name]) // 1000 for name in schedule if name in bodies], len([name for name in schedule if name not in bodies])
+
+
+@row("simulate --clocks", "simulate --slowdown", "simulate --programs")
 def clocks(case):
     uneven = {"data.sequence_length": 2048, "batch.global": 32, "batch.micro": 1, "parallel.pipeline": 4, "parallel.tensor": 2, "parallel.sharding": "NO_SHARD"}
     command = ["simulate", "--model", "llama-1.1b", uneven, "--cluster", "dgx-a100", "--ranks", 8]
@@ -169,6 +176,19 @@ def clocks(case):
     equal("stages", sorted({row["stage"] for row in plan["clocks"]}), [0, 1, 2, 3])
     assert all(855e6 <= row["least_hz"] <= row["median_hz"] <= row["most_hz"] <= 1410e6 for row in plan["clocks"]), plan["clocks"]
     assert json.loads(case.molen(*command, "--format", "json").stdout)["clock_plan"] is None
+    # Programs that set these clocks: each change is an op, and they save nearly as much, in the same time.
+    case.molen(*command, "--clocks", "--programs", "clocked")
+    equal("a program for each stage", sorted(p.name for p in (work / "clocked").iterdir()), ["program-stage-1.txt", "program-stage-2.txt", "program-stage-3.txt", "program.txt"])
+    own = plan["programs"]
+    assert slack["devices_j"] * (1 - 1e-9) <= own["devices_j"] < 0.5 * (slack["devices_j"] + now["devices_j"]), plan
+    assert own["step_s"] <= said["step_s"] * (1 + 1e-9), plan
+    for stage, changes in enumerate(plan["changes_of_programs"]):
+        clocks, others = clocks_set((work / "clocked" / ("program.txt" if stage == 0 else f"program-stage-{stage}.txt")).read_text())
+        assert others > 64 and all(855 <= mhz <= 1410 for mhz in clocks), (stage, clocks)
+        equal(f"changes of stage {stage}", sum(a != b for a, b in zip(clocks, [clocks[-1]] + clocks[:-1])), changes)
+    assert max(plan["changes_of_programs"]) > 2, plan["changes_of_programs"]
+    case.refused(*command, "--clocks", "--programs", "clocked", says=["--programs", "clocked/program.txt", "is there already"])
+    case.refused(*command, "--programs", "other", says="--clocks")
     slower = json.loads(case.molen(*command, "--clocks", "--slowdown", 0.1, "--format", "json").stdout)["clock_plan"]
     close("--slowdown", slower["deadline_s"], 1.1 * said["step_s"], 1e-9)
     assert slower["slack"]["devices_j"] < slack["devices_j"] and said["step_s"] < slower["simulated_s"] <= 1.1 * said["step_s"] * (1 + 1e-9), slower
@@ -177,6 +197,12 @@ def clocks(case):
     (work / "steep.toml").write_text(re.sub(r"(?m)^(exponent = \{ value = )[0-9.]+", r"\g<1>3.3", text))
     steep = json.loads(case.molen("simulate", "--model", "llama-1.1b", uneven, "--cluster", "steep.toml", "--ranks", 8, "--clocks", "--format", "json").stdout)["clock_plan"]
     assert steep["slack"]["saving"] > slack["saving"], (steep["slack"], slack)
+    # A change that takes long is made less often, and the step is still in time.
+    (work / "slow.toml").write_text(text.replace("[clocks]\n", '[clocks]\nchange_s = { value = 0.02, source = "assumption: for a test" }\n'))
+    slow = json.loads(case.molen("simulate", "--model", "llama-1.1b", uneven, "--cluster", "slow.toml", "--ranks", 8, "--clocks", "--format", "json").stdout)["clock_plan"]
+    assert sum(slow["changes_of_programs"]) < sum(plan["changes_of_programs"]) and own["devices_j"] <= slow["programs"]["devices_j"], slow
+    assert slow["programs"]["step_s"] <= said["step_s"] * (1 + 1e-9), slow
+    equal("change_s", slow["change_s"], 0.02)
     (work / "no_knee.toml").write_text(re.sub(r"(?m)^knee_hz = .*$", "", text))
     case.refused("simulate", "--model", "llama-1.1b", uneven, "--cluster", "no_knee.toml", "--ranks", 8, "--clocks", says=["clocks.knee_hz", "docs/formats/cluster.md"])
     case.refused("simulate", "--model", "llama-1.1b", uneven, "--cluster", "lumi-g", "--ranks", 8, "--clocks", says=["lumi-g", "clocks.low_hz"])
