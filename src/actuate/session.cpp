@@ -143,7 +143,11 @@ bool recover_journals(const fs::path& folder, Actuators& here, const std::functi
 }
 
 Session::Session(std::vector<std::unique_ptr<Actuator>> used, Locks locks, SessionOptions options)
-    : used_(std::move(used)), locks_(std::move(locks)), options_(std::move(options)), process_(::getpid()) {
+    : used_(std::move(used)),
+      announced_(used_.size()),
+      locks_(std::move(locks)),
+      options_(std::move(options)),
+      process_(::getpid()) {
   journal_.owner = store::Owner::self();
   file_ = journal_file(options_.journals, journal_.owner);
 }
@@ -222,17 +226,43 @@ Result<Done> Session::set(std::size_t index, std::int64_t value) {
   auto wanted = actuator.state_for(value);
   if (!wanted) return Failure{wanted.reason()};
   if (auto guarded = keep_guarded(); !guarded) return guarded;
-  JournalEntry& entry = journal_.entries[index];
-  const std::vector<State> before = entry.written;
-  if (std::find(before.begin(), before.end(), wanted.value()) == before.end()) entry.written.push_back(wanted.value());
-  if (auto recorded = record(); !recorded) {
-    entry.written = before;
-    return Failure{fmt::format("nothing is set that could not be restored: {}", recorded.reason())};
-  }
+  const std::vector<State>& announced = announced_[index];
+  if (std::ranges::find(announced, wanted.value()) != announced.end()) return actuator.set(value);
+  if (auto recorded = record_also(index, {wanted.value()}); !recorded) return recorded;
   auto set = actuator.set(value);
-  // From now on only the new state is ours; after a failure, any of them may be. The next record says so.
-  if (set) entry.written = {wanted.value()};
+  // From now on only the new state and those that are announced are ours; after a failure, any of them may be. The next
+  // record says so.
+  if (set) {
+    journal_.entries[index].written = announced;
+    journal_.entries[index].written.push_back(wanted.value());
+  }
   return set;
+}
+
+Result<Done> Session::announce(std::size_t index, const std::vector<std::int64_t>& values) {
+  if (!open_) return Failure{"the session has ended"};
+  std::vector<State> states;
+  for (const std::int64_t value : values) {
+    auto wanted = used_.at(index)->state_for(value);
+    if (!wanted) return Failure{wanted.reason()};
+    states.push_back(std::move(wanted).value());
+  }
+  if (auto guarded = keep_guarded(); !guarded) return guarded;
+  if (auto recorded = record_also(index, states); !recorded) return recorded;
+  announced_[index] = std::move(states);
+  return Done{};
+}
+
+// Has the states in the journal beside those that may have been written.
+Result<Done> Session::record_also(std::size_t index, const std::vector<State>& states) {
+  std::vector<State>& written = journal_.entries[index].written;
+  const std::vector<State> before = written;
+  for (const State& state : states)
+    if (std::ranges::find(written, state) == written.end()) written.push_back(state);
+  auto recorded = record();
+  if (recorded) return recorded;
+  written = before;
+  return Failure{fmt::format("nothing is set that could not be restored: {}", recorded.reason())};
 }
 
 Restoration Session::end() {

@@ -57,6 +57,8 @@ class Session : public HeldSettings {
 
   std::size_t size() const override { return used_.size(); }
   const Actuator& actuator(std::size_t index) const override { return *used_.at(index); }
+  // The values are in the journal from now on, so that `set` writes none for them.
+  Result<Done> announce(std::size_t index, const std::vector<std::int64_t>& values) override;
   Result<Done> set(std::size_t index, std::int64_t value) override;
   // Starts another guardian if the last one was killed.
   Result<Done> keep_guarded() override;
@@ -66,9 +68,11 @@ class Session : public HeldSettings {
  private:
   Session(std::vector<std::unique_ptr<Actuator>> used, Locks locks, SessionOptions options);
   Result<Done> begin();
+  Result<Done> record_also(std::size_t index, const std::vector<State>& states);
   Result<Done> record();
 
   std::vector<std::unique_ptr<Actuator>> used_;
+  std::vector<std::vector<State>> announced_;  // by index of `used_`
   Locks locks_;
   SessionOptions options_;
   Journal journal_;

@@ -37,6 +37,40 @@ TEST_F(Watchdog, ASessionRestoresAtItsEnd) {
   EXPECT_EQ(said_, "");
 }
 
+// Values that were announced are in the journal, which is written no more for them.
+TEST_F(Watchdog, AnnouncedValuesNeedNoFurtherJournal) {
+  auto session = open();
+  ASSERT_TRUE(session.ok()) << session.reason();
+  const auto written = [&] { return fs::last_write_time(journals() / left().at(0)); };
+  EXPECT_FALSE(session.value()->announce(0, {1500000, 700000}).ok()) << "below the least one";
+  const auto before = written();
+  ASSERT_TRUE(session.value()->announce(0, {1500000, 2000000}).ok());
+  const auto announced = written();
+  EXPECT_NE(announced, before);
+  for (int i = 0; i < 10; ++i) ASSERT_TRUE(session.value()->set(0, i % 2 == 0 ? 2000000 : 1500000).ok());
+  EXPECT_EQ(tree_.clocks(), kSet);
+  EXPECT_EQ(written(), announced);
+  ASSERT_TRUE(session.value()->set(0, 1800000).ok());
+  const auto another = written();
+  EXPECT_NE(another, announced);
+  ASSERT_TRUE(session.value()->set(0, 1500000).ok());
+  EXPECT_EQ(written(), another) << "still announced";
+  EXPECT_EQ(session.value()->end().restored, 2);
+  EXPECT_FALSE(session.value()->announce(0, {1500000}).ok()) << "it has ended";
+}
+
+TEST_F(Watchdog, AnnouncedValuesAreRestoredAfterAKill) {
+  const State announced{2000000, 2000000, 3000000, 3000000};
+  const Job job = start_job([](Session& session) {
+    if (session.announce(0, {2000000, 1500000}) && session.set(0, 2000000)) ::pause();
+    std::_Exit(1);
+  });
+  EXPECT_TRUE(soon([&] { return tree_.clocks() == announced; }));
+  finish(job.pid, SIGKILL);
+  EXPECT_TRUE(soon([&] { return left().empty(); }));
+  EXPECT_EQ(tree_.clocks(), kFound);
+}
+
 TEST_F(Watchdog, ASessionRestoresWhenAnExceptionPasses) {
   EXPECT_THROW(
       {

@@ -292,10 +292,10 @@ std::vector<Field> outer_fields() {
   return {
       make("energy.policy", &C::energy, &E::policy, text(), e,
            "policy that sets clocks or power limits between steps (docs/energy.md): none, monitor, min_energy, "
-           "min_time, min_time_energy or sweep; the variable MOLEN_ENERGY_POLICY sets it too "
-           "(docs/slurm-plugin.md)"),
+           "min_time, min_time_energy, sweep, or slack, which leaves clocks to the ops of the program; the variable "
+           "MOLEN_ENERGY_POLICY sets it too (docs/slurm-plugin.md)"),
       make("energy.slowdown", &C::energy, &E::slowdown, share(), e,
-           "share of a step's time that min_energy and sweep may cost; 0: 5 % for min_energy, "
+           "share of a step's time that min_energy, slack and sweep may cost; 0: 5 % for min_energy and slack, "
            "Zeus's cost for sweep; or MOLEN_ENERGY_SLOWDOWN"),
       make("energy.power_budget", &C::energy, &E::power_budget, power(), e,
            "mean power of the whole job to stay below, by clocks or power limits; or MOLEN_ENERGY_POWER_BUDGET"),

@@ -55,6 +55,12 @@ class RemoteLease : public actuate::HeldSettings {
     if (const auto possible = actuator.state_for(value); !possible) return Failure{possible.reason()};
     return actuator.write(0, value);
   }
+  // The daemon has a journal of its own, which it writes at each change.
+  Result<actuate::Done> announce(std::size_t index, const std::vector<std::int64_t>& values) override {
+    for (const std::int64_t value : values)
+      if (const auto possible = used_.at(index)->state_for(value); !possible) return Failure{possible.reason()};
+    return keep_guarded();
+  }
   Result<actuate::Done> keep_guarded() override {
     if (const std::string& why = client_->lost(); !why.empty()) return Failure{why};
     return actuate::Done{};
@@ -86,6 +92,9 @@ class HeldTogether : public actuate::HeldSettings {
   }
   Result<actuate::Done> set(std::size_t index, std::int64_t value) override {
     return index < first_->size() ? first_->set(index, value) : second_->set(index - first_->size(), value);
+  }
+  Result<actuate::Done> announce(std::size_t index, const std::vector<std::int64_t>& values) override {
+    return index < first_->size() ? first_->announce(index, values) : second_->announce(index - first_->size(), values);
   }
   Result<actuate::Done> keep_guarded() override {
     auto guarded = first_->keep_guarded();

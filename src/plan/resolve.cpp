@@ -127,13 +127,14 @@ void check_energy_policy(const Config& c) {
   const std::string& name = c.energy.policy;
   std::vector<std::string> names = policy::step_policy_names();
   names.insert(names.begin(), "none");
+  names.emplace_back("slack");  // its clocks are the program's
   if (std::ranges::find(names, name) == names.end())
-    throw UsageError("{}: no policy is called '{}'; there are {}{}{}", c.where("energy.policy"), name,
-                     fmt::join(names, ", "), did_you_mean(name, names),
-                     name == "slack" ? " (`molen simulate --clocks` plans a slack plan; no run sets one yet)" : "");
-  if (c.energy.slowdown > 0 && name != "min_energy" && name != "sweep")
-    throw UsageError("{}: only the policies min_energy and sweep take a bound of the slowdown; energy.policy is {}",
-                     c.where("energy.slowdown"), name);
+    throw UsageError("{}: no policy is called '{}'; there are {}{}", c.where("energy.policy"), name,
+                     fmt::join(names, ", "), did_you_mean(name, names));
+  if (c.energy.slowdown > 0 && name != "min_energy" && name != "sweep" && name != "slack")
+    throw UsageError(
+        "{}: only the policies min_energy, sweep and slack take a bound of the slowdown; energy.policy is {}",
+        c.where("energy.slowdown"), name);
   if (c.energy.slowdown >= 1)
     throw UsageError("{}: a step may take less than twice as long, so it must be below 100 %; it is {:g} %",
                      c.where("energy.slowdown"), 100.0 * c.energy.slowdown);

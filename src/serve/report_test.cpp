@@ -299,6 +299,10 @@ TEST_F(Report, ShowsWhatAPolicySaved) {
   EXPECT_NE(html.find("<th scope=row>energy<td>812 J<td>776 to 848 J<td>8"), std::string::npos);
   EXPECT_NE(html.find("<th scope=row>time<td>-20 ms<td>-30 to -10 ms<td>8"), std::string::npos);
   write("events.jsonl",
+        R"({"event":"policy","policy":"slack","kind":"clock","unit":"Hz","chosen":"program","savings":{}})"
+        "\n");
+  EXPECT_NE(page().find("steps, and chose the clocks that the program sets within them."), std::string::npos);
+  write("events.jsonl",
         R"({"event":"policy","policy":"sweep","kind":"power limit","unit":"W","chosen":null,"savings":{}})"
         "\n");
   EXPECT_NE(page().find("<th scope=row>energy<td>not measured"), std::string::npos);

@@ -139,6 +139,7 @@ std::string policy_table(const RunData& run) {
   const double unit = clock ? 1e6 : 1.0, chosen = number_of(*policy, "chosen");
   std::string s = "<h3>Energy policy</h3><p>" + escape(text_of(*policy, "policy")) + " set the " +
                   escape(text_of(*policy, "kind")) + " of the job's devices between steps";
+  if (text_of(*policy, "chosen") == "program") s += ", and chose the clocks that the program sets within them";
   if (std::isfinite(chosen)) s += fmt::format(", and chose {:.4g} {}", chosen / unit, clock ? "MHz" : "W");
   if (const double budget = number_of(*policy, "budget_w"); std::isfinite(budget))
     s += fmt::format(", to keep the job below {:.4g} W", budget);

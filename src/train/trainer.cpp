@@ -47,7 +47,7 @@ class Loop {
         state_(job.config),
         base_(resident_before_arena(job, world)),
         devices_(job.communicator == "nccl" ? comm::open_nccl(world, job.machine.device) : nullptr),
-        executor_(job.program, world.rank(), devices_ ? devices_.get() : &world, {device(), false, &flight_}),
+        executor_(job.program, world.rank(), devices_ ? devices_.get() : &world, execution()),
         saved_(job, executor_, world, ownership) {
     at::set_num_threads(job.setting.threads);
     launch::throw_on_all_ranks(world, [&] {
@@ -59,7 +59,8 @@ class Loop {
     open_validation();
     energy_ = std::make_unique<JobEnergy>(world, job.config,
                                           job.machine.cuda ? std::optional<int>(job.machine.device) : std::nullopt);
-    policy_ = EnergyPolicy::open(world, *energy_, job.config, [&] { return policy_options_here(job.machine.cuda); });
+    policy_ = EnergyPolicy::open(world, *energy_, job.config, program::clocks_set_by(job.program),
+                                 [&] { return policy_options_here(job.machine.cuda); });
   }
 
   // Takes the directories, loads the state and begins to record. Returns false, on all ranks, when the job must be
@@ -363,6 +364,14 @@ class Loop {
         fmt::format("{}; peak resident memory {}, {:.1f}% {} the {} predicted", reason, human(Bytes(rss)),
                     100.0 * std::abs(static_cast<double>(rss) / static_cast<double>(memory_.total().value) - 1.0),
                     rss < memory_.total().value ? "below" : "above", human(memory_.total())));
+  }
+
+  exec::Options execution() {
+    exec::Options options{device(), false, &flight_};
+    options.set_clock = [this](std::int64_t khz) {
+      if (policy_) policy_->set_by_program(khz);
+    };
+    return options;
   }
 
   at::Device device() const {

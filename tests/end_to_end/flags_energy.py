@@ -469,3 +469,33 @@ def daemon_policy(case):
         last = lines_of(work / "runs/orphan/metrics.jsonl")[-1]
         assert "policy_setting" not in last and last["energy_j"]["cpu-package0"] is None, last
         assert "it is gone" in events.read_text()
+
+
+@row()
+def slack_policy(case):
+    """A program with ops that set clocks: they take turns with the greatest clock, change no bit, and are gone at the end."""
+    sys = fake_clocks(work / "sys")
+    meter = {"energy.meters": [recording("package.jsonl", 30)]}
+    plain = case.train(meter, {"train.until": "100000 steps", "train.stop_after": "40 steps"})
+    lines = (plain.path / "program.txt").read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("schedule "))
+    bodies = [name for name in lines[at].split()[1:]]
+    clocked = [f"set_low {name}" if i == 0 else f"set_high {name}" for i, name in enumerate(bodies)]
+    extra = [x for name, khz in (("set_low", 1500000), ("set_high", 2500000)) for x in (f"body {name}", f"  %0 set_clock khz={khz} stream=compute phase=forward")]
+    (work / "clocked.txt").write_text("\n".join([*lines[:at], *extra, "schedule " + " ".join(clocked), *lines[at + 1:]]) + "\n")
+    env = {"MOLEN_SYSFS": str(sys)}
+    case.refused("train", "tiny.toml", "--program", "clocked.txt", says=["sets clocks (set_clock)", 'energy.policy = "slack"'])
+    case.refused("train", "tiny.toml", {"energy.policy": "slack"}, meter, env=env, says=["energy.policy", "no op that sets one", "molen simulate --clocks --programs"])
+    words = case.words_of(["--program", "clocked.txt", meter, {"run.name": "slack", "energy.policy": "slack", "energy.slowdown": 0.5, "train.until": "100000 steps"}])
+    run = started([MOLEN, "train", "tiny.toml", *words], env={**ENV, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    seen = set()
+    until(lambda: seen.add(clocks(sys)[0]) or {1500000, 2500000, 3000000} <= seen)
+    run.send_signal(signal.SIGTERM)
+    equal("its end", (run.wait(60), run.stderr.read()), (0, ""))
+    equal("clocks that were seen, beside the least one, which is tried first", seen - {0, 800000}, {1500000, 2500000, 3000000})
+    equal("clocks at the end", clocks(sys), [3000000, 3000000])
+    steps = lines_of(work / "runs/slack/metrics.jsonl")
+    equal("settings", {s.get("policy_setting") for s in steps}, {None, 3e9})
+    equal("losses", [s["loss"] for s in steps[:40]], [s["loss"] for s in plain.steps])
+    event, = [e for e in lines_of(work / "runs/slack/events.jsonl") if e["event"] == "policy"]
+    equal("the event", (event["policy"], event["kind"], event["settings"]), ("slack", "clock", [3e9, "program"]))

@@ -19,6 +19,7 @@
 #include "program/values/attributes.h"
 #include "store/history.h"
 #include "store/run_directory.h"
+#include "train/policy/energy_policy.h"
 #include "train/trainer.h"
 
 namespace molen::train {
@@ -284,6 +285,7 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
                           }},
                          machine, world);
   if (job.setting.pipelined()) require_stages(job, world);
+  require_clocks_agree(world, job.config, program::clocks_set_by(job.program));
   if (!options.dry_run) {
     std::optional<fs::path> environment;  // environment.json of the attempt that this one continues
     if (job.resume_from) environment = run_directory(job.config) / "environment.json";

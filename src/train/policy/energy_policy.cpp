@@ -22,6 +22,10 @@ constexpr std::size_t kClimbFrom = 4;
 // A budget says so when it has had no joules for so many steps.
 constexpr int kStepsWithoutJoules = 20;
 
+// In steps that are the program's, its ops set the clocks.
+constexpr std::string_view kByProgram = "slack";
+constexpr std::size_t kProgramsOwn = 1;  // its place in the ladder
+
 bool climbs(const std::string& policy) {
   return policy == "min_time" || policy == "min_time_energy";
 }
@@ -83,6 +87,7 @@ std::size_t reference_of(const std::string& policy, std::size_t settings) {
 std::unique_ptr<policy::StepPolicy> step_policy(const std::string& name, const config::Config& config,
                                                 std::vector<double> settings, const policy::SamplingOptions& sampling) {
   policy::StepPolicyOptions o;
+  if (name == kByProgram) o.names = {"the highest clock", "the program's clocks"};
   o.reference = reference_of(name, settings.size());
   o.settings = std::move(settings);
   o.sampling = sampling;
@@ -90,10 +95,29 @@ std::unique_ptr<policy::StepPolicy> step_policy(const std::string& name, const c
     o.slowdown = config.energy.slowdown;
     o.selector = policy::Selector::kMaxSlowdown;
   }
-  return policy::make_step_policy(name, o);
+  // The program's clocks are the one candidate beside the greatest clock.
+  return policy::make_step_policy(name == kByProgram ? "min_energy" : name, o);
 }
 
 }  // namespace
+
+void require_clocks_agree(comm::Communicator& world, const config::Config& config,
+                          const std::vector<std::int64_t>& program_khz) {
+  const bool wanted = config.energy.policy == kByProgram && !config.energy.power_budget;
+  launch::throw_on_all_ranks(world, [&] {
+    if (wanted && program_khz.empty())
+      throw UsageError(
+          "{}: the policy {} leaves the clocks to the program, and the program of rank {} has no op that sets one; "
+          "`molen simulate --clocks --programs FOLDER` writes programs that do, and `molen train --program FOLDER` "
+          "runs them",
+          config.where("energy.policy"), kByProgram, world.rank());
+    if (!wanted && !program_khz.empty())
+      throw UsageError(
+          "the program of rank {} sets clocks (set_clock), which needs energy.policy = \"{}\" and no "
+          "energy.power_budget; leave these ops out to run it at the clocks that are set",
+          world.rank(), kByProgram);
+  });
+}
 
 EnergyPolicyOptions policy_options_here(bool cuda) {
   EnergyPolicyOptions o;
@@ -110,7 +134,8 @@ EnergyPolicy::EnergyPolicy(comm::Communicator& world, const config::Config& conf
       name_(config.energy.power_budget ? "power_budget" : config.energy.policy),
       key_(config.where(config.energy.power_budget ? "energy.power_budget" : "energy.policy")),
       coverage_(std::move(coverage)),
-      asked_(config.energy.power_budget) {}
+      asked_(config.energy.power_budget),
+      by_program_(!config.energy.power_budget && config.energy.policy == kByProgram) {}
 
 EnergyPolicy::~EnergyPolicy() {
   end();
@@ -118,6 +143,7 @@ EnergyPolicy::~EnergyPolicy() {
 
 std::unique_ptr<EnergyPolicy> EnergyPolicy::open(comm::Communicator& world, const JobEnergy& energy,
                                                  const config::Config& config,
+                                                 const std::vector<std::int64_t>& program_khz,
                                                  const std::function<EnergyPolicyOptions()>& options) {
   const std::string& name = config.energy.policy;
   if (!config.energy.power_budget && (name == "none" || name == "monitor")) return nullptr;
@@ -131,6 +157,11 @@ std::unique_ptr<EnergyPolicy> EnergyPolicy::open(comm::Communicator& world, cons
         "{}: needs the joules of the {} that it sets, and no meter reads them on {} of {} hosts "
         "(`molen energy list` says why)",
         made->key_, o.cuda ? "GPUs" : "processors", missing->second, coverage.hosts);
+  if (made->by_program_ && coverage.hosts != world.size())
+    throw UsageError(
+        "{}: {} ranks run on {} hosts, and ranks of one host would set each other's clocks: the policy {} is "
+        "built for one rank a host",
+        made->key_, world.size(), coverage.hosts, kByProgram);
   actuate::Actuators here;
   std::string own;
   if (energy.leads_host()) {
@@ -141,9 +172,11 @@ std::unique_ptr<EnergyPolicy> EnergyPolicy::open(comm::Communicator& world, cons
   for (const std::string& text : launch::gather_texts(world, own))
     if (!text.empty()) hosts.push_back(Json::parse(text));
   made->choose_settings(hosts);
+  if (made->by_program_) made->ladder_ = {made->ladder_.front(), made->ladder_.back()};
   o.session.said = [policy = made.get()](const std::string& text) { policy->news_.push_back(text); };
   launch::throw_on_all_ranks(world, [&] {
     if (energy.leads_host()) made->open_session(std::move(here), o);
+    if (made->by_program_) made->take_programs_clocks(program_khz);
     std::vector<double> settings;
     for (const std::int64_t value : made->ladder_) settings.push_back(in_si(made->kind_, value));
     if (world.rank() == 0 && made->asked_)
@@ -161,7 +194,8 @@ void EnergyPolicy::choose_settings(const std::vector<Json>& hosts) {
   using actuate::Kind;
   std::vector<Kind> kinds{Kind::kClock, Kind::kPower};
   if (asked_ || name_ == "sweep") kinds = {Kind::kPower, Kind::kClock};
-  if (climbs(name_)) kinds = {Kind::kClock};  // their rule compares gains of time with gains of the clock
+  // The rule of min_time compares gains of time with gains of the clock, and programs set clocks alone.
+  if (climbs(name_) || by_program_) kinds = {Kind::kClock};
   for (const Kind kind : kinds) {
     const auto has = [&](const Json& host) { return host[name_of(kind)].size() > 1; };
     if (!std::ranges::all_of(hosts, has)) continue;
@@ -231,10 +265,41 @@ void EnergyPolicy::set(std::int32_t wanted, bool refused) {
     if (const auto guarded = session_->keep_guarded(); !guarded && failure_.empty()) failure_ = guarded.reason();
   if (place == present_ || place >= ladder_.size()) return;
   present_ = place;
+  last_khz_ = 0;
+  if (!(by_program_ && place == kProgramsOwn)) set_devices(ladder_[place]);
+}
+
+void EnergyPolicy::set_devices(std::int64_t value) {
   for (std::size_t i = 0; session_ && i < session_->size(); ++i) {
-    const auto done = session_->set(i, value_for(session_->actuator(i), ladder_[place]));
+    const auto done = session_->set(i, value_for(session_->actuator(i), value));
     if (!done && failure_.empty()) failure_ = done.reason();
   }
+}
+
+// With one rank a host, this rank leads its host.
+void EnergyPolicy::take_programs_clocks(const std::vector<std::int64_t>& khz) {
+  for (std::size_t i = 0; i < session_->size(); ++i) {
+    const actuate::Actuator& device = session_->actuator(i);
+    const auto text = [&](std::int64_t value) { return actuate::quantity_text(kind_, value); };
+    if (khz.front() > device.most() || khz.back() < device.least())
+      throw UsageError("{}: the program sets clocks from {} to {}, and {} can be set from {} to {} here", key_,
+                       text(khz.back()), text(khz.front()), device.info().id, text(device.least()),
+                       text(device.most()));
+    std::vector<std::int64_t> values;
+    for (const std::int64_t wanted : khz) values.push_back(value_for(device, wanted));
+    if (const auto announced = session_->announce(i, values); !announced)
+      throw UsageError("{}: {}", key_, announced.reason());
+    if (khz.front() < device.most())
+      news_.push_back(
+          fmt::format("{}: the highest clock of the program, {}, is below that of {}, {}, so work without slack is "
+                      "slower too",
+                      key_, text(khz.front()), device.info().id, text(device.most())));
+  }
+}
+
+void EnergyPolicy::set_by_program(std::int64_t khz) {
+  if (ended_ || !by_program_ || present_ != kProgramsOwn || std::exchange(last_khz_, khz) == khz) return;
+  set_devices(khz);
 }
 
 void EnergyPolicy::end() {
@@ -251,7 +316,8 @@ void EnergyPolicy::gather_news() {
 }
 
 std::optional<double> EnergyPolicy::setting() const {
-  return ended_ ? std::nullopt : std::optional(in_si(kind_, ladder_[present_]));
+  if (ended_ || (by_program_ && present_ == kProgramsOwn)) return std::nullopt;
+  return in_si(kind_, ladder_[present_]);
 }
 
 std::vector<std::string> EnergyPolicy::take_news() {
@@ -261,6 +327,7 @@ std::vector<std::string> EnergyPolicy::take_news() {
 Json EnergyPolicy::summary() const {
   Json settings = Json::array();
   for (const std::int64_t value : ladder_) settings.push_back(in_si(kind_, value));
+  if (by_program_) settings.back() = "program";
   Json all{{"policy", name_},
            {"kind", actuate::name_of(kind_)},
            {"unit", kind_ == actuate::Kind::kClock ? "Hz" : "W"},
@@ -270,9 +337,11 @@ Json EnergyPolicy::summary() const {
            {"savings", {{"joules", nullptr}, {"seconds", nullptr}}},
            {"budget_w", asked_ ? Json(asked_->value) : Json()},
            {"refused", refusal_},
-           {"text", fmt::format("the last setting was {}", actuate::quantity_text(kind_, ladder_[present_]))}};
+           {"text", by_program_ && present_ == kProgramsOwn
+                        ? "the program set the clocks of the last step"
+                        : fmt::format("the last setting was {}", actuate::quantity_text(kind_, ladder_[present_]))}};
   if (!policy_) return all;
-  if (const auto chosen = policy_->chosen()) all["chosen"] = in_si(kind_, ladder_[*chosen]);
+  if (const auto chosen = policy_->chosen()) all["chosen"] = settings[*chosen];
   const policy::Savings& savings = policy_->savings();
   all["savings"] = {{"joules", interval_json(savings.joules())}, {"seconds", interval_json(savings.seconds())}};
   all["text"] =

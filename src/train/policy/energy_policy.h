@@ -1,4 +1,5 @@
-// The policy of a run that changes clocks or power limits between its steps (energy.policy, energy.power_budget).
+// The policy of a run that changes clocks or power limits between its steps (energy.policy, energy.power_budget), or
+// lets its program set the clocks within a step (energy.policy = "slack").
 // Rank 0 decides by the steps as all ranks measured them, and one rank of each host sets the devices of its host.
 // A policy changes how fast a step runs, and no value of it.
 #pragma once
@@ -32,13 +33,20 @@ struct EnergyPolicyOptions {
 // Uses this machine, its energy daemon where there is one, and `molen energy guard` of this program as the guardian.
 EnergyPolicyOptions policy_options_here(bool cuda);
 
+// Throws UsageError on all ranks if energy.policy = "slack" meets a program that sets no clocks, or another policy one
+// that does. `program_khz`: the clocks that the program of this rank sets. Collective.
+void require_clocks_agree(comm::Communicator& world, const config::Config& config,
+                          const std::vector<std::int64_t>& program_khz);
+
 class EnergyPolicy {
  public:
   // Returns null where the configuration asks for no policy that sets something; `options` is called where it does.
-  // Throws UsageError on all ranks, with the key and the reason, if a host has no setting that the job may change, or
-  // if the policy needs joules that no meter of a host reads. Collective.
+  // `program_khz`: the clocks that the program of this rank sets (program::clocks_set_by), which require_clocks_agree
+  // has accepted. Throws UsageError on all ranks, with the key and the reason, if a host has no setting that the job
+  // may change, if the policy needs joules that no meter of a host reads, or if a device of the host cannot have one of
+  // the program's clocks. Collective.
   static std::unique_ptr<EnergyPolicy> open(comm::Communicator& world, const JobEnergy& energy,
-                                            const config::Config& config,
+                                            const config::Config& config, const std::vector<std::int64_t>& program_khz,
                                             const std::function<EnergyPolicyOptions()>& options);
   ~EnergyPolicy();
 
@@ -51,14 +59,18 @@ class EnergyPolicy {
   // Makes the setting of the next step. Once a host has been refused one, all hosts restore what they found, and the
   // policy ends. To be called on all ranks with the same values; collective only if `refused`.
   void set(std::int32_t wanted, bool refused);
+  // Sets the clock that the program asks for, during a step that is the program's; in other steps, and once the policy
+  // has ended, nothing. A device that refuses is said by `refused`. To be called by the thread that runs the step.
+  void set_by_program(std::int64_t khz);
   // Restores what was found.
   void end();
   // Gives rank 0 the sentences of all hosts; to be called once, after `end`. Collective.
   void gather_news();
 
-  // The setting of the present step, in Hz or W; absent once the policy has ended.
+  // The setting of the present step, in Hz or W; absent once the policy has ended, and in a step whose program sets the
+  // clocks.
   std::optional<double> setting() const;
-  // Returns whether the present step runs at less than the greatest setting.
+  // Returns whether the present step may run at less than the greatest setting.
   bool lowers() const { return !ended_ && present_ > 0; }
   // Returns the sentences since the last call, for the log.
   std::vector<std::string> take_news();
@@ -70,6 +82,8 @@ class EnergyPolicy {
   EnergyPolicy(comm::Communicator& world, const config::Config& config, std::string coverage);
   void choose_settings(const std::vector<Json>& hosts);
   void open_session(actuate::Actuators here, const EnergyPolicyOptions& options);
+  void take_programs_clocks(const std::vector<std::int64_t>& khz);
+  void set_devices(std::int64_t value);
 
   comm::Communicator& world_;
   std::string name_, key_;         // of the policy, and where the configuration asks for it
@@ -85,6 +99,10 @@ class EnergyPolicy {
   std::size_t next_ = 0, present_ = 0;              // places in the ladder
   bool ended_ = false, out_of_reach_ = false;
   int without_joules_ = 0;  // steps in a row
+  // "slack": of the two places in the ladder, the first is the greatest clock for the whole step. The second leaves
+  // clocks to the program; the least clock, which the ladder has there, is only tried.
+  bool by_program_ = false;
+  std::int64_t last_khz_ = 0;  // that the program has set last in a step of its own; 0: none yet
 };
 
 }  // namespace molen::train

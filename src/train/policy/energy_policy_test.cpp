@@ -43,6 +43,7 @@ class Policies : public ::testing::Test {
   std::map<std::string, FakeTree> trees_;  // by host
   config::Config config_ = config::load(std::nullopt);
   bool metered_ = true;
+  std::vector<std::int64_t> program_khz_;
   fs::path daemon_;  // the socket of the energy daemon that the job uses; empty: it has rights of its own
   fs::path journals_ = fs::temp_directory_path() / ("molen_policies_" + std::to_string(::getpid()));
 
@@ -87,7 +88,8 @@ class Policies : public ::testing::Test {
             return m;
           };
           JobEnergy job(*c, {hosts[r], hosts[r], {}}, open, [](const auto&) { return false; });
-          const auto policy = EnergyPolicy::open(*c, job, config_, [&] { return options_of(hosts[r]); });
+          require_clocks_agree(*c, config_, program_khz_);
+          const auto policy = EnergyPolicy::open(*c, job, config_, program_khz_, [&] { return options_of(hosts[r]); });
           use(policy.get(), *c);
         } catch (const UsageError& error) {
           errors[r] = error.what();
@@ -257,6 +259,105 @@ TEST_F(Policies, AJobWithoutRightsUsesTheDaemonAndOutlivesIt) {
   });
   EXPECT_EQ(errors[0], "");
   if (serving.joinable()) ::eventfd_write(stop.get(), 1);
+}
+
+// In a step that is the program's, its clocks hold; in a step at the reference they do nothing. Here the program's
+// clocks take no time and save a tenth.
+TEST_F(Policies, SlackLeavesClocksToTheProgramAndMeasuresWhatTheySave) {
+  config_.energy.policy = "slack";
+  program_khz_ = {2400000, 1500000};
+  Json summary;
+  std::vector<std::string> news;
+  const auto errors = on({"a", "b"}, [&](EnergyPolicy* policy, comm::Communicator& world) {
+    FakeTree& tree = trees_.at(world.rank() == 0 ? "a" : "b");
+    int programs_own = 0;
+    for (int i = 0; i < 200; ++i) {
+      const auto setting = policy->setting();
+      const bool own = !setting;
+      if (!own) EXPECT_EQ(*setting, 3e9);
+      if (!own) EXPECT_EQ(tree.clocks(), actuate::State(4, 3000000)) << i;
+      EXPECT_EQ(policy->lowers(), own);
+      for (const std::int64_t khz : {2000000, 1500000, 100, 2400000}) {
+        policy->set_by_program(khz);
+        EXPECT_EQ(tree.clocks(), actuate::State(4, own ? std::max<std::int64_t>(khz, 800000) : 3000000));
+      }
+      programs_own += own;
+      step(*policy, world, {Seconds(0.1), Joules(own ? 9.0 : 10.0)});
+    }
+    EXPECT_GT(programs_own, 100);
+    if (world.rank() == 0) summary = policy->summary(), news = policy->take_news();
+    policy->end();
+    policy->set_by_program(1500000);
+    EXPECT_EQ(tree.clocks(), actuate::State(4, 3000000)) << "restored, and set no more";
+  });
+  EXPECT_EQ(errors, std::vector<std::string>(2));
+  ASSERT_FALSE(news.empty());
+  EXPECT_NE(
+      news.front().find("the highest clock of the program, 2.4 GHz, is below that of cpufreq:cpu-package0, 3 GHz"),
+      std::string::npos)
+      << news.front();
+  EXPECT_TRUE(std::ranges::any_of(news, [](const std::string& text) {
+    return text.starts_with("energy.policy slack: setting the program's clocks: ");
+  })) << Json(news);
+  EXPECT_EQ(summary["chosen"], "program");
+  EXPECT_EQ(summary["settings"], (Json{3e9, "program"}));
+  EXPECT_NEAR(summary["savings"]["joules"]["value"].get<double>(), 1.0, 1e-9);
+  EXPECT_NEAR(summary["savings"]["seconds"]["value"].get<double>(), 0.0, 1e-9);
+}
+
+TEST_F(Policies, SlackStaysAtTheReferenceWhereTheProgramTakesTooLong) {
+  config_.energy.policy = "slack";
+  config_.energy.slowdown = 0.02;
+  program_khz_ = {2400000, 1500000};
+  on({"a"}, [&](EnergyPolicy* policy, comm::Communicator& world) {
+    for (int i = 0; i < 200; ++i) {
+      const bool own = !policy->setting();
+      step(*policy, world, {Seconds(own ? 0.104 : 0.1), Joules(own ? 9.0 : 10.0)});
+    }
+    EXPECT_EQ(policy->summary()["chosen"].get<double>(), 3e9);
+    EXPECT_EQ(policy->setting(), 3e9);
+  });
+}
+
+TEST_F(Policies, ARefusalWithinAStepEndsSlackOnAllHosts) {
+  config_.energy.policy = "slack";
+  program_khz_ = {2400000, 1500000};
+  on({"a", "b"}, [&](EnergyPolicy* policy, comm::Communicator& world) {
+    for (int i = 0; policy->setting() && i < 100; ++i) step(*policy, world, {Seconds(0.1), Joules(10.0)});
+    ASSERT_FALSE(policy->setting()) << "the program's turn";
+    policy->set_by_program(2000000);
+    if (world.rank() == 1) trees_.at("b").number(trees_.at("b").policy(0), 1234000);  // another program's
+    policy->set_by_program(1500000);
+    EXPECT_EQ(policy->refused(), world.rank() == 1);
+    world.barrier();
+    step(*policy, world, {Seconds(0.1), Joules(10.0)});
+    EXPECT_FALSE(policy->lowers());
+    policy->set_by_program(1000000);
+  });
+  EXPECT_EQ(trees_.at("a").clocks(), actuate::State(4, 3000000));
+  EXPECT_EQ(trees_.at("b").clocks()[0], 1234000);
+}
+
+TEST_F(Policies, SlackAndTheProgramMustAgree) {
+  const auto refused = [&](const std::vector<std::string>& hosts, const std::string& what) {
+    for (const std::string& error : on(hosts, [](EnergyPolicy*, comm::Communicator&) { FAIL() << "accepted"; }))
+      EXPECT_NE(error.find(what), std::string::npos) << error;
+  };
+  config_.energy.policy = "slack";
+  refused({"a", "b"}, "the program of rank 0 has no op that sets one");
+  program_khz_ = {2400000, 1500000};
+  refused({"a", "a"}, "energy.policy: 2 ranks run on 1 hosts");
+  for (const std::vector<std::int64_t>& khz : {std::vector<std::int64_t>{3000001, 1500000}, {2000000, 799999}}) {
+    program_khz_ = khz;
+    refused({"a"}, "and cpufreq:cpu-package0 can be set from 0.8 GHz to 3 GHz here");
+  }
+  for (const char* name : {"none", "monitor", "min_energy"}) {
+    config_.energy.policy = name;
+    refused({"a"}, "sets clocks (set_clock), which needs energy.policy = \"slack\"");
+  }
+  config_.energy.policy = "none";
+  config_.energy.power_budget = Watts(50.0);
+  refused({"a"}, "needs energy.policy = \"slack\" and no energy.power_budget");
 }
 
 TEST_F(Policies, NothingIsSetWhereNothingIsAskedFor) {
