@@ -289,7 +289,7 @@ TEST(Amd, ACounterThatContradictsThePowerIsNotBelieved) {
 }
 
 TEST(Amd, ACounterThatGoesBackOrVanishesIsNoReading) {
-  AmdNode node({{.watts = 100}});
+  AmdNode node(std::vector<AmdNode::Device>{{.watts = 100}});
   Accountant a(open_amd(node.machine));
   a.begin_step();
   node.devices[0].joules -= 500.0;
@@ -306,7 +306,7 @@ TEST(Amd, ACounterThatGoesBackOrVanishesIsNoReading) {
 }
 
 TEST(Amd, AGpuWithoutACounterSaysSo) {
-  AmdNode node({{.watts = 100}});
+  AmdNode node(std::vector<AmdNode::Device>{{.watts = 100}});
   node.tick = {};
   node.write(AmdNode::drm(0) + "/gpu_metrics", table_of(kMi300, ~std::uint64_t{0}, 100, 1));
   EXPECT_EQ(open_amd(node.machine).unavailable.at(0).reason, "the GPU has no counter of energy");
