@@ -38,8 +38,8 @@ fuzz() {
 # them would take hours. tools/tsan_suppressions.txt holds what is said of libtorch, which is not built for it.
 tsan() {
   cmake --preset tsan >"$log/tsan-configure.txt" 2>&1
-  cmake --build --preset tsan -j "$(nproc)" --target comm_test data_test energy_test store_test >"$log/tsan-build.txt" 2>&1
-  for test in comm data energy store; do tsan_test tsan "$test" '*'; done
+  cmake --build --preset tsan -j "$(nproc)" --target comm_test data_test energy_test store_test actuate_test collect_test daemon_test >"$log/tsan-build.txt" 2>&1
+  for test in comm data energy store actuate collect daemon; do tsan_test tsan "$test" '*'; done
   cmake --preset tsan-torch >"$log/tsan-torch-configure.txt" 2>&1
   cmake --build --preset tsan-torch -j "$(nproc)" --target exec_test launch_test prove_test train_test >"$log/tsan-torch-build.txt" 2>&1
   tsan_test tsan-torch exec '*'
