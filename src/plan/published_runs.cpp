@@ -66,9 +66,8 @@ int zero_of(const Run& run) {
   return zero == 3 && run.pp > 1 ? 1 : zero;
 }
 
-// Fully sharded parameters are always gathered ahead.
 bool overlaps_data(const Run& run) {
-  return run.overlap.contains("dp") || run.zero == 3;
+  return run.overlap.contains("dp");
 }
 
 void set_pipeline(const Run& run, const arch::Architecture& arch, program::Setting& s) {
@@ -110,8 +109,11 @@ sim::Framework framework_of(const Run& run) {
           // Whoever keeps whole gradients reduces them after the last micro-batch.
           .reduces_last = !overlaps_data(run) && zero_of(run) < 2,
           .gathers_in_forward = overlaps_data(run) && zero_of(run) == 1,
+          // Systems that wait for fully sharded parameters gather matrix by matrix.
+          .gathers_matrices = !overlaps_data(run) && zero_of(run) == 3,
           .pieces_at_once = true,
           .whole_logits = true,
+          .whole_layers_again = !run.compiled,  // a compiler drops what nobody reads
           .one_at_a_time = false};
 }
 

@@ -76,6 +76,17 @@ TEST(PublishedRuns, EachColumnHasItsEffect) {
   EXPECT_GT(predicted(wide).step_s, 1.08 * base.step_s);
 }
 
+// Without a compiler, a layer that is computed again is computed as a whole, with the last product of its forward.
+TEST(PublishedRuns, ALayerIsComputedAgainAsAWhole) {
+  const auto down = [](const char* recompute, bool compiled) {
+    return predicted([=](plan::Run& r) { r.recompute = recompute, r.compiled = compiled; }).kinds_s.at("backward down");
+  };
+  const double forward = predicted().kinds_s.at("forward down"), plain = down("none", false);
+  EXPECT_NEAR(down("full", false), plain + forward, 0.1 * forward);
+  EXPECT_NEAR(down("selective_layer", false), plain + 0.5 * forward, 0.1 * forward);
+  EXPECT_NEAR(down("full", true), down("none", true), 0.1 * forward);
+}
+
 TEST(PublishedRuns, ShardedParametersOfAPipelineAreGatheredOnceAStep) {
   plan::Run run = gpt_run();
   run.zero = 3;
@@ -87,10 +98,30 @@ TEST(PublishedRuns, ShardedParametersOfAPipelineAreGatheredOnceAStep) {
   EXPECT_EQ(setting_of(run, architecture_of(run)).zero, 0);
   run.zero = 2;
   EXPECT_EQ(setting_of(run, architecture_of(run)).zero, 0);
-  // They are gathered ahead, whatever the column says.
-  const auto sharded = [](plan::Run& r) { r.pp = 1, r.dp = 16, r.zero = 3; };
-  const double step_s = predicted(sharded).step_s;
-  EXPECT_EQ(predicted([&](plan::Run& r) { sharded(r), r.overlap = {"dp"}; }).step_s, step_s);
+}
+
+// Whoever waits for sharded parameters computes nothing beside any gather or reduction, and gathers matrix by matrix.
+// On more ranks, each collective of a matrix takes longer to start, and the layers are as many.
+TEST(PublishedRuns, ShardedParametersThatAreNotGatheredAheadAreWaitedFor) {
+  const auto sharded = [](int ranks, bool ahead) {
+    return predicted([=](plan::Run& r) {
+      r.tp = r.pp = 1, r.dp = r.gpus = ranks, r.zero = 3, r.micro_batch = 1, r.global_batch = ranks;
+      if (ahead) r.overlap = {"dp"};
+    });
+  };
+  const auto moving = [](const RunPrediction& p) {
+    return p.kinds_s.at("all_gather") + p.kinds_s.at("reduce_scatter");
+  };
+  const RunPrediction ahead = sharded(64, true), waits = sharded(64, false), more_waits = sharded(512, false);
+  EXPECT_NEAR(waits.exposed_s.at("dp"), moving(waits), 0.01 * moving(waits));
+  EXPECT_LT(ahead.exposed_s.at("dp"), 0.2 * moving(ahead));
+  EXPECT_GT(waits.step_s, ahead.step_s + 0.7 * moving(waits)) << "compute loses up to a share beside communication";
+  // 32 layers of four matrices, of which the other three start two gathers and a scatter more. Each passes 448 ranks
+  // more, an eighth of them over the network.
+  const sim::Factors& f = sim::Factors::shipped();
+  const double hops = f.of("latency") * (448.0 * 7 / 8 * 1e-5 + 448.0 / 8 * 2e-5);
+  EXPECT_GT(moving(more_waits) - moving(waits), 32 * 3 * 3 * hops);
+  EXPECT_LT(moving(sharded(512, true)) - moving(ahead), 0.5 * (moving(more_waits) - moving(waits)));
 }
 
 TEST(PublishedRuns, TheLossHasItsMemory) {

@@ -172,6 +172,12 @@ std::set<std::string> joined_words(const RunCells& cells, const char* column, co
   }
 }
 
+// Whether a run of whose overlap the source is silent gathers parameters ahead. Fully sharded data parallelism does,
+// and other systems overlap only on request.
+bool gathers_ahead(const Run& run) {
+  return run.zero == 3;
+}
+
 void read_compute(RunCells& cells, Run& run) {
   static const Words kRecompute = {"none", "selective_attention", "selective_op", "selective_layer", "full"};
   static const Words kPrecisions = {"fp16", "bf16", "fp8"}, kGradients = {"fp32", "fp16", "bf16"};
@@ -180,13 +186,14 @@ void read_compute(RunCells& cells, Run& run) {
   run.grad_dtype = cells.word_or("grad_dtype", kGradients, "fp32");
   run.flash_attention = cells.yes_or("flash_attention", true);
   run.compiled = cells.yes_or("compile", false);
-  if (!cells.blank("overlap")) {
-    run.overlap = joined_words(cells, "overlap", {"tp", "pp", "dp"});
-  } else {
-    // Fully sharded data parallelism gathers the next layer while one computes; other systems overlap only on request.
-    if (run.zero == 3) run.overlap = {"dp"};
-    cells.assume("overlap", run.zero == 3 ? "dp" : "none");
+  if (cells.blank("overlap")) {
+    if (gathers_ahead(run)) run.overlap = {"dp"};
+    cells.assume("overlap", gathers_ahead(run) ? "dp" : "none");
+    return;
   }
+  run.overlap = joined_words(cells, "overlap", {"tp", "pp", "dp"});
+  // Whoever hides another axis and shards fully gathers ahead, and does not say so.
+  if (run.zero == 3 && !run.overlap.empty()) run.overlap.insert("dp");
 }
 
 Result<Run> run_of(const ColumnPlaces& places, const std::vector<std::string>& cells, const std::string& id) {

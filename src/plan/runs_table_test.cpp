@@ -65,6 +65,13 @@ TEST(RunsTable, OtherWordsAreRead) {
   EXPECT_EQ(run.mlp, "relu2");
   row["overlap"] = "tp+pp+dp+dp";
   EXPECT_EQ(read_row(row).overlap, (std::set<std::string>{"tp", "pp", "dp"}));
+  // Fully sharded parameters are gathered ahead by whoever hides anything.
+  row["overlap"] = "tp";
+  EXPECT_EQ(read_row(row).overlap, std::set<std::string>{"tp"});
+  row["zero_stage"] = "3";
+  EXPECT_EQ(read_row(row).overlap, (std::set<std::string>{"tp", "dp"}));
+  row["overlap"] = "none";
+  EXPECT_EQ(read_row(row).overlap, std::set<std::string>{});
 }
 
 // A blank stays open where the default depends on what fits or on the machine; every other one is noted.

@@ -59,6 +59,20 @@ double operand_bytes(const MatrixProduct& p, int bytes) {
   return bytes * (m * k + static_cast<double>(p.groups) * k * n + m * n);
 }
 
+// Returns the number of matrices that a unit has as a program computes with them: query, key and value are one, and so
+// are gate and up.
+int matrices_of(const program::Program& p, const program::Unit& unit) {
+  using arch::Role;
+  int matrices = 0;
+  for (const program::UnitEntry& entry : unit.entries) {
+    const arch::Parameter& parameter = p.parameters.at(static_cast<std::size_t>(entry.parameter));
+    const bool in_another =
+        parameter.role == Role::kKey || parameter.role == Role::kValue || parameter.role == Role::kGate;
+    if (parameter.shape.size() > 1 && !in_another) ++matrices;
+  }
+  return matrices;
+}
+
 // Whether an op copies between a device and its host, or computes there.
 bool at_host(const program::Step& step) {
   return program::is_copy(step.op) || step.stream == program::Stream::kHost;
@@ -176,6 +190,14 @@ double DescribedCosts::written_attention_seconds(const program::Step& step, std:
   return (backward ? 1.25 : 1.0) * flops / rate + memory_seconds(scores * (backward ? kBackwardBytes : kForwardBytes));
 }
 
+// The backward of a layer's last product stands for the forward that a framework makes again before it.
+bool DescribedCosts::ends_layer_again(const program::Program& p, const program::Compute& op) const {
+  const program::Recompute& recompute = p.setting.recompute;
+  return framework_.whole_layers_again && op.part == arch::Part::kDown && arch::is_backward(op.pass) &&
+         op.pass != program::Pass::kBackwardWeights && recompute.parts == program::Recompute::full().parts &&
+         recompute.in(arch::Part::kOutProjection, op.layer);
+}
+
 double DescribedCosts::part_seconds(const program::Program& p, const program::Step& step) const {
   const auto& op = std::get<program::Compute>(step.op);
   if (program::declaration_of(op.part).mixes_positions()) return attention_seconds(p, step);
@@ -191,7 +213,9 @@ double DescribedCosts::part_seconds(const program::Program& p, const program::St
       share = static_cast<double>(rows) / static_cast<double>(tokens);
       of->forward.rows = tokens;
     }
-    for (const MatrixProduct& product : products_in(step, *of))
+    std::vector<MatrixProduct> products = products_in(step, *of);
+    if (ends_layer_again(p, op)) products.push_back(of->forward);
+    for (const MatrixProduct& product : products)
       seconds += share * product_seconds(product, bytes, !program::of_head(op.part));
   }
   if (moved <= 0.0) return seconds;
@@ -258,6 +282,21 @@ const cluster::Tier& DescribedCosts::tier_of_message(const program::Program& p, 
   return cluster_.tier_of(crosses ? std::min(of_node + 1, cluster_.devices()) : within);
 }
 
+double DescribedCosts::more_by_matrices(const program::Program& p, const program::Step& step, double bytes,
+                                        const Group& group) const {
+  const bool gathers = std::holds_alternative<program::AllGather>(step.op),
+             scatters = std::holds_alternative<program::ReduceScatter>(step.op);
+  if (!framework_.gathers_matrices || !p.setting.sharded_parameters() || !(gathers || scatters)) return 0.0;
+  const auto axis = program::axis_of(step.op);
+  if (!axis || stream_of(*axis) != program::Stream::kDpComm) return 0.0;
+  const int unit = p.unit_of_buffer(step.operand(program::Arg::kTo).buffer);
+  if (unit < 0) return 0.0;
+  const int matrices = matrices_of(p, p.units.at(static_cast<std::size_t>(unit)));
+  if (matrices == 0) return 0.0;
+  const double start = collective_seconds(program::kind_of(step.op), 0.0, group);
+  return (matrices - 1) * start + (matrices * group.ranks - 1) * memory_seconds(0.0) + memory_seconds(2.0 * bytes);
+}
+
 double DescribedCosts::communication_seconds(const program::Program& p, const program::Step& step) const {
   const auto axis = program::axis_of(step.op);
   const auto bytes = static_cast<double>(step.moved.value);
@@ -265,7 +304,14 @@ double DescribedCosts::communication_seconds(const program::Program& p, const pr
   const bool message = std::holds_alternative<program::Send>(step.op) ||
                        std::holds_alternative<program::Receive>(step.op) ||
                        std::holds_alternative<program::RingExchange>(step.op);
-  if (!message) return collective_seconds(program::kind_of(step.op), bytes, group);
+  if (!message) {
+    // Both blocks of a layer end with an exchange of as many bytes.
+    const bool twice = framework_.whole_layers_again && step.phase == program::Phase::kRecompute &&
+                       axis == program::Axis::kTp && !std::holds_alternative<program::AllGather>(step.op) &&
+                       p.setting.recompute.parts == program::Recompute::full().parts;
+    return (twice ? 2.0 : 1.0) * collective_seconds(program::kind_of(step.op), bytes, group) +
+           more_by_matrices(p, step, bytes, group);
+  }
   const cluster::Tier& tier = tier_of_message(p, step, group);
   return cluster_.device.launch.value * factors_.of("launch") + tier.latency.value * factors_.of("latency") +
          bytes / (tier.bandwidth.value * tier.efficiency.value * factors_.of("messages"));

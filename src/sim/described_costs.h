@@ -26,12 +26,21 @@ struct Framework {
   // Whether a stage computes while it sends. If not, compute stands still as long as the message moves.
   bool messages_beside_compute = true;
   bool reduces_last = false, gathers_in_forward = false;  // as in Costs
+  // Whether each matrix of sharded parameters is gathered, and its gradient scattered, by a collective of its own,
+  // which copies the piece of each rank by a kernel of its own between the matrix and the buffer of the collective. If
+  // not, a unit is one collective, without copies. DeepSpeed's ZeRO-3 began so (github.com/microsoft/DeepSpeed, pull
+  // request 1188); its vectors of fewer than 1e5 elements stay on each rank.
+  bool gathers_matrices = false;
   // Whether the pieces of a tensor-parallel product fill the device together (parallel.tensor_chunks); if not, each
   // piece is a product of its own.
   bool pieces_at_once = false;
   // Whether the logits of a micro-batch are written to memory, and the loss is made of kernels that read them again. If
   // not, they stay in the op of the head.
   bool whole_logits = false;
+  // Whether a layer that is computed again is computed as a whole, as PyTorch's checkpoint runs all of its forward. If
+  // not, the layer ends with the last value that its backward reads, so its last product and the exchange of that are
+  // not made again, as in molen's programs (program/build/recompute.h).
+  bool whole_layers_again = false;
   // Whether all collectives of a rank take turns, as molen's do over NCCL.
   bool one_at_a_time = true;
   // The algorithms that its communication library has for all-reduces, and for all-gathers, reduce-scatters and other
@@ -74,9 +83,13 @@ class DescribedCosts : public Costs {
 
  private:
   double part_seconds(const program::Program& program, const program::Step& step) const;
+  bool ends_layer_again(const program::Program& program, const program::Compute& op) const;
   double attention_seconds(const program::Program& program, const program::Step& step) const;
   double written_attention_seconds(const program::Step& step, std::int64_t head_dim) const;
   double communication_seconds(const program::Program& program, const program::Step& step) const;
+  // Returns what a collective of `bytes` of a unit takes longer where each matrix has one of its own.
+  double more_by_matrices(const program::Program& program, const program::Step& step, double bytes,
+                          const Group& group) const;
   // Returns the links that a message to a neighbour takes.
   const cluster::Tier& tier_of_message(const program::Program& program, const program::Step& step,
                                        const Group& group) const;

@@ -6,68 +6,15 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "program/build/build.h"
 #include "program/ir/stages.h"
 #include "sim/described_energy.h"
 #include "sim/simulate.h"
+#include "sim/test_cluster.h"
 
 namespace molen::sim {
 namespace {
 
 using program::parts::MatrixProduct;
-
-// A device of round figures, four of them in each of four nodes.
-cluster::Cluster round_cluster() {
-  cluster::Cluster c;
-  c.name = "round";
-  c.nodes = 4;
-  c.device.name = "round device";
-  c.device.kind = "cuda";
-  c.device.peak_fp32.value = 1e13, c.device.peak_16bit.value = 1e14, c.device.peak_fp8.value = 2e14;
-  c.device.memory.value = 64e9, c.device.bandwidth.value = 1e12;
-  c.device.gemm_efficiency.value = c.device.attention_efficiency.value = c.device.memory_efficiency.value = 1.0;
-  c.device.launch.value = 1e-6, c.device.idle_power.value = 100.0, c.device.peak_power.value = 500.0;
-  c.node.devices = 4, c.node.host_power.value = 800.0;
-  c.node.host_memory.value = 256e9, c.node.host_bandwidth.value = 2e11, c.node.host_link.value = 2e10;
-  c.tiers.resize(2);
-  c.tiers[0].devices = 4, c.tiers[0].bandwidth.value = 1e11, c.tiers[0].latency.value = 1e-6;
-  c.tiers[1].devices = 16, c.tiers[1].bandwidth.value = 1e10, c.tiers[1].latency.value = 1e-5;
-  for (auto& tier : c.tiers) tier.efficiency.value = 1.0;
-  c.site.pue.value = 1.5, c.site.intensity.value = 1e-7;
-  return c;
-}
-
-Factors neutral() {
-  return Factors::parse(
-      R"({"gemm": 1, "gemm_terms": 1e-9, "memory": 1, "launch": 1, "inside": 1, "between": 1, "latency": 1, "messages": 1,
-          "attention": 1, "attention_backward": 1, "misaligned": 0.5, "scores_bytes": 10, "optimizer": 1, "compiled": 0.25,
-          "gemm_fp8": 0.5, "ragged": 1, "interference": 1e-9, "power_products": 1, "power_memory": 0.5, "power_waiting": 0.25})",
-      "test");
-}
-
-DescribedCosts costs_of(const Framework& framework = {}) {
-  return {round_cluster(), neutral(), framework};
-}
-
-program::Program program_of_setting(program::Setting s) {
-  s.compute = DType::kBF16, s.kernels = arch::Kernels::kAten;
-  return program::build(arch::preset("llama-tiny"), s);
-}
-
-program::Setting small_setting() {
-  program::Setting s;
-  s.global_batch = 16, s.micro_batch = 1, s.sequence = 64;
-  return s;
-}
-
-// The seconds of all ops of a part, over a step.
-double seconds_of(const DescribedCosts& costs, const program::Program& p, arch::Part part) {
-  double sum = 0.0;
-  for (const auto& op : program::expand(p))
-    if (const auto* c = std::get_if<program::Compute>(&op.step->op); c && c->part == part)
-      sum += costs.seconds(p, *op.step);
-  return sum;
-}
 
 // Sequences of 64 have 64 * 65 / 2 scores below the diagonal, which the FLOPs of a part round to half of 64 * 64.
 TEST(DescribedCosts, WrittenOutAttentionMovesItsScores) {
@@ -270,87 +217,6 @@ TEST(DescribedCosts, TheEndsOfAPipelineAreFarApart) {
     EXPECT_EQ(group.distance, stages - 1);
     EXPECT_EQ(group.in_node, stages <= 4 ? 2 : 1);
   }
-}
-
-TEST(DescribedCosts, FrameworksDifferWhereTheySay) {
-  program::Setting s = small_setting();
-  s.sequence = 1024;
-  auto long_model = arch::preset("llama-tiny");
-  long_model.max_sequence = 1024;
-  s.compute = DType::kBF16, s.kernels = arch::Kernels::kAten;
-  const program::Program p = program::build(long_model, s);
-  const DescribedCosts plain = costs_of(), unfused = costs_of({.flash_attention = false}),
-                       compiled = costs_of({.compiled = true}), fp8 = costs_of({.fp8 = true});
-  EXPECT_GT(seconds_of(unfused, p, arch::Part::kAttention), 2.0 * seconds_of(plain, p, arch::Part::kAttention));
-  EXPECT_LT(seconds_of(compiled, p, arch::Part::kActivation), 0.9 * seconds_of(plain, p, arch::Part::kActivation));
-  EXPECT_EQ(seconds_of(compiled, p, arch::Part::kAttention), seconds_of(plain, p, arch::Part::kAttention));
-  EXPECT_EQ(seconds_of(fp8, p, arch::Part::kActivation), seconds_of(plain, p, arch::Part::kActivation));
-  EXPECT_EQ(seconds_of(fp8, p, arch::Part::kHead), seconds_of(plain, p, arch::Part::kHead));
-  // A loss in kernels of its own moves 14 bytes a logit forward and 14 backward, in each of 16 micro-batches.
-  const DescribedCosts whole = costs_of({.whole_logits = true});
-  const double chunks = 16.0 * static_cast<double>(p.setting.head_chunks()),
-               logits = 16.0 * 1024.0 * static_cast<double>(long_model.vocabulary);
-  EXPECT_NEAR(seconds_of(whole, p, arch::Part::kHead) - seconds_of(plain, p, arch::Part::kHead),
-              chunks * 1e-6 + 28.0 * logits / 1e12, 1e-9);
-  EXPECT_EQ(seconds_of(whole, p, arch::Part::kAttention), seconds_of(plain, p, arch::Part::kAttention));
-}
-
-// Pieces of a product that fill the device together take the time of the whole.
-TEST(DescribedCosts, PiecesAtOnceHaveTheEfficiencyOfTheWhole) {
-  cluster::Cluster c = round_cluster();
-  c.device.multiprocessors = 100;
-  program::Setting s = small_setting();
-  s.sequence = 4096, s.micro_batch = 1;
-  s.mesh[mesh::Axis::kTp] = 2, s.sequence_parallel = true;
-  s.compute = DType::kBF16, s.kernels = arch::Kernels::kAten;
-  auto model = arch::preset("llama-tiny");
-  model.max_sequence = 4096;
-  model.hidden = 1280, model.heads = model.kv_heads = 16, model.head_dim = 80, model.ffn = 5120;
-  const auto down = [&](int pieces, bool at_once) {
-    s.tensor_chunks = pieces;
-    return seconds_of(DescribedCosts(c, neutral(), {.pieces_at_once = at_once}), program::build(model, s),
-                      arch::Part::kDown);
-  };
-  // 160 tiles of 256 x 128 take two waves of 100; a quarter of them takes one, or smaller and slower tiles.
-  EXPECT_GT(down(4, false), 1.04 * down(4, true));
-  EXPECT_NEAR(down(4, true), down(1, false), 0.1 * down(1, false));
-  EXPECT_EQ(down(1, true), down(1, false));
-}
-
-// Context ranks share the queries of a sequence, and each of them meets the keys of all.
-TEST(DescribedCosts, UnfusedAttentionMeetsTheKeysOfAllContextRanks) {
-  program::Setting s = small_setting();
-  s.sequence = 4096;
-  auto model = arch::preset("llama-tiny");
-  model.max_sequence = 4096;
-  s.compute = DType::kBF16, s.kernels = arch::Kernels::kAten;
-  const DescribedCosts unfused = costs_of({.flash_attention = false});
-  const double whole = seconds_of(unfused, program::build(model, s), arch::Part::kAttention);
-  s.mesh[mesh::Axis::kCp] = 4;
-  EXPECT_NEAR(seconds_of(unfused, program::build(model, s), arch::Part::kAttention), whole / 4, 0.2 * whole / 4);
-}
-
-// The products of whole scores run at the efficiency of products: half of it takes as long again as the products do. A
-// backward has twice the products. Each cost is a few 1e-6 s, so that rounding moves the difference of two by some
-// 1e-21 s, far below 1e-9 of the products' 1e-8 s.
-TEST(DescribedCosts, UnfusedAttentionHasTheEfficiencyOfProducts) {
-  cluster::Cluster half = round_cluster();
-  half.device.gemm_efficiency.value = 0.5;
-  const DescribedCosts whole = costs_of({.flash_attention = false}),
-                       slower(half, neutral(), {.flash_attention = false});
-  const program::Program p = program_of_setting(small_setting());
-  ASSERT_EQ(p.arch.head_dim % 64, 0) << "other heads are slower";
-  const double forward = 4.0 * static_cast<double>(p.arch.heads * 64 * 64 * p.arch.head_dim) / 1e14;
-  int seen = 0;
-  for (const program::Body& body : p.bodies)
-    for (const program::Step& step : body.steps) {
-      const auto* part = std::get_if<program::Compute>(&step.op);
-      if (!part || part->part != arch::Part::kAttention) continue;
-      ++seen;
-      const double expected = (arch::is_backward(part->pass) ? 2.0 : 1.0) * forward;
-      EXPECT_NEAR(slower.seconds(p, step) - whole.seconds(p, step), expected, 1e-9 * expected);
-    }
-  EXPECT_GT(seen, 1);
 }
 
 // Every op of every stage has a cost, and the step takes at least as long as its FLOPs at the peak.
