@@ -50,7 +50,8 @@ constexpr RunColumn kColumns[] = {
     {"precision", "fp16, bf16, fp8", "bf16"},
     {"grad_dtype", "fp32, fp16, bf16", "fp32"},
     {"flash_attention", "yes, no", "yes"},
-    {"overlap", "tp, pp, dp joined by +; none", "dp where zero_stage is 3, else none"},
+    {"overlap", "tp, pp, dp joined by +; none",
+     "dp where zero_stage is 3, but not in fp16 without flash_attention; else none"},
     {"compile", "yes, no", "no"},
 };
 

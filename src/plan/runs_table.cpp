@@ -172,10 +172,11 @@ std::set<std::string> joined_words(const RunCells& cells, const char* column, co
   }
 }
 
-// Whether a run of whose overlap the source is silent gathers parameters ahead. Fully sharded data parallelism does,
-// and other systems overlap only on request.
+// Whether a run gathers parameters ahead whose source does not say what overlaps. Fully sharded data parallelism does,
+// and other systems overlap only on request. In fp16 without fused attention it is that of before 2022: the change that
+// made DeepSpeed's ZeRO-3 gather ahead brought bf16 as well (github.com/microsoft/DeepSpeed, pull request 1453).
 bool gathers_ahead(const Run& run) {
-  return run.zero == 3;
+  return run.zero == 3 && (run.precision != "fp16" || run.flash_attention);
 }
 
 void read_compute(RunCells& cells, Run& run) {

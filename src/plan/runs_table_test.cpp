@@ -163,6 +163,9 @@ TEST(RunsTable, DefaultsOfSequenceParallelismAndOverlap) {
   EXPECT_EQ(assumed_for("sequence_parallel", {{"tp", "2"}, {"seq", "1023"}}), "no");
   EXPECT_EQ(assumed_for("sequence_parallel", {{"tp", "2"}, {"cp", "2"}, {"seq", "1022"}}), "no");
   EXPECT_EQ(assumed_for("overlap", {{"zero_stage", "3"}}), "dp");
+  EXPECT_EQ(assumed_for("overlap", {{"zero_stage", "3"}, {"precision", "fp16"}}), "dp");
+  EXPECT_EQ(assumed_for("overlap", {{"zero_stage", "3"}, {"flash_attention", "no"}}), "dp");
+  EXPECT_EQ(assumed_for("overlap", {{"zero_stage", "3"}, {"precision", "fp16"}, {"flash_attention", "no"}}), "none");
   EXPECT_EQ(assumed_for("overlap", {{"zero_stage", "2"}}), "none");
   EXPECT_EQ(assumed_for("overlap", {{"zero_stage", "3"}, {"overlap", "none"}}), "-");
 }
