@@ -20,6 +20,8 @@ LEVELS = [
 ]
 LEVEL = {m: i for i, modules in enumerate(LEVELS) for m in modules}
 ATEN_MODULES = {"math", "model", "optim", "exec", "launch", "measure", "infer", "prove", "train"}
+# The program molen is free of ATen: of these modules, its command line sees only the options of commands. molen-compute has the rest.
+COMPUTES = "apps/compute/"
 VENDOR = {  # header pattern -> folder that may include it
     r"mpi\.h": "comm/mpi",
     r"nccl\.h": "comm/nccl",
@@ -82,6 +84,8 @@ def check(root: pathlib.Path) -> list[str]:
                 wrong.append(f"{where}: {folder_without} includes {target}, which the builder takes costs from; it has rules of its own")
             if re.match(r"(ATen|c10|torch)/", target) and module not in ATEN_MODULES:
                 wrong.append(f"{where}: ATen belongs to {sorted(ATEN_MODULES)}")
+            if module == "apps" and other in ATEN_MODULES and not str(relative).startswith(COMPUTES) and not target.endswith("/options.h"):
+                wrong.append(f"{where}: {target} belongs to src/{COMPUTES}, because the program molen is free of libtorch")
             for pattern, folder in VENDOR.items():
                 if re.fullmatch(pattern, target) and not str(relative).startswith(folder) and not is_test:
                     wrong.append(f"{where}: {target} belongs to src/{folder}")

@@ -24,7 +24,7 @@ MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OM
 
 # The verbs and the trainer's loop have no unit tests: scripts that run the program meet their mutants. Each row of a table can run alone.
 TABLES = ["end_to_end_flags", "end_to_end_keys"]
-SCRIPTS = ["end_to_end_command_line", *TABLES, *(f"end_to_end_{name}" for name in ("traffic", "newcomer", "stops", "owners", "histories", "precision", "run"))]
+SCRIPTS = ["end_to_end_command_line", *TABLES, *(f"end_to_end_{name}" for name in ("programs", "traffic", "newcomer", "stops", "owners", "histories", "precision", "run"))]
 SCRIPTS_MAY_COST = 10  # times the budget of unit tests
 # Loading libtorch, and what a table's rows need before the first, take longer than most tests: so many run and are measured as one.
 TOGETHER = {"math": 12, "optim": 12, "model": 12, "exec": 12, "launch": 12, "measure": 12, "infer": 12, "prove": 12, "train": 12} | {table: 8 for table in TABLES}

@@ -7,15 +7,12 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "apps/computing.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/utf8.h"
 #include "comm/mpi/mpi.h"
 #include "plan/complete.h"
-#ifdef MOLEN_HAS_TORCH
-#include "launch/world.h"
-#include "measure/rates.h"
-#endif
 
 namespace molen::apps {
 
@@ -67,7 +64,7 @@ void add_node_option(CLI::App& app, ConfigOptions& o) {
       ->check(CLI::PositiveNumber);
 }
 
-plan::Machine planned_machine(const ConfigOptions& o, const config::Config& c) {
+plan::Machine planned_ranks(const ConfigOptions& o) {
   plan::Machine machine;
   machine.ranks = machine.local_ranks = o.ranks.value_or(1);
   if (const fs::path file = fs::path(o.file.value_or("")) / "environment.json"; names_run(o) && fs::exists(file)) {
@@ -79,17 +76,22 @@ plan::Machine planned_machine(const ConfigOptions& o, const config::Config& c) {
   machine.local_ranks = o.ranks_per_node.value_or(machine.local_ranks);
   if (machine.ranks % machine.local_ranks != 0)
     throw UsageError("--ranks-per-node: {} ranks are not whole nodes of {}", machine.ranks, machine.local_ranks);
-#ifdef MOLEN_HAS_TORCH
-  const bool here = launch::has_cuda();
-  machine.cuda = c.device.kind == "cuda" || (c.device.kind == "auto" && here);
-  if (!machine.cuda || here)
-    machine.measure_precision = [device = machine.cuda ? 0 : -1](int threads) {
-      return measure::precision_rates(threads, device);
-    };
-#else
-  machine.cuda = c.device.kind == "cuda";
-#endif
   return machine;
+}
+
+plan::Machine planned_machine(const ConfigOptions& o, const config::Config& c) {
+  plan::Machine machine = planned_ranks(o);
+  const bool here = kBuild.cuda && computing().has_cuda();
+  machine.cuda = c.device.kind == "cuda" || (c.device.kind == "auto" && here);
+  if (kBuild.libtorch && (!machine.cuda || here))
+    machine.measure_precision = [device = machine.cuda ? 0 : -1](int threads) {
+      return computing().precision_rates(threads, device);
+    };
+  return machine;
+}
+
+std::string of_computing(std::string description) {
+  return kBuild.libtorch ? description : description + " (needs libtorch, which this build lacks)";
 }
 
 std::vector<OpenChoice> open_choices(const config::Config& given, const config::Config& resolved,

@@ -37,8 +37,10 @@ config::Config load_config(const ConfigOptions& options, const config::Completio
 bool names_run(const ConfigOptions& options);  // CONFIG is a run directory
 
 // --ranks-per-node, for verbs that plan a job without starting it; and the machine of that job. It has the ranks of
-// --ranks or of the run, and the devices and rates of this machine.
+// --ranks or of the run and, as planned_machine, the devices and rates of this machine, for which molen may have to
+// hand over (apps/computing.h): call it before anything is written.
 void add_node_option(CLI::App& app, ConfigOptions& options);
+plan::Machine planned_ranks(const ConfigOptions& options);
 plan::Machine planned_machine(const ConfigOptions& options, const config::Config& config);
 
 // The choices that the configuration leaves open and that shape the program, each as {key, value used, why}. `resolved`

@@ -9,6 +9,7 @@
 #include "apps/simulated.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/processor.h"
 #include "cluster/cluster.h"
 #include "plan/clock_plan.h"
 #include "plan/documents.h"
@@ -23,9 +24,6 @@
 #include "sim/described_errors.h"
 #include "sim/forecast.h"
 #include "sim/intervals.h"
-#ifdef MOLEN_HAS_TORCH
-#include "measure/calibrate.h"
-#endif
 
 namespace molen::apps {
 namespace {
@@ -152,11 +150,7 @@ Simulated simulate_described(config::Config c, const cluster::Cluster& on, const
 }
 
 bool measured_here(const sim::Calibration& calibration) {
-#ifdef MOLEN_HAS_TORCH
-  return calibration.cpu == measure::cpu_model();
-#else
-  return false;
-#endif
+  return calibration.cpu == cpu_model();
 }
 
 // For an open precision: uses the precision of a run on this machine if the calibration is of this machine; else the
@@ -206,13 +200,13 @@ void write_predicted_trace(const Simulated& s, const std::string& file) {
 }
 
 Simulated simulate_either(const ConfigOptions& options, const SimulateArguments& o, const config::Config& c) {
-  plan::Machine machine = planned_machine(options, c);
   const auto stage = static_cast<std::size_t>(o.stage);
   if (!sim::is_calibration(o.cluster)) {
     if (!o.communicator.empty())
       throw UsageError("--communicator: {} is a description, not a calibration; its devices use their own", o.cluster);
     const cluster::Cluster on = cluster::find(o.cluster);
-    return simulate_described(c, on, plan::machine_on(on, machine.ranks, options.ranks_per_node), o, stage);
+    return simulate_described(c, on, plan::machine_on(on, planned_ranks(options).ranks, options.ranks_per_node), o,
+                              stage);
   }
   if (o.clocks)
     throw UsageError(
@@ -224,6 +218,7 @@ Simulated simulate_either(const ConfigOptions& options, const SimulateArguments&
         "{}: `molen calibrate` measures processors; --cluster with the name of a description simulates "
         "cuda devices",
         c.where("device.kind"));
+  plan::Machine machine = planned_machine(options, c);
   machine.cuda = false;
   const sim::Calibration calibration = sim::read_calibration(o.cluster);
   return simulate_open(c, machine, {calibration, o.communicator, stage}, o);

@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <set>
 #include <tuple>
 
 #include "apps/cli.h"
+#include "apps/computing.h"
 #include "apps/plan_search.h"
 #include "base/console.h"
 #include "base/error.h"
@@ -21,11 +21,6 @@
 #include "plan/sweep_file.h"
 #include "plan/sweep_plots.h"
 #include "sim/calibration.h"
-#ifdef MOLEN_HAS_TORCH
-#include "measure/calibrate.h"
-#include "measure/device_peak.h"
-#include "measure/machine.h"
-#endif
 
 namespace molen::apps {
 namespace {
@@ -114,22 +109,10 @@ std::vector<plan::JobSize> sizes_of(const SweepArguments& o, const std::optional
   return sizes;
 }
 
-// Returns what tells the machine of this process and its version of molen from others. The ranks of a launcher may be
-// on other machines; those of a partition are told by its name.
-std::string this_machine() {
-  const char* partition = std::getenv("SLURM_JOB_PARTITION");
-#ifdef MOLEN_HAS_TORCH
-  return fmt::format("{}, {}, partition {}, molen {}", measure::cpu_model(), measure::gpu_name(0),
-                     partition ? partition : "none", plan::version_in(measure::describe_machine()));
-#else  // such a program trains nothing
-  return fmt::format("partition {}, molen {}", partition ? partition : "none", MOLEN_VERSION);
-#endif
-}
-
 std::string conditions_of(const SweepArguments& o, const std::optional<cluster::Cluster>& on) {
   if (!on)
     return fmt::format("{} steps by `{}` from {}", o.steps.value_or(kDefaultSteps), o.launch.value_or(""),
-                       this_machine());
+                       computing().this_machine());
   return std::string(on->origin == "shipped" ? cluster::shipped_text(on->name) : read_file(on->origin));
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 
+#include "infer/options.h"
 #include "infer/weights.h"
 
 namespace molen::infer {
@@ -31,12 +32,6 @@ class Inference {
   std::unique_ptr<Impl> impl_;
 };
 
-struct Sampling {
-  double temperature = 0.8;  // 0: the most likely token
-  std::int64_t top_k = 0;    // 0: all
-  double top_p = 1.0;
-  std::uint64_t seed = 0;
-};
 // Draws the next token from logits [V]; the draw is a pure function of (seed, position).
 std::int32_t sample(const at::Tensor& logits, const Sampling& sampling, std::int64_t position);
 

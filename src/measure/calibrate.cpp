@@ -56,14 +56,6 @@ sim::Cores cores_of(comm::Communicator& world) {
   return cores;
 }
 
-std::string cpu_model() {
-  const std::string info = read_file("/proc/cpuinfo");
-  const auto at = info.find("model name");
-  if (at == std::string::npos) return "unknown";
-  const auto colon = info.find(':', at), end = info.find('\n', at);
-  return info.substr(colon + 2, end - colon - 2);
-}
-
 std::vector<DType> likely_precisions(int threads, comm::Communicator& world) {
   constexpr double kNear = 0.8;
   std::string names;

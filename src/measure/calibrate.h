@@ -52,8 +52,6 @@ struct SyntheticRun {
 SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats, int cuda_device = -1,
                            std::int64_t documents = 1);
 
-std::string cpu_model();
-
 // Returns the cores on which the ranks of `world` together may run; all ranks are on this machine. Collective.
 sim::Cores cores_of(comm::Communicator& world);
 

@@ -3,27 +3,13 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
-#include <map>
 #include <string>
 #include <vector>
 
+#include "measure/options.h"
 #include "program/ir/program.h"
 
 namespace molen::measure {
-
-struct CalibrateOptions {
-  DType compute = DType::kF32;
-  arch::Kernels kernels = arch::Kernels::kFused;
-  std::map<arch::Part, arch::Kernels> other_kernels;  // as in program::Setting; measured beside `kernels`
-  int threads = 1;
-  int repeats = 2;  // timed steps of each shape, after a warm-up, in each round; large shapes have one
-  int rounds = 3;   // at most
-  // Time for the measurement. The first round measures all shapes; later ones measure those for which time is left.
-  double seconds = std::numeric_limits<double>::infinity();
-  // Largest residual width of the measured models. 0: all models, or up to kWidestReference with the reference kernels.
-  std::int64_t widest = 0;
-};
 
 // All widths of the reference kernels would take most of an hour for each team of ranks.
 inline constexpr std::int64_t kWidestReference = 192;

@@ -9,7 +9,7 @@
 #include <initializer_list>
 #include <limits>
 
-#include "measure/calibrate.h"
+#include "base/processor.h"
 #include "measure/precision.h"
 #include "measure/rates.h"
 

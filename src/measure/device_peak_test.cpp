@@ -15,10 +15,10 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/processor.h"
 #include "comm/self/self.h"
 #include "comm/threads/threads.h"
 #include "math/gemm.h"
-#include "measure/calibrate.h"
 #include "measure/precision.h"
 #include "measure/rates.h"
 

@@ -6,11 +6,11 @@
 #include <torch/headeronly/version.h>
 #include <unistd.h>
 
+#include "base/processor.h"
 #include "base/units.h"
 #include "comm/mpi/mpi.h"
 #include "math/gemm.h"
 #include "math/gemm_narrow.h"
-#include "measure/calibrate.h"
 
 namespace molen::measure {
 

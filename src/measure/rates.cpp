@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "measure/calibrate.h"
+#include "base/processor.h"
 #include "measure/device_peak.h"
 #include "measure/precision.h"
 

@@ -75,6 +75,17 @@ class Layers(Folder):
         self.put("src/base/b.cpp", "#include <ATen/ATen.h>\n")
         self.assertIn("ATen belongs to", self.layers("")[1])
 
+    def test_the_command_line_is_free_of_libtorch(self):
+        for line, code in (('#include "train/trainer.h"', 1), ('#include "math/gemm.h"', 1), ('#include "../launch/world.h"', 1), ('#include "train/options.h"', 0), ('#include "plan/resolve.h"', 0)):
+            self.put("src/apps/train.cpp", f"{line}\n")
+            got, said = self.layers("")
+            self.assertEqual(got, code, line)
+            self.assertEqual("belongs to src/apps/compute/" in said, bool(code), said)
+            self.put("src/apps/train.cpp", "")
+            self.put("src/apps/compute/train.cpp", f"{line}\n")
+            self.assertEqual(self.layers("")[0], 0, line)
+            self.put("src/apps/compute/train.cpp", "")
+
     def test_who_reads_no_setting(self):
         for folder in ("exec", "program/verify", "program/types", "program/values", "program/parts"):
             file = f"src/{folder}/c.cpp"

@@ -7,10 +7,10 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/processor.h"
 #include "cluster/cluster.h"
 #include "launch/throw_on_all_ranks.h"
 #include "math/gemm.h"
-#include "measure/calibrate.h"
 #include "mesh/mesh.h"
 #include "plan/documents.h"
 #include "sim/attended.h"
@@ -111,7 +111,7 @@ Json Predicted::simulated(const program::Stages& stages, std::size_t stage, cons
   }
   const auto calibration = sim::read_calibration(file);
   const std::string_view gemm = math::name_of(math::gemm_library());
-  if (calibration.cpu == measure::cpu_model() && calibration.gemm != gemm && job_.setting.compute == DType::kF32)
+  if (calibration.cpu == cpu_model() && calibration.gemm != gemm && job_.setting.compute == DType::kF32)
     throw UsageError("{} was measured with products by {}, which are by {} here", file, calibration.gemm, gemm);
   const auto costs = calibration.find(sim::conditions_of(job_.setting, job_.communicator));
   if (!costs) throw UsageError("{}: {}", file, costs.reason());
