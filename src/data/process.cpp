@@ -13,9 +13,13 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
+#include <optional>
 
+#include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/error.h"
+#include "data/tree_guard.h"
 
 extern char** environ;
 
@@ -46,14 +50,38 @@ double cpu_seconds(pid_t child) {
   return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
 }
 
+// Asks a program to end when its time is over, and kills it when it has not ended a grace later. The guard of a whole
+// tree does the latter itself.
+class TimeLimit {
+ public:
+  explicit TimeLimit(const ProcessLimits& limits) : limits_(limits), next_(now() + Seconds(limits.wall_seconds)) {}
+  bool is_set() const { return limits_.wall_seconds > 0; }
+  bool over() const { return asked_; }
+  // Returns whether it has killed the program.
+  bool look(pid_t child) {
+    if (!is_set() || now() < next_) return false;
+    if (asked_ && !limits_.whole_tree) ::kill(child, SIGKILL);
+    if (asked_) return !limits_.whole_tree;
+    ::kill(child, SIGTERM);
+    asked_ = true, next_ = now() + Seconds(limits_.grace_seconds);
+    return false;
+  }
+
+ private:
+  const ProcessLimits& limits_;
+  Seconds next_;
+  bool asked_ = false;
+};
+
+constexpr int kLookMs = 50;
+
 // Returns the program's output up to its end; kills the program when its output or its time exceeds the limits.
-std::string read_all(int fd, const ProcessLimits& limits, pid_t child) {
-  constexpr int kLookMs = 50;
+std::string read_all(int fd, const ProcessLimits& limits, TimeLimit& time, pid_t child) {
   std::string output;
   std::array<char, 1 << 16> block;
   while (true) {
     pollfd ready{fd, POLLIN, 0};
-    const int waited = ::poll(&ready, 1, limits.cpu_seconds > 0 ? kLookMs : -1);
+    const int waited = ::poll(&ready, 1, limits.cpu_seconds > 0 || time.is_set() ? kLookMs : -1);
     bool over = limits.cpu_seconds > 0 && cpu_seconds(child) > limits.cpu_seconds;
     if (waited > 0) {
       const ssize_t got = ::read(fd, block.data(), block.size());
@@ -63,10 +91,8 @@ std::string read_all(int fd, const ProcessLimits& limits, pid_t child) {
       if (limits.output_bytes == 0 && output.size() > 2 * kKept) output.erase(0, output.size() - kKept);
       over = over || (limits.output_bytes > 0 && static_cast<std::int64_t>(output.size()) > limits.output_bytes);
     }
-    if (over) {
-      ::kill(child, SIGKILL);
-      return output;
-    }
+    if (over) ::kill(child, SIGKILL);
+    if (over || time.look(child)) return output;
   }
 }
 
@@ -81,23 +107,27 @@ std::vector<std::string> with_limit(const std::vector<std::string>& arguments, s
 
 constexpr std::array kPassed{SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU};
 
+constexpr std::size_t kMostPassing = 64;
+
 std::atomic<int> passed_signal{0};
-std::atomic<pid_t> signalled_child{0};
+std::array<std::atomic<pid_t>, kMostPassing> signalled{};  // programs that get the signals; 0: no program
 
 void pass_signal(int signal, siginfo_t* info, void*) {
   const int saved = errno;
   passed_signal = signal;
-  const pid_t child = signalled_child;
-  // The terminal's signals (Ctrl-C) come from the kernel, for the whole group of processes: the program has them too.
-  if (child > 0 && info->si_code != SI_KERNEL) ::kill(child, signal);
+  // The terminal's signals (Ctrl-C) come from the kernel, for the whole group of processes: the programs have them too.
+  for (const auto& place : signalled)
+    if (const pid_t child = place; child > 0 && info->si_code != SI_KERNEL) ::kill(child, signal);
   errno = saved;
 }
 
-// While it lives, signals that ask this process to end go to a program instead.
+// While one of them lives, signals that ask this process to end go to programs instead, one for each.
 class PassedSignals {
  public:
-  explicit PassedSignals(bool passes) {
+  explicit PassedSignals(bool passes) : passes_(passes) {
     if (!passes) return;
+    const std::lock_guard lock(mutex_);
+    if (users_++ > 0) return;
     passed_signal = 0;
     struct sigaction action {};
     action.sa_sigaction = pass_signal;
@@ -112,21 +142,40 @@ class PassedSignals {
     }
   }
   ~PassedSignals() {
-    signalled_child = 0;
+    if (!passes_) return;
+    forget();
+    const std::lock_guard lock(mutex_);
+    if (--users_ > 0) return;
     for (const auto& [signal, action] : before_) ::sigaction(signal, &action, nullptr);
+    before_.clear();
   }
   PassedSignals(const PassedSignals&) = delete;
   PassedSignals& operator=(const PassedSignals&) = delete;
 
-  void to(pid_t child) const {
-    if (before_.empty()) return;
-    signalled_child = child;
+  void to(pid_t child) {
+    if (!passes_) return;
+    for (auto& place : signalled) {
+      pid_t none = 0;
+      if (!place.compare_exchange_strong(none, child)) continue;
+      place_ = &place;
+      break;
+    }
+    MOLEN_CHECK(place_ != nullptr, "more than {} programs get signals", kMostPassing);
     if (const int signal = passed_signal; signal != 0) ::kill(child, signal);  // it came before the program had begun
   }
-  int signal() const { return before_.empty() ? 0 : passed_signal.load(); }
+  // From now on no signal goes to the program.
+  void forget() {
+    if (place_ != nullptr) *place_ = 0;
+    place_ = nullptr;
+  }
+  int signal() const { return passes_ ? passed_signal.load() : 0; }
 
  private:
-  std::vector<std::pair<int, struct sigaction>> before_;
+  inline static std::mutex mutex_;
+  inline static int users_ = 0;
+  inline static std::vector<std::pair<int, struct sigaction>> before_;  // of the first of them
+  bool passes_;
+  std::atomic<pid_t>* place_ = nullptr;
 };
 
 // While it lives, this thread gets no signal. A child that is made meanwhile gets none before it says so.
@@ -154,6 +203,7 @@ struct Start {
   int in = -1, out = -1, report = -1;  // `report` gets errno when the program cannot be started
   int signal_at_our_end = 0;
   pid_t parent = 0;
+  std::optional<double> guarded = std::nullopt;  // the grace of a guard; absent: no guard
 };
 
 // Runs in the child of a process that may have other threads, so it makes only calls that are safe in a signal handler.
@@ -178,6 +228,23 @@ struct Start {
   ::_exit(127);
 }
 
+// Becomes the guard of the program, in the child of a process that may have other threads.
+[[noreturn]] void become_guard(Start start, const sigset_t& signals) {
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (::getppid() != start.parent) ::_exit(128 + SIGTERM);
+  // The program is killed with its guard.
+  start.parent = ::getpid(), start.signal_at_our_end = SIGKILL;
+  adopt_orphans();
+  const pid_t program = ::fork();
+  if (program == 0) become(start, signals);
+  if (program < 0) {
+    const int why = errno;
+    [[maybe_unused]] const ssize_t told = ::write(start.report, &why, sizeof why);
+    ::_exit(127);
+  }
+  guard_tree(program, *start.guarded, kPassed);
+}
+
 // Starts a program. Returns 0 and sets `child`, or returns why it cannot be started.
 int start_program(Start start, pid_t& child) {
   std::array<int, 2> report{};
@@ -188,6 +255,7 @@ int start_program(Start start, pid_t& child) {
   {
     const BlockedSignals blocked;
     child = ::fork();
+    if (child == 0 && start.guarded) become_guard(start, blocked.before());
     if (child == 0) become(start, blocked.before());
   }
   if (child < 0) return errno;
@@ -203,12 +271,17 @@ int start_program(Start start, pid_t& child) {
 }
 
 // Waits for the program's end. Its number belongs to it until it is waited for: no signal goes to another program.
-int wait_for(pid_t child) {
+int wait_for(pid_t child, PassedSignals& signals, TimeLimit& time) {
   siginfo_t ended{};
-  while (::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
+  // A program that has closed its output may still run.
+  const int options = WEXITED | WNOWAIT | (time.is_set() ? WNOHANG : 0);
+  while (ended.si_pid != child) {
+    if (::waitid(P_PID, static_cast<id_t>(child), &ended, options) < 0 && errno != EINTR) break;
+    if (ended.si_pid == child) break;
+    time.look(child);
+    if (time.is_set()) ::poll(nullptr, 0, kLookMs);
   }
-  pid_t expected = child;
-  signalled_child.compare_exchange_strong(expected, 0);
+  signals.forget();
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
@@ -237,22 +310,24 @@ ProcessResult run_process(const std::vector<std::string>& arguments, const std::
   environment.push_back(english.data());
   environment.push_back(nullptr);
 
-  const PassedSignals signals(limits.passes_signals);
+  PassedSignals signals(limits.passes_signals);
+  TimeLimit time(limits);
   pid_t child = 0;
   const int failed = start_program({.arguments = argv.data(),
                                     .environment = environment.data(),
                                     .folder = folder.c_str(),
                                     .in = in.get(),
                                     .out = child_out.get(),
-                                    .signal_at_our_end = limits.signal_at_our_end},
+                                    .signal_at_our_end = limits.signal_at_our_end,
+                                    .guarded = limits.whole_tree ? std::optional(limits.grace_seconds) : std::nullopt},
                                    child);
   ::close(child_out.release());
   if (failed == ENOENT) return {127, limited[0] + ": no such program"};
   if (failed != 0) throw Error("{}: cannot be started: {}", program, std::strerror(failed));
   signals.to(child);
-  ProcessResult result{0, read_all(out.get(), limits, child)};
-  result.status = wait_for(child);
-  result.signal = signals.signal();
+  ProcessResult result{0, read_all(out.get(), limits, time, child)};
+  result.status = wait_for(child, signals, time);
+  result.signal = signals.signal(), result.timed_out = time.over();
   return result;
 }
 

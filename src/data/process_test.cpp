@@ -11,7 +11,9 @@
 #include <csignal>
 #include <cstdlib>
 #include <functional>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "base/file.h"
 
@@ -141,6 +143,140 @@ TEST(Process, LimitsEndIt) {
             0);
   EXPECT_EQ(run_process({"sh", "-c", "echo a; sleep 0.2; echo b"}, "/", {}, {0.1, 0, 100}).output, "a\nb\n")
       << "waiting is no CPU time";
+}
+
+TEST(Process, TimeByTheClockEndsIt) {
+  ProcessLimits limits;
+  limits.wall_seconds = 0.2, limits.grace_seconds = 0.2;
+  const ProcessResult asked = run_process({"sleep", "30"}, "/", {}, limits);
+  EXPECT_EQ(asked.status, 128 + SIGTERM);
+  EXPECT_TRUE(asked.timed_out);
+  const std::string deaf = "trap '' TERM; while :; do sleep 0.02; done";
+  EXPECT_EQ(run_process({"sh", "-c", deaf}, "/", {}, limits).status, 128 + SIGKILL);
+  const ProcessResult silent = run_process({"sh", "-c", "exec >&- 2>&-; exec sleep 30"}, "/", {}, limits);
+  EXPECT_TRUE(silent.timed_out) << "a program that has closed its output";
+  limits.wall_seconds = 30;
+  const ProcessResult early = run_process({"sh", "-c", "echo a; exit 4"}, "/", {}, limits);
+  EXPECT_EQ(early.status, 4);
+  EXPECT_EQ(early.output, "a\n");
+  EXPECT_FALSE(early.timed_out);
+}
+
+// A pipe that every process of a tree has open, and that ends with the last of them. A guard closes it.
+class HeldPipe {
+ public:
+  HeldPipe() { EXPECT_EQ(::pipe(held_.data()), 0); }
+  ~HeldPipe() {
+    let_go();
+    ::close(held_[0]);
+  }
+  void let_go() {  // in the process that waits
+    if (held_[1] >= 0) ::close(held_[1]);
+    held_[1] = -1;
+  }
+  bool ends(int within_ms = 10000) {
+    let_go();
+    pollfd end{held_[0], POLLIN, 0};
+    return ::poll(&end, 1, within_ms) == 1;
+  }
+
+ private:
+  std::array<int, 2> held_{};
+};
+
+ProcessLimits tree_limits(double grace_s) {
+  ProcessLimits limits;
+  limits.whole_tree = true, limits.signal_at_our_end = SIGKILL, limits.grace_seconds = grace_s;
+  return limits;
+}
+
+// A launcher that does not pass on signals, with a child in a session of its own, and one that hears no request.
+const std::string kLauncher =
+    "setsid sh -c 'sleep 60 & wait' & sh -c 'trap \"\" TERM; while :; do sleep 0.05; done' & sleep 60";
+
+TEST(ProcessTree, EndsWithItsProgram) {
+  HeldPipe tree;
+  const ProcessResult ran =
+      run_process({"sh", "-c", "setsid sleep 60 >/dev/null 2>&1 & echo a; exit 3"}, "/", {}, tree_limits(30));
+  EXPECT_EQ(ran.status, 3);
+  EXPECT_EQ(ran.output, "a\n");
+  EXPECT_TRUE(tree.ends(0)) << "what the program has left behind has ended when run_process returns";
+}
+
+TEST(ProcessTree, EndsWhenItsTimeIsOver) {
+  HeldPipe tree;
+  ProcessLimits limits = tree_limits(0.3);
+  limits.wall_seconds = 0.3;
+  const ProcessResult ran = run_process({"sh", "-c", kLauncher}, "/", {}, limits);
+  EXPECT_TRUE(ran.timed_out);
+  EXPECT_EQ(ran.status, 128 + SIGTERM);
+  EXPECT_TRUE(tree.ends(0));
+}
+
+// Also while it is being started: the first kills come before the guard has begun.
+TEST(ProcessTree, EndsWithThisProcess) {
+  for (int i = 0; i < 12; ++i) {
+    HeldPipe tree;
+    const pid_t parent = ::fork();
+    if (parent == 0) {
+      run_process({"sh", "-c", kLauncher}, "/", {}, tree_limits(0.2));
+      ::_exit(0);
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(i < 10 ? 200 * i : 200000));
+    ASSERT_EQ(::kill(parent, SIGKILL), 0);
+    ASSERT_EQ(::waitpid(parent, nullptr, 0), parent);
+    EXPECT_TRUE(tree.ends()) << "try " << i;
+  }
+}
+
+// A program that is asked has the time to end what it started; then nothing is killed.
+TEST(ProcessTree, LeavesAProgramTheTimeToEnd) {
+  const fs::path folder = fs::path(::testing::TempDir()) / fmt::format("molen-tree-{}", ::getpid());
+  make_directories(folder);
+  ProcessLimits limits = tree_limits(30);
+  limits.wall_seconds = 2;
+  const std::string script =
+      "sh -c 'trap \"sleep 0.2; echo ended > ended; exit\" TERM; while :; do sleep 0.02; done' & job=$!\n"
+      "trap 'kill $job; wait $job; exit 5' TERM\nwait $job";
+  EXPECT_EQ(run_process({"sh", "-c", script}, folder, {}, limits).status, 5);
+  EXPECT_EQ(read_file(folder / "ended"), "ended\n");
+  remove_tree(folder);
+}
+
+TEST(ProcessTree, SaysThatAProgramDoesNotExist) {
+  const ProcessResult ran = run_process({"no-such-program-here"}, "/", {}, tree_limits(30));
+  EXPECT_EQ(ran.status, 127);
+  EXPECT_EQ(ran.output, "no-such-program-here: no such program");
+}
+
+// A signal to this process goes to each of its programs.
+TEST(ProcessTree, SeveralProgramsGetASignal) {
+  const fs::path folder = fs::path(::testing::TempDir()) / fmt::format("molen-signals-{}", ::getpid());
+  make_directories(folder);
+  ProcessLimits limits = tree_limits(30);
+  limits.passes_signals = true;
+  std::array<ProcessResult, 3> ran{};
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < ran.size(); ++i)
+      threads.emplace_back([&, i] {
+        const std::string script =
+            fmt::format("trap 'exit {}' TERM; echo > {}; while :; do sleep 0.02; done", 10 + i, i);
+        ran[i] = run_process({"sh", "-c", script}, folder, {}, limits);
+      });
+    for (std::size_t i = 0; i < ran.size(); ++i)
+      for (int t = 0; t < 1000 && !path_exists(folder / std::to_string(i)); ++t)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    ASSERT_EQ(::kill(::getpid(), SIGTERM), 0);
+  }
+  for (std::size_t i = 0; i < ran.size(); ++i) {
+    EXPECT_EQ(ran[i].status, 10 + static_cast<int>(i));
+    EXPECT_EQ(ran[i].signal, SIGTERM);
+  }
+  struct sigaction now {};
+  ASSERT_EQ(::sigaction(SIGTERM, nullptr, &now), 0);
+  EXPECT_EQ(now.sa_handler, SIG_DFL);
+  remove_tree(folder);
 }
 
 }  // namespace
