@@ -243,6 +243,26 @@ TEST(ProcessTree, LeavesAProgramTheTimeToEnd) {
   remove_tree(folder);
 }
 
+// Also when this process is killed: its guard asks the program first.
+TEST(ProcessTree, IsAskedWhenThisProcessIsKilled) {
+  const fs::path folder = fs::path(::testing::TempDir()) / fmt::format("molen-asked-{}", ::getpid());
+  make_directories(folder);
+  HeldPipe tree;
+  const pid_t parent = ::fork();
+  if (parent == 0) {
+    run_process({"sh", "-c", "trap 'echo asked > asked; exit' TERM; echo > begun; while :; do sleep 0.02; done"},
+                folder, {}, tree_limits(30));
+    ::_exit(0);
+  }
+  for (int i = 0; i < 1000 && !path_exists(folder / "begun"); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  ASSERT_EQ(::kill(parent, SIGKILL), 0);
+  ASSERT_EQ(::waitpid(parent, nullptr, 0), parent);
+  EXPECT_TRUE(tree.ends());
+  EXPECT_EQ(read_file(folder / "asked"), "asked\n");
+  remove_tree(folder);
+}
+
 TEST(ProcessTree, SaysThatAProgramDoesNotExist) {
   const ProcessResult ran = run_process({"no-such-program-here"}, "/", {}, tree_limits(30));
   EXPECT_EQ(ran.status, 127);
