@@ -195,18 +195,23 @@ hang() {
   fi
 }
 
-# The plugin on a real Slurm of two nodes, where MOLEN_SLURM_SCRIPTS says how to start one. What starts it may install Slurm and with it
+# The plugin and the trials of sweeps on a real Slurm of two nodes, where MOLEN_SLURM_SCRIPTS says how to start one. What starts it may install Slurm and with it
 # the headers that the plugin needs.
 slurm() {
   [ -n "${MOLEN_SLURM_SCRIPTS:-}" ] || { echo "slurm: skipped, MOLEN_SLURM_SCRIPTS is not set (docs/slurm-plugin.md)"; return; }
   echo '#include <slurm/spank.h>' | c++ -x c++ -fsyntax-only -include stdint.h - 2>/dev/null || { "$MOLEN_SLURM_SCRIPTS/up" 2 && "$MOLEN_SLURM_SCRIPTS/down"; } >"$log/slurm-install.txt" 2>&1 || true
-  local ended=0
+  local ended=0 swept=0
   cmake --preset release >"$log/slurm-configure.txt" 2>&1
   cmake --build --preset release -j "$(nproc)" --target molen molen_slurm_plugin >"$log/slurm-build.txt" 2>&1 || { finding "the plugin for Slurm is not built: see $log/slurm-configure.txt and $log/slurm-build.txt"; return; }
   python3 tests/end_to_end/slurm_energy.py build/molen build/release/src/slurm/molen_energy.so >"$log/slurm.txt" 2>&1 || ended=$?
   case $ended in
     0 | 77) printf 'slurm: %s\n' "$(tail -1 "$log/slurm.txt")" ;; # 77: the test has said why it was skipped
     *) finding "the plugin for Slurm: see $log/slurm.txt" ;;
+  esac
+  python3 tests/end_to_end/slurm_sweep.py build/molen >"$log/slurm-sweep.txt" 2>&1 || swept=$?
+  case $swept in
+    0 | 77) printf 'slurm: %s\n' "$(tail -1 "$log/slurm-sweep.txt")" ;;
+    *) finding "trials on Slurm: see $log/slurm-sweep.txt" ;;
   esac
 }
 

@@ -82,7 +82,7 @@ double spread_of_kind(const Simulated& s, const std::string& kind) {
   return found == s.kinds.end() ? 0.0 : found->second;
 }
 
-Json attended_json(const std::optional<AttendedStep>& attended) {
+Json attended_json(const std::optional<plan::AttendedStep>& attended) {
   if (!attended) return nullptr;
   return {{"share", attended->share.mean},
           {"deviation", attended->share.deviation},

@@ -12,24 +12,18 @@
 #include "base/json.h"
 #include "cluster/cluster.h"
 #include "config/config.h"
-#include "data/attended.h"
 #include "plan/clock_plan.h"
+#include "plan/step_prediction.h"
 #include "sim/described_energy.h"
 #include "sim/forecast.h"
 #include "sim/intervals.h"
 
 namespace molen::apps {
 
-// Attention within documents: what they leave of it, and the seconds of a step for the shares of data::interval_of.
-struct AttendedStep {
-  data::Attended share;
-  double low_s = 0.0, high_s = 0.0;
-};
-
 struct Simulated {
   config::Config config;  // resolved
   sim::Forecast step;
-  std::optional<AttendedStep> attended = std::nullopt;
+  std::optional<plan::AttendedStep> attended = std::nullopt;
   std::string extrapolated = {};  // the measurements that the costs are derived from, if not these conditions
   WholeRun whole_run = {};
   sim::Errors errors = {};                   // of the step

@@ -1,90 +1,78 @@
-// molen sweep: the trials of a grid or of a scaling experiment, predicted on a described cluster or trained.
+// molen sweep: the trials of a grid or of a scaling experiment, predicted on a cluster or a calibration, or trained.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <map>
 #include <set>
-#include <tuple>
 
 #include "apps/cli.h"
 #include "apps/computing.h"
 #include "apps/plan_search.h"
+#include "apps/trials.h"
 #include "base/console.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "cluster/cluster.h"
-#include "comm/mpi/mpi.h"
 #include "plan/measured_trial.h"
 #include "plan/sweep.h"
 #include "plan/sweep_file.h"
 #include "plan/sweep_plots.h"
-#include "sim/calibration.h"
 
 namespace molen::apps {
 namespace {
 
 struct SweepArguments {
+  TrialArguments trials;
   std::vector<std::string> grid;
-  std::optional<std::string> cluster, scaling, ranks, nodes, launch, output;
-  bool real = false;
-  std::optional<int> steps;
+  std::optional<std::string> scaling, ranks, nodes;
+  std::optional<int> parallel;
   std::string format = "text";
 };
 
-constexpr int kDefaultSteps = 10;
-
-bool has_place(const SweepArguments& o, std::string_view place) {
-  return o.launch && o.launch->find(place) != std::string::npos;
-}
+// How trials are tried: predicted on something, or trained.
+struct Tried {
+  std::optional<plan::PredictedOn> on;
+  std::unique_ptr<RealTrials> real;  // absent where `on` is there
+};
 
 // Refuses options that have no meaning together, or none without another.
 void require_modes(const SweepArguments& o) {
-  if (o.real && o.cluster)
-    throw UsageError("--real: the trials train here, so --cluster has no effect; give one of the two");
-  if (!o.real && !o.cluster)
-    throw UsageError(
-        "`molen sweep` needs --cluster NAME, on whose description trials are predicted (molen has {}), or "
-        "--real, which trains them",
-        fmt::join(cluster::shipped(), ", "));
-  if (o.cluster && sim::is_calibration(*o.cluster))
-    throw UsageError(
-        "--cluster: {} is a calibration; `molen sweep --cluster` takes the description of a cluster ({}, or a file "
-        "*.toml), and --real measures",
-        *o.cluster, fmt::join(cluster::shipped(), ", "));
+  require_trial_modes(o.trials, "sweep");
   if (o.grid.empty() && !o.scaling)
     throw UsageError(
         "`molen sweep` needs --grid key=value,value,... or --scaling strong|weak: what differs between "
         "trials");
-  if (!o.real && o.launch) throw UsageError("--launch: starts the ranks of --real; nothing is started on --cluster");
-  if (!o.real && o.steps) throw UsageError("--steps: is for --real; a prediction is of one step");
-  if (o.real && !o.output) throw UsageError("--output: --real needs a folder for the runs of its trials");
+  if (!o.trials.real && o.parallel)
+    throw UsageError("--parallel: is for --real; predictions are made one after the other");
   if (o.ranks && o.nodes) throw UsageError("--nodes: give --ranks or --nodes, not both");
   if (o.scaling && !o.ranks && !o.nodes)
     throw UsageError("--scaling: --nodes 1,2,4 or --ranks 1,2,4 says over which sizes of the job");
-  if (o.real && comm::launch_environment().size > 1)
-    throw UsageError(
-        "--real: this process is one of several ranks; start `molen sweep` once, and --launch starts the "
-        "ranks of each trial");
 }
 
-// With --launch, a launcher decides how many ranks there are; it can be told only what its line has a place for.
-void require_places(const SweepArguments& o) {
-  if (!o.real) return;
-  if (!o.launch && o.nodes)
-    throw UsageError(
-        "--nodes: without --launch the ranks are threads of one process; --launch \"srun -N {nodes}\" "
-        "starts nodes");
-  for (const auto& [option, place, given] :
-       {std::tuple{"--nodes", "{nodes}", o.nodes.has_value()}, {"--ranks", "{ranks}", o.ranks.has_value()}}) {
-    if (o.launch && given && !has_place(o, place))
-      throw UsageError("{}: --launch has no {} in it, in whose place the number goes", option, place);
-    if (!given && has_place(o, place)) throw UsageError("--launch: {} needs {}", place, option);
-  }
+Tried tried_by(const ConfigOptions& options, const SweepArguments& o) {
+  if (!o.trials.real) return {trials_predicted_on(o.trials), nullptr};
+  const TrialSizes sizes{o.ranks.has_value(), o.nodes.has_value(), options.ranks_per_node, o.parallel.value_or(1)};
+  return {std::nullopt, std::make_unique<RealTrials>(o.trials, sizes)};
 }
 
-std::vector<plan::JobSize> sizes_of(const SweepArguments& o, const std::optional<cluster::Cluster>& on) {
+// Returns the size of a job of so many nodes or ranks.
+plan::JobSize size_of(const ConfigOptions& options, const SweepArguments& o, const Tried& tried, int amount) {
+  const std::optional<int> of_node = options.ranks_per_node;
+  const cluster::Cluster* described = tried.on ? tried.on->described() : nullptr;
+  plan::JobSize size{o.nodes ? amount : 0, o.nodes ? 0 : amount};
+  if (o.nodes && of_node) size.ranks = amount * *of_node;
+  if (described && o.nodes) size.ranks = nodes_on(*described, amount) * of_node.value_or(described->node.devices);
+  if (described && !of_node && size.ranks > described->node.devices && size.ranks % described->node.devices != 0)
+    throw UsageError("--ranks: {} ranks are not whole nodes of {} devices of {}", size.ranks, described->node.devices,
+                     described->name);
+  if (described) plan::machine_on(*described, size.ranks, of_node);
+  if (of_node && size.ranks % *of_node != 0)
+    throw UsageError("--ranks-per-node: {} ranks are not whole nodes of {}", size.ranks, *of_node);
+  return size;
+}
+
+std::vector<plan::JobSize> sizes_of(const ConfigOptions& options, const SweepArguments& o, const Tried& tried) {
   const std::string option = o.nodes ? "--nodes" : "--ranks";
   const std::vector<int> amounts = o.nodes   ? plan::parse_sizes(option, *o.nodes)
                                    : o.ranks ? plan::parse_sizes(option, *o.ranks)
@@ -93,27 +81,23 @@ std::vector<plan::JobSize> sizes_of(const SweepArguments& o, const std::optional
   if (!o.scaling && amounts.size() > 1)
     throw UsageError("{}: several sizes need --scaling strong or --scaling weak, which says what becomes of the batch",
                      option);
-  if (amounts.empty() && on)
-    throw UsageError("--nodes: `molen sweep` needs --nodes or --ranks: how much of {} the job takes", on->name);
-  if (amounts.empty()) return {{0, o.launch ? 0 : 1}};
+  if (tried.on && tried.on->calibrated() && o.nodes)
+    throw UsageError("--nodes: {} is a calibration, which measures one machine; --ranks says how many ranks it has",
+                     tried.on->name);
+  if (amounts.empty() && tried.on && tried.on->described())
+    throw UsageError("--nodes: `molen sweep` needs --nodes or --ranks: how much of {} the job takes", tried.on->name);
   std::vector<plan::JobSize> sizes;
-  for (const int amount : amounts) {
-    plan::JobSize size{o.nodes ? amount : 0, o.nodes ? 0 : amount};
-    if (on && o.nodes) size.ranks = nodes_on(*on, amount) * on->node.devices;
-    if (on && size.ranks > on->node.devices && size.ranks % on->node.devices != 0)
-      throw UsageError("--ranks: {} ranks are not whole nodes of {} devices of {}", size.ranks, on->node.devices,
-                       on->name);
-    if (on) plan::machine_on(*on, size.ranks);
-    sizes.push_back(size);
-  }
-  return sizes;
+  for (const int amount : amounts) sizes.push_back(size_of(options, o, tried, amount));
+  if (!sizes.empty()) return sizes;
+  if (tried.on) return {{0, 0}};  // the ranks of a run that CONFIG names, or one
+  const RealTrials& real = *tried.real;
+  if (real.launcher_has("nodes")) return {{*real.allocated(), *real.allocated() * options.ranks_per_node.value_or(0)}};
+  return {{0, real.launches() ? 0 : 1}};
 }
 
-std::string conditions_of(const SweepArguments& o, const std::optional<cluster::Cluster>& on) {
-  if (!on)
-    return fmt::format("{} steps by `{}` from {}", o.steps.value_or(kDefaultSteps), o.launch.value_or(""),
-                       computing().this_machine());
-  return std::string(on->origin == "shipped" ? cluster::shipped_text(on->name) : read_file(on->origin));
+std::string conditions_of(const Tried& tried) {
+  if (tried.on) return tried.on->text + tried.on->communicator;
+  return fmt::format("{} from {}", tried.real->conditions(), computing().this_machine());
 }
 
 // The configuration with the values of a trial.
@@ -141,60 +125,40 @@ config::Config load_first(const ConfigOptions& options, const plan::SweepPlan& p
   }
 }
 
-plan::SweepPlan plan_of(const ConfigOptions& options, const SweepArguments& o,
-                        const std::optional<cluster::Cluster>& on) {
+plan::SweepPlan plan_of(const ConfigOptions& options, const SweepArguments& o, const Tried& tried) {
   plan::SweepPlan plan;
   plan.grid = plan::parse_grid(o.grid);
   plan.scaling = !o.scaling               ? plan::Scaling::kNone
                  : *o.scaling == "strong" ? plan::Scaling::kStrong
                                           : plan::Scaling::kWeak;
-  plan.sizes = sizes_of(o, on);
-  plan.measured = o.real;
-  if (on) plan.cluster = on->name;
-  plan.conditions = conditions_of(o, on);
+  plan.sizes = sizes_of(options, o, tried);
+  plan.measured = o.trials.real;
+  if (tried.on) plan.cluster = tried.on->name;
+  plan.conditions = conditions_of(tried);
+  plan.concurrent = o.parallel.value_or(1);
   if (plan.trials() > plan::kMostTrials)
     throw UsageError("--grid: the grid and its sizes have {} trials, more than {}", plan.trials(), plan::kMostTrials);
   const config::Config first = load_first(options, plan);
   plan::require_weak_batches(plan, first.batch.global);
   const bool each_device = std::ranges::any_of(plan.grid, [](const auto& axis) { return axis.key == "device.kind"; });
-  if (on && !each_device && first.device.kind == "cpu")
-    throw UsageError("{}: {} describes {} devices; device.kind = \"auto\" takes them", first.where("device.kind"),
-                     on->name, on->device.name);
+  if (tried.on && !each_device) plan::require_device(first, *tried.on);
   return plan;
 }
 
-std::vector<std::string> launch_of(const SweepArguments& o, const plan::JobSize& size) {
-  if (!o.launch) return {};
-  std::vector<std::string> words = plan::words_of("--launch", *o.launch);
-  for (std::string& word : words)
-    for (const auto& [place, number] : {std::pair{"{nodes}", size.nodes}, {"{ranks}", size.ranks}})
-      for (std::size_t at = 0; (at = word.find(place, at)) != std::string::npos;)
-        word.replace(at, std::string_view(place).size(), std::to_string(number));
-  return words;
-}
-
-plan::TryTrial predicting(const cluster::Cluster& on) {
-  return [on](const config::Config& config, plan::TrialRow& row) {
-    return plan::predict(config, on, plan::machine_on(on, row.size.ranks));
-  };
-}
-
-plan::TryTrial measuring(const SweepArguments& o) {
-  return [o](const config::Config& config, plan::TrialRow& row) {
-    plan::MeasureOptions m;
-    m.launch = launch_of(o, row.size);
-    m.ranks = row.size.ranks, m.nodes = row.size.nodes;
-    m.steps = o.steps.value_or(kDefaultSteps);
+plan::TryTrial trying(const ConfigOptions& options, const SweepArguments& o, Tried& tried) {
+  if (tried.on)
+    return [&options, &on = *tried.on](const config::Config& config, plan::TrialRow& row) {
+      return predicted_trial(options, on, config, row.size.ranks);
+    };
+  return [&real = *tried.real, folder = fs::path(*o.trials.output)](const config::Config& config, plan::TrialRow& row) {
     row.run = "runs/trial-" + row.trial.substr(0, 12);
-    m.folder = fs::path(*o.output) / row.run;
-    m.molen = fs::read_symlink("/proc/self/exe");
-    return plan::measure(config, m);
+    return real.train(config, row.size, folder / row.run);
   };
 }
 
 std::vector<std::string> write_files(const SweepArguments& o, const plan::SweepPlan& plan,
                                      const std::vector<plan::TrialRow>& rows) {
-  const fs::path folder = *o.output;
+  const fs::path folder = *o.trials.output;
   std::vector<std::string> files{(folder / "sweep.jsonl").string(), (folder / "sweep.csv").string()};
   write_file_atomic(files.back(), plan::to_csv(plan, rows));
   for (const auto& plot : plan::plots_of(plan, rows)) {
@@ -208,7 +172,7 @@ std::vector<std::string> write_files(const SweepArguments& o, const plan::SweepP
 std::string trial_counts(const std::vector<plan::TrialRow>& rows) {
   using Kind = plan::Outcome::Kind;
   std::vector<std::string> words;
-  for (const Kind kind : {Kind::kStep, Kind::kOutOfMemory, Kind::kRefused, Kind::kFailed}) {
+  for (const Kind kind : {Kind::kStep, Kind::kOutOfMemory, Kind::kRefused, Kind::kFailed, Kind::kNotCalibrated}) {
     const auto count = std::ranges::count(rows, kind, [](const auto& row) { return row.outcome.kind; });
     if (count > 0)
       words.push_back(kind == Kind::kStep ? fmt::format("{} with a step", count)
@@ -229,10 +193,14 @@ void print_sweep(const plan::SweepPlan& plan, const std::vector<plan::TrialRow>&
   if (steps && !plan.measured)
     fmt::print("a step takes with a probability of 80 % between the times beside its prediction\n");
   if (steps && plan.measured)
-    fmt::print("a step is the median of {} after {} of warm-up\n", o.steps.value_or(kDefaultSteps), plan::kWarmupSteps);
+    fmt::print("a step is the median of {} after {} of warm-up\n", o.trials.steps.value_or(kTrialSteps),
+               plan::kWarmupSteps);
   if (const auto machines = plan::machines_of(rows); machines.size() > 1)
     fmt::print("the trials ran on different machines, so that their figures do not compare: {}\n",
                fmt::join(machines, "; "));
+  for (const auto& row : rows)
+    if (row.outcome.kind == plan::Outcome::Kind::kFailed && !row.outcome.log.empty())
+      fmt::print("{}.log ends with:\n  {}\n", row.run, fmt::join(row.outcome.log, "\n  "));
   if (const auto kept = std::ranges::count_if(rows, [](const auto& row) { return row.kept; }); kept > 0)
     fmt::print("{} kept from an earlier sweep in this folder, and not trained again\n", counted(kept, "trial"));
   for (const auto& file : files) fmt::print("{}\n", file);
@@ -253,18 +221,16 @@ Json json_of_sweep(const plan::SweepPlan& plan, const std::vector<plan::TrialRow
 
 int run_sweep_verb(const ConfigOptions& options, const SweepArguments& o) {
   require_modes(o);
-  require_places(o);
-  if (o.launch) plan::words_of("--launch", *o.launch);
-  const std::optional<cluster::Cluster> on = o.cluster ? std::optional(cluster::find(*o.cluster)) : std::nullopt;
-  if (on) on->require_programs();
-  const plan::SweepPlan plan = plan_of(options, o, on);
+  Tried tried = tried_by(options, o);
+  const plan::SweepPlan plan = plan_of(options, o, tried);
   std::unique_ptr<plan::SweepFile> file;
-  if (o.output) file = std::make_unique<plan::SweepFile>(*o.output, [](const std::string& text) { say(text); });
+  if (o.trials.output)
+    file = std::make_unique<plan::SweepFile>(*o.trials.output, [](const std::string& text) { say(text); });
   const auto progress = make_progress("sweep");
   const auto share = [&](std::int64_t done) { return static_cast<double>(done) / static_cast<double>(plan.trials()); };
   plan::SweepCalls calls;
   calls.load = [&](const std::vector<std::string>& sets) { return load_trial(options, sets); };
-  calls.attempt = o.real ? measuring(o) : predicting(*on);
+  calls.attempt = trying(options, o, tried);
   calls.begin = [&](const plan::TrialRow& row, std::int64_t i) {
     progress->at("trials", share(i), plan::label_of(plan, row));
   };
@@ -272,10 +238,11 @@ int run_sweep_verb(const ConfigOptions& options, const SweepArguments& o) {
     if (file && !row.kept) file->append(plan, row);
   };
   // A prediction takes less time than it is worth to keep it, and a newer molen may predict better.
-  const auto rows = plan::run_sweep(plan, calls, o.real ? file->kept() : std::map<std::string, plan::TrialRow>());
+  const auto rows =
+      plan::run_sweep(plan, calls, plan.measured ? file->kept() : std::map<std::string, plan::TrialRow>());
   progress->finish();
   if (file) file->finish(plan, rows);
-  const std::vector<std::string> files = o.output ? write_files(o, plan, rows) : std::vector<std::string>();
+  const std::vector<std::string> files = o.trials.output ? write_files(o, plan, rows) : std::vector<std::string>();
   if (o.format == "json")
     fmt::print("{}\n", json_of_sweep(plan, rows, o, files).dump(2));
   else
@@ -293,7 +260,7 @@ void add_sweep_verb(CLI::App& app, Chosen& chosen) {
   CLI::App* verb =
       app.add_subcommand("sweep",
                          "an experiment: a grid of configurations, or one over sizes of the job; predicted "
-                         "on a cluster, or trained");
+                         "on a cluster or a calibration, or trained");
   auto options = add_config_options(*verb, false);
   auto o = std::make_shared<SweepArguments>();
   verb->add_option("--grid", o->grid,
@@ -306,19 +273,14 @@ void add_sweep_verb(CLI::App& app, Chosen& chosen) {
                    "strong: batch.global is the same on all sizes of the job; weak: it belongs to the first size and "
                    "grows with it")
       ->check(CLI::IsMember({"strong", "weak"}));
-  verb->add_option("--cluster", o->cluster,
-                   "predicts the trials on this cluster, by name or TOML file (docs/formats/cluster.md)");
-  verb->add_flag("--real", o->real, "trains the trials, one after the other, and measures their steps");
+  add_trial_options(*verb, o->trials);
   verb->add_option("--ranks", o->ranks, "ranks of the job; with --scaling a list, 1,2,4");
   verb->add_option("--nodes", o->nodes, "nodes of the job instead of ranks; with --scaling a list, 1,2,4");
-  verb->add_option("--launch", o->launch,
-                   "real: the command that starts the ranks, \"srun -N {nodes} --ntasks-per-node 4\" or \"mpirun -n "
-                   "{ranks}\"; without it they are threads");
-  verb->add_option(
-          "--steps", o->steps,
-          fmt::format("real: steps to measure, after {} of warm-up (default: {})", plan::kWarmupSteps, kDefaultSteps))
-      ->check(CLI::Range(1, 1000000));
-  verb->add_option("--output", o->output,
+  add_node_option(*verb, *options);
+  verb->add_option("--parallel", o->parallel,
+                   "real: trials that run at a time, each on nodes of its own in a Slurm allocation (default: 1)")
+      ->check(CLI::Range(1, 64));
+  verb->add_option("--output", o->trials.output,
                    "folder for sweep.jsonl, sweep.csv and plots (docs/formats/sweep.md), and for the runs of --real; "
                    "a sweep that was cut off goes on there");
   auto format = add_format_option(*verb);

@@ -1,4 +1,5 @@
-// molen tune: searches the keys of a configuration for the best step, predicted on a described cluster or trained.
+// molen tune: searches the keys of a configuration for the best step, predicted on a cluster or a calibration, or
+// trained.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,13 +8,11 @@
 
 #include "apps/cli.h"
 #include "apps/plan_search.h"
+#include "apps/trials.h"
 #include "base/console.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "cluster/cluster.h"
-#include "comm/mpi/mpi.h"
-#include "plan/grid.h"
 #include "plan/measured_trial.h"
 #include "plan/sweep.h"
 #include "sim/factors.h"
@@ -26,44 +25,33 @@ namespace molen::apps {
 namespace {
 
 struct TuneArguments {
+  TrialArguments trials;
   std::vector<std::string> search;
-  std::optional<std::string> cluster, space, launch, output;
-  std::optional<int> nodes, parallel, steps;
-  int trials = 60;
+  std::optional<std::string> space;
+  std::optional<int> nodes, parallel;
+  int number = 60;  // of trials
   std::uint64_t seed = 0;
-  bool real = false;
   std::string objective = "throughput", format = "text";
 };
 
-constexpr int kTuneSteps = 10, kShownTrials = 5, kUsualParallel = 4;
+constexpr int kShownTrials = 5, kUsualParallel = 4;
 
 void require_tune_modes(const ConfigOptions& options, const TuneArguments& o) {
-  if (o.real == o.cluster.has_value())
-    throw UsageError(
-        "`molen tune` needs --cluster NAME, on whose description trials are predicted (molen has {}), or "
-        "--real, which trains them; one of the two",
-        fmt::join(cluster::shipped(), ", "));
+  require_trial_modes(o.trials, "tune");
   if (o.search.empty() && !o.space)
     throw UsageError(
         "`molen tune` needs the space to search: --search key=1,2,4 or --search key=4..20 for each key, "
         "--space FILE.toml, or --space frontier");
   if (!o.search.empty() && o.space) throw UsageError("--space: give --space or --search, not both");
   if (options.ranks && o.nodes) throw UsageError("--nodes: give --ranks or --nodes, not both");
-  if (!o.real && o.launch) throw UsageError("--launch: starts the ranks of --real; nothing is started on --cluster");
-  if (!o.real && o.steps) throw UsageError("--steps: is for --real; a prediction is of one step");
-  if (!o.real) return;
-  if (!o.output) throw UsageError("--output: --real needs a folder for the runs of its trials");
-  if (o.nodes) throw UsageError("--nodes: is for --cluster; --ranks and --launch say what starts a trial of --real");
-  if (o.parallel.value_or(1) > 1 && !o.launch)
-    throw UsageError("--parallel: trials of --real without --launch share this machine, so they run one by one");
-  if (o.launch && options.ranks && o.launch->find("{ranks}") == std::string::npos)
-    throw UsageError("--ranks: --launch has no place for it; write {{ranks}} where the number of ranks belongs");
-  if (o.launch) plan::words_of("--launch", *o.launch);
-  if (comm::launch_environment().size > 1)
-    throw UsageError(
-        "--real: this process is one of several ranks; start `molen tune` once, and --launch starts the "
-        "ranks of each trial");
 }
+
+// How trials are tried: predicted on something, or trained.
+struct Attempted {
+  std::optional<plan::PredictedOn> on;
+  std::unique_ptr<RealTrials> real;  // absent where `on` is there
+  const cluster::Cluster* described() const { return on ? on->described() : nullptr; }
+};
 
 tune::Space space_of(const TuneArguments& o) {
   if (!o.space) return tune::parse_space(o.search);
@@ -73,86 +61,96 @@ tune::Space space_of(const TuneArguments& o) {
   return tune::parse_space_file(read_file(*o.space, 1 << 20), *o.space);
 }
 
+Attempted attempted_by(const ConfigOptions& options, const TuneArguments& o, const tune::Space& space) {
+  const TrialArguments& t = o.trials;
+  if (!t.real) return {trials_predicted_on(t), nullptr};
+  const bool nodes = o.nodes || space.find(tune::kNodes);
+  const TrialSizes sizes{options.ranks.has_value(), nodes, options.ranks_per_node, o.parallel.value_or(1)};
+  Attempted tried{std::nullopt, std::make_unique<RealTrials>(t, sizes)};
+  if (nodes && !options.ranks_per_node)
+    throw UsageError("--nodes: --real needs --ranks-per-node too, the ranks that --launch starts on a node");
+  if (t.launch && !options.ranks && !options.ranks_per_node && space.find(tune::kAccumulation))
+    throw UsageError(
+        "gas: the global batch follows from the ranks; --ranks, or --ranks-per-node, says how many --launch starts");
+  return tried;
+}
+
+// Returns the ranks of the job where --real trains it; `of_node`: 1 if nothing says how many ranks a node has.
+tune::JobRanks real_ranks(const ConfigOptions& options, const TuneArguments& o, const RealTrials& real) {
+  const int of_node = options.ranks_per_node.value_or(1);
+  if (options.ranks && *options.ranks % of_node != 0)
+    throw UsageError("--ranks-per-node: {} ranks are not whole nodes of {}", *options.ranks, of_node);
+  if (options.ranks) return {*options.ranks, of_node};
+  if (options.ranks_per_node) return {o.nodes.value_or(real.allocated().value_or(1)) * of_node, of_node};
+  return {.ranks = 1, .of_node = 1};
+}
+
 // Returns the ranks of the job. Throws UsageError where a dimension of the space and an option both decide them.
 tune::JobRanks job_ranks(const ConfigOptions& options, const TuneArguments& o, const tune::Space& space,
-                         const std::optional<cluster::Cluster>& on) {
+                         const Attempted& tried) {
   const auto nodes = space.find(tune::kNodes);
-  if (!on) {
-    if (nodes)
-      throw UsageError(
-          "nodes: trials of --real run on the ranks that --ranks and --launch say; search nodes "
-          "on a --cluster");
-    if (o.launch && !options.ranks && space.find(tune::kAccumulation))
-      throw UsageError("gas: the global batch follows from the ranks; --ranks says how many --launch starts");
-    return {.ranks = options.ranks.value_or(1), .of_node = 1};
+  if (nodes && (options.ranks || o.nodes))
+    throw UsageError("--{}: the space has nodes, which decide the ranks", o.nodes ? "nodes" : "ranks");
+  if (tried.real) return real_ranks(options, o, *tried.real);
+  if (tried.on->calibrated()) {
+    if (nodes || o.nodes)
+      throw UsageError("{}: {} is a calibration, which measures one machine; --ranks says how many ranks it has",
+                       nodes ? "nodes" : "--nodes", tried.on->name);
+    return {options.ranks.value_or(1), options.ranks.value_or(1)};
   }
-  tune::JobRanks job{.ranks = on->node.devices, .of_node = on->node.devices};
+  const cluster::Cluster& on = *tried.described();
+  const int of_node = options.ranks_per_node.value_or(on.node.devices);
+  tune::JobRanks job{.ranks = of_node, .of_node = of_node};
   if (nodes) {
-    if (options.ranks || o.nodes)
-      throw UsageError("--{}: the space has nodes, which decide the ranks", o.nodes ? "nodes" : "ranks");
-    for (const Json& value : space.dimensions()[*nodes].values) nodes_on(*on, value.get<int>());
+    for (const Json& value : space.dimensions()[*nodes].values) nodes_on(on, value.get<int>());
     return job;
   }
-  job.ranks = options.ranks ? *options.ranks : nodes_on(*on, o.nodes) * on->node.devices;
-  plan::machine_on(*on, job.ranks);
+  job.ranks = options.ranks ? *options.ranks : nodes_on(on, o.nodes) * of_node;
+  plan::machine_on(on, job.ranks, options.ranks_per_node);
   return job;
 }
 
-tune::SearchPlan search_plan(const ConfigOptions& options, const TuneArguments& o,
-                             const std::optional<cluster::Cluster>& on) {
-  const tune::Objective objective = tune::objective_from_name(o.objective);
-  tune::Space space = space_of(o);
-  const tune::JobRanks job = job_ranks(options, o, space, on);
+tune::SearchPlan search_plan(const ConfigOptions& options, const TuneArguments& o, tune::Space space,
+                             const Attempted& tried) {
+  const tune::JobRanks job = job_ranks(options, o, space, tried);
+  const bool real = o.trials.real;
   tune::SearchPlan plan{.space = std::move(space),
                         .base = load_config(options),
                         .job = job,
-                        .objective = objective,
+                        .objective = tune::objective_from_name(o.objective),
                         .seed = o.seed,
-                        .trials = o.trials,
-                        .parallel = o.parallel.value_or(o.real ? 1 : kUsualParallel)};
-  if (on)
+                        .trials = o.number,
+                        .parallel = o.parallel.value_or(real ? 1 : kUsualParallel)};
+  if (const cluster::Cluster* on = tried.described())
     plan.memory =
         Bytes(static_cast<std::int64_t>(sim::Factors::shipped().of("plannable_memory") * on->device.memory.value));
+  if (tried.on && tried.on->calibrated() && plan.objective == tune::Objective::kEnergy)
+    throw UsageError("--objective energy: {} is a calibration, which has no joules; --cluster with a description has",
+                     tried.on->name);
   const auto cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  plan.concurrent = o.real ? plan.parallel : std::min(plan.parallel, cores);
-  if (on && plan.base.device.kind == "cpu")
-    throw UsageError("{}: {} describes {} devices; device.kind = \"auto\" takes them", plan.base.where("device.kind"),
-                     on->name, on->device.name);
+  // A prediction on a calibration may measure the rates that an open precision follows from, which others would slow.
+  plan.concurrent = real ? plan.parallel : tried.described() ? std::min(plan.parallel, cores) : 1;
+  if (tried.on) plan::require_device(plan.base, *tried.on);
   config::Config config = plan.base;
   plan::resolve_architecture(config);
   return plan;
 }
 
-tune::Conditions tune_conditions(const TuneArguments& o, const std::optional<cluster::Cluster>& on) {
-  if (!on) return {"", fmt::format("{} steps by `{}`", o.steps.value_or(kTuneSteps), o.launch.value_or(""))};
-  return {on->name, std::string(on->origin == "shipped" ? cluster::shipped_text(on->name) : read_file(on->origin))};
-}
-
-std::vector<std::string> launch_words(const TuneArguments& o, int ranks) {
-  if (!o.launch) return {};
-  std::vector<std::string> words = plan::words_of("--launch", *o.launch);
-  constexpr std::string_view kPlace = "{ranks}";
-  for (std::string& word : words)
-    for (std::size_t at = 0; (at = word.find(kPlace, at)) != std::string::npos;)
-      word.replace(at, kPlace.size(), std::to_string(ranks));
-  return words;
-}
-
-plan::Outcome measured_trial(const TuneArguments& o, const config::Config& config, int ranks, int number) {
-  plan::MeasureOptions m;
-  m.launch = launch_words(o, ranks);
-  m.ranks = ranks;
-  m.steps = o.steps.value_or(kTuneSteps);
-  m.folder = fs::path(*o.output) / fmt::format("runs/trial-{:03}", number);
-  m.molen = fs::read_symlink("/proc/self/exe");
-  return plan::measure(config, m);
+tune::Conditions tune_conditions(const Attempted& tried) {
+  if (tried.on) return {tried.on->name, tried.on->text + tried.on->communicator};
+  return {"", tried.real->conditions()};
 }
 
 // A configuration that cannot be resolved is an outcome of its trial.
-tune::Attempt attempt_of(const TuneArguments& o, const std::optional<cluster::Cluster>& on) {
-  return [&o, &on](const config::Config& config, int ranks, int number) {
+tune::Attempt attempt_of(const ConfigOptions& options, const TuneArguments& o, const Attempted& tried) {
+  return [&](const config::Config& config, int ranks, int number) {
     try {
-      return on ? plan::predict(config, *on, plan::machine_on(*on, ranks)) : measured_trial(o, config, ranks, number);
+      if (tried.on) return predicted_trial(options, *tried.on, config, ranks);
+      // Without --ranks and --ranks-per-node a launcher decides how many there are.
+      const bool known = options.ranks || options.ranks_per_node || !tried.real->launches();
+      const bool all_nodes = !known && tried.real->launcher_has("nodes");
+      const plan::JobSize size{all_nodes ? tried.real->allocated().value_or(0) : 0, known ? ranks : 0};
+      return tried.real->train(config, size, fs::path(*o.trials.output) / fmt::format("runs/trial-{:03}", number));
     } catch (const UsageError& error) {
       plan::Outcome refused;
       refused.kind = plan::Outcome::Kind::kRefused, refused.why = error.what();
@@ -162,16 +160,16 @@ tune::Attempt attempt_of(const TuneArguments& o, const std::optional<cluster::Cl
 }
 
 // Returns the text of the best configuration, after it was read back and tried again as `molen train` would read it.
-std::string best_text(const tune::SearchPlan& plan, const tune::Trial& best,
-                      const std::optional<cluster::Cluster>& on) {
+std::string best_text(const ConfigOptions& options, const tune::SearchPlan& plan, const tune::Trial& best,
+                      const Attempted& tried) {
   const auto choice = plan.space.choice(best.point, plan.base, plan.job);
   MOLEN_CHECK(choice.ok(), "the best trial cannot be configured: {}", choice.reason());
   std::string text = plan::toml_of_set_keys(choice.value().config);
   const config::Config again = config::parse(text, "best.toml");
   const auto changes = config::diff(choice.value().config, again);
   MOLEN_CHECK(changes.empty(), "{} of the best trial reads back as another value", changes.front().key);
-  if (on && !best.kept) {
-    const auto outcome = plan::predict(again, *on, plan::machine_on(*on, choice.value().ranks));
+  if (tried.on && !best.kept) {
+    const auto outcome = predicted_trial(options, *tried.on, again, choice.value().ranks);
     MOLEN_CHECK(outcome.kind == plan::Outcome::Kind::kStep && outcome.figures.step_s == best.outcome.figures.step_s,
                 "the configuration of the best trial stands for another step, {}", outcome.figures.layout);
   }
@@ -186,22 +184,23 @@ struct TuneResult {
   int ranks = 0;  // of the best trial
 };
 
-std::string title_of_search(const tune::SearchPlan& plan, const std::optional<cluster::Cluster>& on) {
+std::string title_of_search(const tune::SearchPlan& plan, const Attempted& tried) {
   config::Config config = plan.base;
-  return fmt::format("{} {}", plan::resolve_architecture(config).name, on ? "on " + on->name : "trained here");
+  return fmt::format("{} {}", plan::resolve_architecture(config).name, tried.on ? "on " + tried.on->name : "trained");
 }
 
-void write_tune_files(const tune::SearchPlan& plan, const TuneArguments& o, const std::optional<cluster::Cluster>& on,
-                      TuneResult& r) {
-  const std::string best = best_text(plan, r.best.front(), on);
-  if (!o.output) return;
+void write_tune_files(const ConfigOptions& options, const tune::SearchPlan& plan, const TuneArguments& o,
+                      const Attempted& tried, TuneResult& r) {
+  const std::string best = best_text(options, plan, r.best.front(), tried);
+  const std::optional<std::string>& output = o.trials.output;
+  if (!output) return;
   const auto write = [&](const char* name, const std::string& text) {
-    r.files.push_back((fs::path(*o.output) / name).string());
+    r.files.push_back((fs::path(*output) / name).string());
     write_file_atomic(r.files.back(), text);
   };
-  r.files.push_back((fs::path(*o.output) / "tune.jsonl").string());
+  r.files.push_back((fs::path(*output) / "tune.jsonl").string());
   write("best.toml", best);
-  const std::string title = title_of_search(plan, on);
+  const std::string title = title_of_search(plan, tried);
   write("trajectory.svg", tune::trajectory_svg(r.trials, plan.objective, fmt::format("Search: {}", title)));
   if (r.sensitivity)
     write("sensitivity.svg", tune::sensitivity_svg(*r.sensitivity, plan.space, plan.objective,
@@ -209,7 +208,7 @@ void write_tune_files(const tune::SearchPlan& plan, const TuneArguments& o, cons
 }
 
 constexpr plan::Outcome::Kind kTuneFailures[] = {plan::Outcome::Kind::kOutOfMemory, plan::Outcome::Kind::kRefused,
-                                                 plan::Outcome::Kind::kFailed};
+                                                 plan::Outcome::Kind::kFailed, plan::Outcome::Kind::kNotCalibrated};
 
 std::int64_t trials_with(const std::vector<tune::Trial>& trials, plan::Outcome::Kind kind) {
   return std::ranges::count(trials, kind, [](const tune::Trial& t) { return t.outcome.kind; });
@@ -255,8 +254,8 @@ std::vector<std::vector<std::string>> best_table(const tune::SearchPlan& plan, c
   return table;
 }
 
-void print_tune(const tune::SearchPlan& plan, const std::optional<cluster::Cluster>& on, const TuneResult& r) {
-  fmt::print("{}, best {}\n", title_of_search(plan, on), tune::name_of(plan.objective));
+void print_tune(const tune::SearchPlan& plan, const Attempted& tried, const TuneResult& r) {
+  fmt::print("{}, best {}\n", title_of_search(plan, tried), tune::name_of(plan.objective));
   const auto table = best_table(plan, r);
   std::set<std::size_t> right;
   for (std::size_t i = 0; i < table.front().size(); ++i) right.insert(i);
@@ -275,7 +274,7 @@ void print_tune(const tune::SearchPlan& plan, const std::optional<cluster::Clust
   for (const auto& file : r.files) fmt::print("{}\n", file);
 }
 
-Json json_of_tune(const tune::SearchPlan& plan, const std::optional<cluster::Cluster>& on, const TuneResult& r) {
+Json json_of_tune(const tune::SearchPlan& plan, const Attempted& tried, const TuneResult& r) {
   Json trials = Json::array(), best = Json::array(), failures = Json::object();
   for (const auto& t : r.trials) trials.push_back(tune::to_json(t, plan));
   for (std::size_t i = 0; i < std::min<std::size_t>(kShownTrials, r.best.size()); ++i)
@@ -291,8 +290,8 @@ Json json_of_tune(const tune::SearchPlan& plan, const std::optional<cluster::Clu
         {"objective", r.sensitivity->value[d]},
         {"memory", r.sensitivity->load.empty() ? Json() : Json(r.sensitivity->load[d])},
         {"success", r.sensitivity->success.empty() ? Json() : Json(r.sensitivity->success[d])}};
-  return {{"cluster", on ? Json(on->name) : Json()},
-          {"source", on ? "predicted" : "measured"},
+  return {{"cluster", tried.on ? Json(tried.on->name) : Json()},
+          {"source", tried.on ? "predicted" : "measured"},
           {"objective", tune::name_of(plan.objective)},
           {"unit", tune::unit_of(plan.objective)},
           {"points", plan.space.points()},
@@ -306,13 +305,14 @@ Json json_of_tune(const tune::SearchPlan& plan, const std::optional<cluster::Clu
 
 int run_tune(const ConfigOptions& options, const TuneArguments& o) {
   require_tune_modes(options, o);
-  const std::optional<cluster::Cluster> on = o.cluster ? std::optional(cluster::find(*o.cluster)) : std::nullopt;
-  if (on) on->require_programs();
-  const tune::SearchPlan plan = search_plan(options, o, on);
+  tune::Space space = space_of(o);
+  const Attempted tried = attempted_by(options, o, space);
+  const tune::SearchPlan plan = search_plan(options, o, std::move(space), tried);
   std::optional<tune::Journal> journal;
-  if (o.output) journal.emplace(*o.output, plan, tune_conditions(o, on), [](const std::string& text) { say(text); });
+  if (o.trials.output)
+    journal.emplace(*o.trials.output, plan, tune_conditions(tried), [](const std::string& text) { say(text); });
   const auto progress = make_progress("tune");
-  tune::SearchCalls calls{.attempt = attempt_of(o, on)};
+  tune::SearchCalls calls{.attempt = attempt_of(options, o, tried)};
   calls.begin = [&](int number, const std::string& doing) {
     if (journal) journal->require();
 
@@ -333,12 +333,12 @@ int run_tune(const ConfigOptions& options, const TuneArguments& o) {
     r.sensitivity = tune::sensitivity_of(tune::Models(plan.space, seen, plan.seed), plan.space, plan.seed);
   }
   if (journal) journal->require();
-  write_tune_files(plan, o, on, r);
+  write_tune_files(options, plan, o, tried, r);
 
   if (o.format == "json")
-    fmt::print("{}\n", json_of_tune(plan, on, r).dump(2));
+    fmt::print("{}\n", json_of_tune(plan, tried, r).dump(2));
   else
-    print_tune(plan, on, r);
+    print_tune(plan, tried, r);
   return kOk;
 }
 
@@ -353,21 +353,14 @@ void add_tune_options(CLI::App& verb, TuneArguments& o) {
   verb.add_option("--space", o.space,
                   "instead of --search: a TOML file (docs/formats/tune.md), or frontier, the space of the search for "
                   "175 B parameters on Frontier");
-  verb.add_option("--cluster", o.cluster,
-                  "predicts the trials on this cluster, by name or TOML file (docs/formats/cluster.md)");
-  verb.add_option("--nodes", o.nodes, "nodes of the cluster instead of --ranks (default: all)");
-  verb.add_flag("--real", o.real, "trains the trials and measures their steps");
-  verb.add_option("--launch", o.launch,
-                  "real: the command that starts the ranks, \"mpirun -n {ranks}\"; without it they are threads");
-  verb.add_option(
-          "--steps", o.steps,
-          fmt::format("real: steps to measure, after {} of warm-up (default: {})", plan::kWarmupSteps, kTuneSteps))
-      ->check(CLI::Range(1, 1000000));
-  verb.add_option("--trials", o.trials, "trials in all, with those of an earlier start")
+  add_trial_options(verb, o.trials);
+  verb.add_option("--nodes", o.nodes, "nodes of the job instead of --ranks (default: all of the cluster)");
+  verb.add_option("--trials", o.number, "trials in all, with those of an earlier start")
       ->check(CLI::Range(1, tune::kMostTrials))
       ->capture_default_str();
   verb.add_option("--parallel", o.parallel,
-                  fmt::format("trials that are proposed together and run at a time (default: {}; 1 with --real)",
+                  fmt::format("trials that are proposed together and run at a time (default: {}; 1 with --real, where "
+                              "each needs nodes of its own in a Slurm allocation)",
                               kUsualParallel))
       ->check(CLI::Range(1, tune::kMostParallel));
   verb.add_option("--seed", o.seed, "seed of the first trials and of the models")->capture_default_str();
@@ -375,7 +368,7 @@ void add_tune_options(CLI::App& verb, TuneArguments& o) {
                   "what the best trial has most of, throughput (tokens/s per device), or least of: time (seconds for a "
                   "million tokens) or energy (J per token)")
       ->capture_default_str();
-  verb.add_option("--output", o.output,
+  verb.add_option("--output", o.trials.output,
                   "folder for tune.jsonl, best.toml and plots (docs/formats/tune.md); a search goes on there");
 }
 
@@ -384,8 +377,9 @@ void add_tune_options(CLI::App& verb, TuneArguments& o) {
 void add_tune_verb(CLI::App& app, Chosen& chosen) {
   CLI::App* verb = app.add_subcommand("tune",
                                       "Bayesian optimisation of configuration keys for throughput, time or energy, "
-                                      "predicted on a cluster or trained");
+                                      "predicted on a cluster or a calibration, or trained");
   auto options = add_config_options(*verb);
+  add_node_option(*verb, *options);
   auto o = std::make_shared<TuneArguments>();
   add_tune_options(*verb, *o);
   auto format = add_format_option(*verb);

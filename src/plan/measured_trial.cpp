@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/median.h"
 #include "base/units.h"
+#include "base/utf8.h"
 #include "data/process.h"
 #include "plan/layouts.h"
 #include "plan/memory_need.h"
@@ -40,18 +41,26 @@ bool ends_before(const config::Config& c, std::int64_t steps) {
   return false;
 }
 
-// Returns the message with which a program ended: the last line of molen, or else the last line that is not empty.
-std::string message_in(std::string_view output) {
-  constexpr std::string_view kMolen = "molen: ";
-  std::string last, of_molen;
+// Calls `found` with each line that is not blank, without the blanks around it.
+template <class Found>
+void each_full_line(std::string_view output, const Found& found) {
   while (!output.empty()) {
     const std::size_t end = std::min(output.find('\n'), output.size());
     const std::string_view line = config::trimmed(output.substr(0, end));
     output.remove_prefix(std::min(end + 1, output.size()));
-    if (line.starts_with(kMolen)) of_molen = line.substr(kMolen.size());
-    if (!line.empty()) last = line;
+    if (!line.empty()) found(line);
   }
-  return of_molen.empty() ? last : of_molen;
+}
+
+// Returns the message with which a program ended: the last line of molen, or else the last line that is not empty.
+std::string message_in(std::string_view output) {
+  constexpr std::string_view kMolen = "molen: ";
+  std::string last, of_molen;
+  each_full_line(output, [&](std::string_view line) {
+    if (line.starts_with(kMolen)) of_molen = line.substr(kMolen.size());
+    last = line;
+  });
+  return printable(of_molen.empty() ? last : of_molen);
 }
 
 bool says_out_of_memory(std::string_view output) {
@@ -61,7 +70,13 @@ bool says_out_of_memory(std::string_view output) {
 }
 
 std::vector<std::string> command_of(const MeasureOptions& options, const fs::path& file) {
-  std::vector<std::string> words = options.launch;
+  std::vector<std::string> words;
+  if (options.launch)
+    words = options.launch->words({.ranks = options.ranks,
+                                   .nodes = options.nodes,
+                                   .first_node = options.first_node,
+                                   .config = file,
+                                   .run = fs::absolute(options.folder)});
   // The trial's file has what holds, and a variable of the batch system would win over it. It is taken away behind the
   // launcher, which may set it: a step that srun starts gets the option of its job.
   words.emplace_back("env");
@@ -70,7 +85,7 @@ std::vector<std::string> command_of(const MeasureOptions& options, const fs::pat
   for (const std::string& word :
        {options.molen.string(), std::string("train"), file.string(), std::string("--resume"), std::string("never")})
     words.push_back(word);
-  if (options.launch.empty() && options.ranks > 1) {
+  if (!options.launch && options.ranks > 1) {
     words.push_back("--ranks");
     words.push_back(std::to_string(options.ranks));
   }
@@ -209,22 +224,38 @@ std::string with_origins(std::string text, const config::Config& config, const M
   return text;
 }
 
+std::vector<std::string> last_lines(std::string_view output) {
+  std::vector<std::string> lines;
+  each_full_line(output, [&](std::string_view line) {
+    lines.push_back(printable(line.substr(0, kLogLineChars)));
+    if (lines.size() > kLogLines) lines.erase(lines.begin());
+  });
+  return lines;
+}
+
 Outcome measure(const config::Config& config, const MeasureOptions& options) {
   const fs::path folder = fs::absolute(options.folder), file = trial_file(options);
   make_directories(folder.parent_path());
   write_file_atomic(file, toml_of_set_keys(training_of(config, options)));
   data::ProcessLimits limits;
   limits.passes_signals = true;
+  limits.wall_seconds = options.limit.value, limits.grace_seconds = options.grace.value;
   // A training of its own ends at once, since nobody measures it any more. A launcher gets the time to end its ranks.
-  limits.signal_at_our_end = options.launch.empty() ? SIGKILL : SIGTERM;
+  limits.whole_tree = options.launch.has_value();
+  limits.signal_at_our_end = SIGKILL;
   const data::ProcessResult ran = data::run_process(command_of(options, file), fs::current_path(), {}, limits);
+  write_file_atomic(folder.string() + ".log", ran.output);
   Outcome outcome;
-  if (ran.status != 0 && ran.signal == 0) {
+  if (ran.timed_out) {
+    outcome.kind = Outcome::Kind::kFailed;
+    outcome.why = fmt::format("it did not end within its time limit, {}", human(options.limit));
+  } else if (ran.status != 0 && ran.signal == 0) {
     outcome = outcome_of_failure(ran.status, ran.output);
     outcome.why = with_origins(outcome.why, config, options);
   } else if (ran.signal == 0) {
     outcome = outcome_of_records(folder, options);
   }
+  if (outcome.kind != Outcome::Kind::kStep) outcome.log = last_lines(ran.output);
   // A trial of a large model would leave its whole state behind.
   remove_tree(folder / "checkpoints");
   if (ran.signal != 0)

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/units.h"
 #include "config/config.h"
 #include "plan/trial.h"
+#include "plan/trial_launcher.h"
 #include "store/metrics.h"
 
 namespace molen::plan {
@@ -16,12 +19,17 @@ namespace molen::plan {
 inline constexpr int kWarmupSteps = 2;
 
 struct MeasureOptions {
-  std::vector<std::string> launch;  // words that start the ranks: {"srun", "-n", "4"}; empty: threads of one process
-  int ranks = 1;                    // of the job, threads where `launch` is empty; 0: the launcher decides
-  int nodes = 0;                    // of the job; 0: the launcher decides
-  int steps = 10;                   // measured steps, at least 1; kWarmupSteps more are trained before them
-  std::filesystem::path folder;     // run directory of the trial; a file with its name and ".toml" is written beside it
-  std::filesystem::path molen;      // the program `molen`
+  std::optional<Launcher> launch;  // starts the ranks; absent: they are threads of one process
+  int ranks = 1;                   // of the job, threads where `launch` is absent; 0: the launcher decides
+  int nodes = 0;                   // of the job; 0: the launcher decides
+  int first_node = 0;              // LaunchPlaces::first_node
+  int steps = 10;                  // measured steps, at least 1; kWarmupSteps more are trained before them
+  Seconds limit;                   // of the whole training, by the clock; 0: none
+  Seconds grace = Seconds(30.0);   // from the request to end, after the limit or a signal, until processes are killed
+  // Run directory of the trial. Two files with its name are written beside it: with ".toml" the configuration, and with
+  // ".log" the last 64 KiB at least of what the training and its launcher wrote.
+  std::filesystem::path folder;
+  std::filesystem::path molen;  // the program `molen`
 };
 
 // Returns a configuration as TOML with the keys that were set alone. Some defaults give way to other keys, and a value
@@ -36,9 +44,11 @@ config::Config training_of(const config::Config& config, const MeasureOptions& o
 // and `low_s` and `high_s` are their 10th and 90th percentiles; memory is the highest byte of the plan that the fullest
 // rank had in use. The run directory keeps the records of the training, and not its checkpoint. Relative paths of
 // `config` begin at the current folder, as those of `molen train` do. A training that fails is an outcome, and so is
-// one that has other ranks or nodes than `options` say. Throws Error when no process can be started, and when a signal
-// asked this process to end: the training got it too, and has ended. If this process ends otherwise, the training does
-// too, or its launcher is asked to (SIGTERM). Throws IoError when the folder cannot be written.
+// one that takes longer than its limit, or has other ranks or nodes than `options` say; it has the last lines that the
+// training wrote. Throws Error when no process can be started, and when a signal asked this process to end: the
+// training got it too, and has ended. If this process ends otherwise, the training does too; a launcher is asked to
+// (SIGTERM), and everything that it has started on this machine is killed after `grace`. Several trials may be measured
+// at a time. Throws IoError when the folder cannot be written.
 Outcome measure(const config::Config& config, const MeasureOptions& options);
 
 // Returns the figures of the last `steps` lines of a run's metrics; `metrics` has at least as many, and `steps` is at
@@ -55,6 +65,11 @@ std::string other_size(const MeasureOptions& options, int ranks, int local_ranks
 // Returns a message of a training in terms of the configuration that the trial was made from: a line of the trial's own
 // file, which measure() wrote, becomes the line of the user's file or the option that has the key.
 std::string with_origins(std::string text, const config::Config& config, const MeasureOptions& options);
+
+// The lines of a failed trial's log that its outcome has, and the characters of a line.
+inline constexpr std::size_t kLogLines = 12, kLogLineChars = 300;
+// Returns the last lines of a training's output that are not blank, as text for a terminal.
+std::vector<std::string> last_lines(std::string_view output);
 
 // Returns the outcome of a training that ended with an exit status other than 0, or too early, from what it wrote.
 // Messages that say that memory is too little, of molen (kTooLittleMemory) or of a library ("out of memory"), mean

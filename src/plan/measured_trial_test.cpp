@@ -183,10 +183,10 @@ TEST_F(Trained, TrainsForItsStepsInItsFolder) {
 
 TEST_F(Trained, IsStartedByItsLauncher) {
   trains(5);
-  options_.launch = {"env", "TRIAL=1"};
+  options_.launch.emplace("env TRIAL=1");
   ASSERT_EQ(measure(config_, options_).kind, Outcome::Kind::kStep);
   EXPECT_EQ(read_file(folder_ / "words").find("--ranks"), std::string::npos) << "the launcher starts the ranks";
-  options_.launch = {"no-such-launcher"};
+  options_.launch.emplace("no-such-launcher");
   const Outcome o = measure(config_, options_);
   EXPECT_EQ(o.kind, Outcome::Kind::kFailed);
   EXPECT_EQ(o.why, "exit status 127: no-such-launcher: no such program");
@@ -205,7 +205,7 @@ TEST_F(Trained, DoesNotTakeVariablesOfTheBatchSystem) {
   ASSERT_EQ(o.kind, Outcome::Kind::kStep) << o.why;
   EXPECT_EQ(read_file(folder_ / "seen"), "0\n");
   // The launcher sets them, as srun does with the option of its job.
-  options_.launch = {"env", "MOLEN_ENERGY_POLICY=sweep", "MOLEN_ENERGY_SLOWDOWN=0.5", "MOLEN_ENERGY_POWER_BUDGET=1 kW"};
+  options_.launch.emplace("env MOLEN_ENERGY_POLICY=sweep MOLEN_ENERGY_SLOWDOWN=0.5 'MOLEN_ENERGY_POWER_BUDGET=1 kW'");
   fs::remove(folder_ / "seen");
   measure(config_, options_);
   EXPECT_EQ(read_file(folder_ / "seen"), "0\n");
@@ -213,7 +213,7 @@ TEST_F(Trained, DoesNotTakeVariablesOfTheBatchSystem) {
 
 TEST_F(Trained, FailsOnOtherRanksThanAsked) {
   trains(5);
-  options_.launch = {"env"};
+  options_.launch.emplace("env");
   options_.ranks = 3;
   const Outcome o = measure(config_, options_);
   EXPECT_EQ(o.kind, Outcome::Kind::kFailed);
@@ -262,6 +262,46 @@ TEST_F(Trained, ASignalEndsTheTrainingToo) {
   EXPECT_EQ(now.sa_handler, SIG_DFL) << "between trials a signal ends the sweep itself";
 }
 
+// A launcher that starts the training and does not end it.
+TEST_F(Trained, TimeLimitIsAFailureWithTheEndOfTheLog) {
+  write_file_atomic(folder_ / "molen.sh", fmt::format("#!/bin/sh\necho $$ > {}/training\nfor i in $(seq 100); do echo "
+                                                      "line $i; done\necho\nsleep 60\n",
+                                                      folder_.string()));
+  fs::permissions(folder_ / "molen.sh", fs::perms::owner_all);
+  options_.launch.emplace("sh -c '\"$@\" & wait' sh");
+  options_.limit = Seconds(3.0), options_.grace = Seconds(5.0);
+  const Outcome o = measure(config_, options_);
+  EXPECT_EQ(o.kind, Outcome::Kind::kFailed);
+  EXPECT_EQ(o.why, "it did not end within its time limit, 3.00 s");
+  ASSERT_EQ(o.log.size(), kLogLines);
+  EXPECT_EQ(o.log.back(), "line 100");
+  EXPECT_EQ(read_file(folder_ / "runs/trial-1.log").substr(0, 7), "line 1\n");
+  EXPECT_NE(::kill(std::stoi(read_file(folder_ / "training")), 0), 0) << "the training goes on";
+  trains(5);
+  EXPECT_EQ(measure(config_, options_).kind, Outcome::Kind::kStep) << "a training that ends earlier";
+}
+
+TEST(MeasuredTrial, LastLinesAreTextForATerminal) {
+  EXPECT_EQ(last_lines("\n a \n\n\tb\x1b[1m\xff\nc"), (std::vector<std::string>{"a", "b\\x1b[1m\\xff", "c"}));
+  EXPECT_EQ(last_lines(std::string(5000, 'x')), (std::vector<std::string>{std::string(kLogLineChars, 'x')}));
+  EXPECT_TRUE(last_lines("").empty());
+}
+
+// The launcher's places have the values of the trial.
+TEST_F(Trained, FillsTheLaunchersPlaces) {
+  trains(5);
+  options_.launch.emplace(
+      fmt::format("{}/launch.sh {{ranks}} {{nodes}} {{first_node}} {{config}} {{run}}", folder_.string()));
+  write_file_atomic(folder_ / "launch.sh", fmt::format("#!/bin/sh\necho \"$1 $2 $3 $4 $5\" > {}/places\nshift 5\nexec "
+                                                       "\"$@\"\n",
+                                                       folder_.string()));
+  fs::permissions(folder_ / "launch.sh", fs::perms::owner_all);
+  options_.nodes = 1, options_.first_node = 3;
+  ASSERT_EQ(measure(config_, options_).kind, Outcome::Kind::kStep);
+  const std::string run = (folder_ / "runs/trial-1").string();
+  EXPECT_EQ(read_file(folder_ / "places"), fmt::format("2 1 3 {0}.toml {0}\n", run));
+}
+
 TEST_F(Trained, FailsWithAReason) {
   trains(4);  // a signal ends a training with status 0
   EXPECT_EQ(measure(config_, options_).why, "the training ended after 4 of 5 steps");
@@ -269,6 +309,7 @@ TEST_F(Trained, FailsWithAReason) {
   const Outcome o = measure(config_, options_);
   EXPECT_EQ(o.kind, Outcome::Kind::kRefused);
   EXPECT_EQ(o.why, "parallel.tensor: 3 does not divide");
+  EXPECT_EQ(o.log, (std::vector<std::string>{"molen: parallel.tensor: 3 does not divide"}));
 }
 
 }  // namespace

@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <mutex>
+#include <optional>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/work_at_once.h"
 
 namespace molen::plan {
 namespace {
@@ -60,15 +63,21 @@ std::optional<config::Config> configuration_of(const SweepPlan& plan, const Swee
   }
 }
 
+// `one_at_a_time`: what no two trials do at once. Configurations are loaded so, because the loading of a user's file
+// need not be safe in several threads.
 void run_trial(const SweepPlan& plan, const SweepCalls& calls, const std::map<std::string, TrialRow>& kept,
-               std::int64_t index, TrialRow& row) {
-  const auto config = configuration_of(plan, calls, index, row);
-  if (!config) return;
-  if (const auto before = kept.find(row.trial); before != kept.end() && before->second.has_step()) {
-    row.outcome = before->second.outcome, row.run = before->second.run, row.kept = true;
-    return;
+               std::int64_t index, TrialRow& row, std::mutex& one_at_a_time) {
+  std::optional<config::Config> config;
+  {
+    const std::lock_guard lock(one_at_a_time);
+    config = configuration_of(plan, calls, index, row);
+    if (!config) return;
+    if (const auto before = kept.find(row.trial); before != kept.end() && before->second.has_step()) {
+      row.outcome = before->second.outcome, row.run = before->second.run, row.kept = true;
+      return;
+    }
+    if (calls.begin) calls.begin(row, index);
   }
-  if (calls.begin) calls.begin(row, index);
   try {
     row.outcome = calls.attempt(*config, row);
   } catch (const UsageError& error) {
@@ -99,13 +108,14 @@ std::string identity_of_trial(const SweepPlan& plan, const JobSize& size, const 
 std::vector<TrialRow> run_sweep(const SweepPlan& plan, const SweepCalls& calls,
                                 const std::map<std::string, TrialRow>& kept) {
   MOLEN_CHECK(!plan.sizes.empty(), "an experiment without a size");
-  std::vector<TrialRow> rows;
-  for (std::int64_t i = 0; i < plan.trials(); ++i) {
-    TrialRow row = row_at(plan, i);
-    run_trial(plan, calls, kept, i, row);
-    if (calls.end) calls.end(row, i);
-    rows.push_back(std::move(row));
-  }
+  std::vector<TrialRow> rows(static_cast<std::size_t>(plan.trials()));
+  std::mutex mutex;
+  each_at_once(rows.size(), plan.concurrent, [&](std::size_t i) {
+    const auto index = static_cast<std::int64_t>(i);
+    rows[i] = row_at(plan, index);
+    run_trial(plan, calls, kept, index, rows[i], mutex);
+    if (const std::lock_guard lock(mutex); calls.end) calls.end(rows[i], index);
+  });
   add_scaling(plan, rows);
   return rows;
 }

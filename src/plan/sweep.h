@@ -30,6 +30,7 @@ struct SweepPlan {
   // of the cluster's description; for trainings, the launcher, the number of steps, this machine and the version of
   // molen. They are part of a trial's identity.
   std::string conditions;
+  int concurrent = 1;  // trials that run at a time
   std::int64_t trials() const { return points_of(grid) * static_cast<std::int64_t>(sizes.size()); }
 };
 
@@ -53,19 +54,21 @@ struct TrialRow {
 
 // Loads the configuration with more assignments, as `--set` makes them. Throws UsageError.
 using LoadTrial = std::function<config::Config(const std::vector<std::string>& sets)>;
-// Predicts or measures a trial whose row has its identity, size and point. May set `run` of the row.
+// Predicts or measures a trial whose row has its identity, size and point. May set `run` of the row. May be called by
+// several threads at once, if the plan says so.
 using TryTrial = std::function<Outcome(const config::Config& config, TrialRow& row)>;
 
 struct SweepCalls {
   LoadTrial load;
   TryTrial attempt;
-  // Called before a trial that is not kept, and after each trial.
+  // Called by one thread at a time: before a trial that is not kept, and after each trial.
   std::function<void(const TrialRow&row, std::int64_t index)> begin, end;
 };
 
-// Runs all trials. `kept` has the rows of an earlier sweep by their identity: a trial with the same identity that has a
-// step is not run again. Others are, because their reason may lie outside the configuration: data that are there now,
-// or the memory that a neighbour took. A UsageError of a trial is its outcome; other errors end the sweep.
+// Runs all trials; rows come back in order. `kept` has the rows of an earlier sweep by their identity: a trial with the
+// same identity that has a step is not run again. Others are, because their reason may lie outside the configuration:
+// data that are there now, or the memory that a neighbour took. A UsageError of a trial is its outcome; other errors
+// end the sweep.
 std::vector<TrialRow> run_sweep(const SweepPlan& plan, const SweepCalls& calls,
                                 const std::map<std::string, TrialRow>& kept);
 
@@ -94,7 +97,8 @@ std::string to_csv(const SweepPlan& plan, const std::vector<TrialRow>& rows);
 // The table that a terminal shows: a row of headers, then one row a trial. The last column has reasons.
 std::vector<std::vector<std::string>> table_of(const SweepPlan& plan, const std::vector<TrialRow>& rows);
 
-// Returns "out of memory", "refused", "failed" or "step", with blanks or, as sweep.jsonl has it, underscores.
+// Returns "out of memory", "refused", "failed", "not calibrated" or "step", with blanks or, as sweep.jsonl has it,
+// underscores.
 std::string name_of(Outcome::Kind kind);
 
 // Returns the different machines on which the rows with a step were measured: "NVIDIA H100 (AMD EPYC 9334)".

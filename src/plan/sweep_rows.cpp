@@ -12,7 +12,7 @@ namespace molen::plan {
 namespace {
 
 constexpr std::array kOutcomeKinds{Outcome::Kind::kStep, Outcome::Kind::kOutOfMemory, Outcome::Kind::kRefused,
-                                   Outcome::Kind::kFailed};
+                                   Outcome::Kind::kFailed, Outcome::Kind::kNotCalibrated};
 
 std::string underscored(std::string name) {
   std::replace(name.begin(), name.end(), ' ', '_');
@@ -56,6 +56,7 @@ void add_step(Json& line, const TrialRow& row) {
   line["kwh_per_step"] = step ? null_or(f.kwh()) : Json();
   line["j_per_token"] = null_or(joules_of_token(row));
   line["energy_coverage"] = null_or(f.energy_coverage);
+  line["extrapolated"] = null_or(f.extrapolated);
 }
 
 const Json& member_of(const Json& line, const char* key, std::string_view origin, bool (Json::*is)() const,
@@ -140,6 +141,8 @@ std::string name_of(Outcome::Kind kind) {
       return "refused";
     case Outcome::Kind::kFailed:
       return "failed";
+    case Outcome::Kind::kNotCalibrated:
+      return "not calibrated";
   }
   return "";
 }
@@ -158,6 +161,7 @@ Json to_json(const SweepPlan& plan, const TrialRow& row) {
             {"batch_global", row.global_batch > 0 ? Json(row.global_batch) : Json()},
             {"outcome", underscored(name_of(row.outcome.kind))},
             {"why", null_or(row.outcome.why)}};
+  line["log"] = row.outcome.log.empty() ? Json() : Json(row.outcome.log);
   add_step(line, row);
   line["memory_bytes"] = row.outcome.memory ? Json(row.outcome.memory->value) : Json();
   line["run"] = null_or(row.run);
@@ -189,9 +193,10 @@ TrialRow row_from_json(const Json& line, std::string_view origin) {
   f.mfu = optional_in(line, "mfu", origin);
   if (const auto kwh = optional_in(line, "kwh_per_step", origin)) f.step_j = *kwh * 3.6e6;
   f.energy_coverage = text_in(line, "energy_coverage", origin);
-  // Files of earlier versions lack these three.
-  const auto machine = [&](const char* key) { return line.contains(key) ? text_in(line, key, origin) : ""; };
-  o.machine = {machine("cpu"), machine("device"), machine("molen")};
+  // Files of earlier versions lack these.
+  const auto later = [&](const char* key) { return line.contains(key) ? text_in(line, key, origin) : ""; };
+  o.machine = {later("cpu"), later("device"), later("molen")};
+  f.extrapolated = later("extrapolated");
   if (row.has_step() && (f.step_s <= 0.0 || f.tokens < 1 || f.ranks < 1))
     throw UsageError("{}: a step needs \"step_s\", \"tokens\" and \"ranks\" above 0", origin);
   return row;

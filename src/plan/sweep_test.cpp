@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <condition_variable>
+#include <mutex>
 
 #include "base/csv.h"
 #include "base/error.h"
@@ -21,6 +23,7 @@ struct MadeUp {
   SweepPlan plan;
   std::map<std::string, TrialRow> kept;
   std::vector<std::string> tried;
+  std::mutex trying;
   std::function<void(const config::Config&, const TrialRow&, Outcome&)> outcome = [](const config::Config&,
                                                                                      const TrialRow&, Outcome&) {};
 
@@ -35,7 +38,10 @@ struct MadeUp {
     SweepCalls calls;
     calls.load = [](const std::vector<std::string>& sets) { return config::parse(kModel, "run.toml", sets); };
     calls.attempt = [&](const config::Config& config, TrialRow& row) {
-      tried.push_back(label_of(plan, row));
+      {
+        const std::lock_guard lock(trying);
+        tried.push_back(label_of(plan, row));
+      }
       Outcome o;
       o.kind = Outcome::Kind::kStep;
       o.figures.tokens = config.batch.global * config.data.sequence_length;
@@ -104,6 +110,26 @@ TEST(Sweep, WeakBatchesThatAreUsedAreChecked) {
   EXPECT_NO_THROW(require_weak_batches(MadeUp({"batch.global=8,16"}, sizes, Scaling::kWeak).plan, 3));
   EXPECT_THROW(require_weak_batches(MadeUp({"batch.global=8,7"}, sizes, Scaling::kWeak).plan, 8), UsageError);
   EXPECT_NO_THROW(require_weak_batches(MadeUp({}, sizes, Scaling::kStrong).plan, 3));
+}
+
+// Trials that wait for each other end only if they run at the same time; their rows stay in order.
+TEST(Sweep, TrialsRunAtTheSameTime) {
+  MadeUp made({"batch.micro=1,2,4,8"});
+  made.plan.concurrent = 2;
+  std::mutex mutex;
+  std::condition_variable arrived;
+  int here = 0;
+  made.outcome = [&](const config::Config& config, const TrialRow&, Outcome& o) {
+    std::unique_lock lock(mutex);
+    if (++here % 2 == 0)
+      arrived.notify_all();
+    else
+      arrived.wait(lock, [&, mine = here] { return here > mine; });
+    o.figures.step_s = static_cast<double>(config.batch.micro);
+  };
+  const auto rows = made.run();
+  ASSERT_EQ(rows.size(), 4U);
+  for (const TrialRow& row : rows) EXPECT_EQ(Json(row.outcome.figures.step_s), row.keys["batch.micro"]);
 }
 
 TEST(Sweep, WithoutScalingHasNoSpeedUp) {

@@ -5,16 +5,12 @@
 #include <algorithm>
 #include <tuple>
 
+#include "arch/parts.h"
 #include "base/error.h"
-#include "plan/documents.h"
+#include "base/file.h"
 #include "plan/layouts.h"
-#include "program/build/build.h"
 #include "program/memory/memory.h"
-#include "sim/attended.h"
-#include "sim/described_costs.h"
-#include "sim/described_errors.h"
-#include "sim/forecast.h"
-#include "sim/intervals.h"
+#include "sim/factors.h"
 
 namespace molen::plan {
 namespace {
@@ -35,6 +31,33 @@ std::string exceeded(const program::PlannedPeak& need, const cluster::Cluster& o
   return "";
 }
 
+void require_described_device(const config::Config& config, const cluster::Cluster& on) {
+  if (config.device.kind == "cpu")
+    throw UsageError("{}: {} describes {} devices; device.kind = \"auto\" takes them", config.where("device.kind"),
+                     on.name, on.device.name);
+}
+
+// Returns the device memory that the plan of the fullest rank takes.
+Bytes largest_peak(const sim::Forecast& step) {
+  Bytes most;
+  for (std::size_t i = 0; i < step.size(); ++i) most = std::max(most, program::planned_peak(step.program(i)).device);
+  return most;
+}
+
+// Makes a prediction the step of an outcome. `device`: whose peak the MFU is a share of, if it is known.
+void set_step(Outcome& outcome, const StepPrediction& prediction, int ranks, const cluster::Device* device = nullptr) {
+  const program::Setting& s = prediction.setting;
+  outcome.kind = Outcome::Kind::kStep;
+  StepFigures& f = outcome.figures;
+  f.step_s = prediction.step.seconds();
+  std::tie(f.low_s, f.high_s) = prediction.interval();
+  f.tokens = s.positions(), f.ranks = ranks, f.layout = layout_of(s).name, f.extrapolated = prediction.extrapolated;
+  if (device)
+    f.mfu = arch::model_flops(prediction.arch, s.positions(), s.sequence, arch::FlopsConvention::kCausal).value /
+            f.step_s / ranks / peak_of_type(*device, s.compute);
+  if (prediction.energy) f.step_j = prediction.energy->computers().value;
+}
+
 }  // namespace
 
 Machine machine_on(const cluster::Cluster& on, int ranks, std::optional<int> ranks_per_node) {
@@ -53,53 +76,64 @@ Machine machine_on(const cluster::Cluster& on, int ranks, std::optional<int> ran
   return machine;
 }
 
-Outcome predict(config::Config config, const cluster::Cluster& on, const Machine& machine) {
+PredictedOn predicted_on(const std::string& cluster, const std::string& communicator) {
+  if (sim::is_calibration(cluster)) return {cluster, read_file(cluster), communicator, sim::read_calibration(cluster)};
+  if (!communicator.empty())
+    throw UsageError("--communicator: {} is a description, not a calibration; its devices use their own", cluster);
+  cluster::Cluster on = cluster::find(cluster);
   on.require_programs();
-  if (config.device.kind == "cpu")
-    throw UsageError("{}: {} describes {} devices; device.kind = \"auto\" takes them", config.where("device.kind"),
-                     on.name, on.device.name);
-  const auto arch = resolve_architecture(config);
-  const sim::Factors& factors = sim::Factors::shipped();
-  Outcome outcome;
-  std::vector<program::Program> programs;
-  double more = 1.0;  // of attention's work, by the documents of the data
-  try {
-    const program::Setting s = resolve_setting(config, arch, machine);
+  const std::string name = on.name, text(on.origin == "shipped" ? cluster::shipped_text(name) : read_file(on.origin));
+  return {name, text, "", std::move(on)};
+}
 
-    const auto schedule = read_schedule(config);
-    programs = program::build_stages(arch, s, schedule ? &*schedule : nullptr, false);
-    if (s.document_mask) {
-      const data::Attended attended = attended_of(config, arch);
-      sim::attend_within_documents(programs, attended.mean, machine.cuda);
-      more = most_over_mean(attended, s);
-    }
+void require_device(const config::Config& config, const PredictedOn& on) {
+  if (const cluster::Cluster* described = on.described()) require_described_device(config, *described);
+  if (on.calibrated()) require_calibrated_device(config);
+}
+
+Outcome predict(const config::Config& config, const cluster::Cluster& on, const Machine& machine) {
+  on.require_programs();
+  require_described_device(config, on);
+  resolve_architecture(config);  // what it throws is no outcome
+  Outcome outcome;
+  StepPrograms programs;
+  try {
+    programs = step_programs(config, machine);
   } catch (const UsageError& error) {
     outcome.why = error.what();
     return outcome;
   }
-  const program::Setting s = programs.front().setting;
   program::PlannedPeak most;
-  for (const auto& p : programs) {
+  for (const auto& p : programs.stages) {
     const program::PlannedPeak peak = program::planned_peak(p);
     most = {std::max(most.device, peak.device), std::max(most.host, peak.host)};
   }
   outcome.memory = most.device;
   if (const std::string why = exceeded(most, on, machine.local_ranks); !why.empty()) {
-    outcome.kind = Outcome::Kind::kOutOfMemory, outcome.why = fmt::format("{} {}", layout_of(s).name, why);
+    outcome.kind = Outcome::Kind::kOutOfMemory;
+    outcome.why = fmt::format("{} {}", layout_of(programs.setting).name, why);
     return outcome;
   }
-  const sim::DescribedCosts costs(on, factors);
-  const sim::Forecast step(std::move(programs), costs);
-  const sim::DescribedErrors of_figures(on, factors);
-  const double spread = sim::spread_of(step.errors(sim::DocumentErrors(of_figures, costs, more, machine.cuda)));
-  outcome.kind = Outcome::Kind::kStep;
-  StepFigures& f = outcome.figures;
-  f.step_s = step.seconds();
-  std::tie(f.low_s, f.high_s) = sim::ends_of(f.step_s, spread);
-  f.tokens = s.positions(), f.ranks = machine.ranks, f.layout = layout_of(s).name;
-  f.mfu = arch::model_flops(arch, s.positions(), s.sequence, arch::FlopsConvention::kCausal).value / f.step_s /
-          machine.ranks / peak_of_type(on.device, s.compute);
-  f.step_j = step.energy(on, factors, spread).computers().value;
+  set_step(outcome, predict_step(std::move(programs), on), machine.ranks, &on.device);
+  return outcome;
+}
+
+Outcome predict(const config::Config& config, const PredictedOn& on, const Machine& machine) {
+  if (const cluster::Cluster* described = on.described()) return predict(config, *described, machine);
+  require_calibrated_device(config);
+  resolve_architecture(config);
+  Outcome outcome;
+  try {
+    auto prediction = predict_step(config, machine, OnCalibration{*on.calibrated(), on.name, on.communicator});
+    if (prediction) {
+      outcome.memory = largest_peak(prediction.value().step);
+      set_step(outcome, prediction.value(), machine.ranks);
+    } else {
+      outcome.kind = Outcome::Kind::kNotCalibrated, outcome.why = prediction.reason();
+    }
+  } catch (const UsageError& error) {
+    outcome.why = error.what();
+  }
   return outcome;
 }
 

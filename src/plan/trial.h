@@ -1,12 +1,15 @@
-// A trial of an experiment: one configuration, and the figures of its step on a described cluster.
+// A trial of an experiment: one configuration, and the figures of its step on a described cluster or on a calibration.
 #pragma once
 
 #include <optional>
 #include <string>
+#include <variant>
+#include <vector>
 
 #include "cluster/cluster.h"
 #include "config/config.h"
 #include "plan/resolve.h"
+#include "plan/step_prediction.h"
 
 namespace molen::plan {
 
@@ -28,6 +31,7 @@ struct StepFigures {
   std::optional<double> step_j;  // energy of all ranks and their nodes, without the site; absent: not known
   std::string energy_coverage;   // the parts that a measured `step_j` leaves out: "gpu only"; empty: none
   std::string layout;            // plan::layout_of
+  std::string extrapolated;      // the measurements of a calibration from which a prediction follows; empty: none
   double tokens_per_s_per_device() const { return static_cast<double>(tokens) / step_s / ranks; }
   // kWh of a step; absent: not known
   std::optional<double> kwh() const { return step_j ? std::optional(*step_j / 3.6e6) : std::nullopt; }
@@ -43,18 +47,39 @@ struct TrialMachine {
 // A trial has figures, or the reason why it has none. A trial that fails is an outcome like any other: a search learns
 // from it.
 struct Outcome {
-  // kFailed: a measured trial ended early, for a reason that another try may not meet.
-  enum class Kind { kStep, kOutOfMemory, kRefused, kFailed };
+  // kFailed: a measured trial ended early, for a reason that another try may not meet. kNotCalibrated: the calibration
+  // lacks a measurement that the prediction needs.
+  enum class Kind { kStep, kOutOfMemory, kRefused, kFailed, kNotCalibrated };
   Kind kind = Kind::kRefused;
-  StepFigures figures;          // where `kind` is kStep
-  std::optional<Bytes> memory;  // of the fullest rank, by its plan; absent: not known
-  std::string why;              // where `kind` is not kStep
-  TrialMachine machine;         // of a measured trial with a step
+  StepFigures figures;           // where `kind` is kStep
+  std::optional<Bytes> memory;   // of the fullest rank, by its plan; absent: not known
+  std::string why;               // where `kind` is not kStep
+  std::vector<std::string> log;  // the last lines that a measured trial wrote, where `kind` is not kStep
+  TrialMachine machine;          // of a measured trial with a step
 };
 
-// Predicts a step of `config` on a described cluster, as `molen simulate` does. A layout that `molen train` would
-// refuse, and one whose plan exceeds the memory of a device, are outcomes. A configuration that no layout can mend (an
-// unknown preset) throws UsageError, and so does what `machine_on` throws.
-Outcome predict(config::Config config, const cluster::Cluster& on, const Machine& machine);
+// What steps are predicted on, as --cluster names it: the description of a cluster, or a calibration of a machine.
+struct PredictedOn {
+  std::string name;               // of the cluster; of a calibration its path as it was given
+  std::string text;               // what the file says, for the identity of a trial
+  std::string communicator = {};  // OnCalibration::communicator
+  std::variant<cluster::Cluster, sim::Calibration> source;
+  const cluster::Cluster* described() const { return std::get_if<cluster::Cluster>(&source); }
+  const sim::Calibration* calibrated() const { return std::get_if<sim::Calibration>(&source); }
+};
+
+// Reads what --cluster and --communicator name. Throws UsageError for a file of another form, a name that molen does
+// not have, a description that programs cannot be predicted on, and a communicator beside a description.
+PredictedOn predicted_on(const std::string& cluster, const std::string& communicator = {});
+
+// Throws UsageError when device.kind asks for devices that `on` does not have.
+void require_device(const config::Config& config, const PredictedOn& on);
+
+// Predicts a step of `config`, as `molen simulate` does. A layout that `molen train` would refuse, one whose plan
+// exceeds the memory of a device, and one for which a calibration lacks a measurement are outcomes. A configuration
+// that no layout can mend (an unknown preset) throws UsageError, and so do `machine_on` and `require_device`. A
+// calibration says nothing of memory and energy.
+Outcome predict(const config::Config& config, const PredictedOn& on, const Machine& machine);
+Outcome predict(const config::Config& config, const cluster::Cluster& on, const Machine& machine);
 
 }  // namespace molen::plan

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/json_fields.h"
 #include "sim/extrapolate.h"
+#include "sim/not_measured.h"
 
 namespace molen::sim {
 namespace {
@@ -15,18 +16,6 @@ namespace {
 // backward are measured. Version 7 named the calibration factor, and fits an optimizer's matrices apart. Version 8
 // added the factor's residual.
 constexpr int kFormat = 8;
-
-// Returns how to measure the conditions, or why this cannot be done.
-std::string call_that_measures(const Conditions& c) {
-  const arch::Kernels kernels = calibrated_kernels(dtype_from_name(c.compute));
-  if (c.kernels != name_of(kernels))
-    return fmt::format("`molen calibrate` measures {} with {} kernels alone", c.compute, name_of(kernels));
-  const std::string options = fmt::format("--threads {} --compute {}", c.threads, c.compute);
-  if (c.communicator == "mpi") return fmt::format("`mpirun -n {} molen calibrate {}` measures it", c.ranks, options);
-  if (c.communicator != (c.ranks == 1 ? "self" : "threads"))
-    return fmt::format("`molen calibrate` cannot measure {} over {}", counted(c.ranks, "rank"), c.communicator);
-  return fmt::format("`molen calibrate --ranks {} {}` measures it", c.ranks, options);
-}
 
 }  // namespace
 
@@ -39,6 +28,17 @@ arch::Kernels calibrated_kernels(DType compute) {
   return compute == DType::kF32   ? arch::Kernels::kFused
          : compute == DType::kF64 ? arch::Kernels::kReference
                                   : arch::Kernels::kAten;
+}
+
+std::string call_that_measures(const Conditions& c) {
+  const arch::Kernels kernels = calibrated_kernels(dtype_from_name(c.compute));
+  if (c.kernels != name_of(kernels))
+    return fmt::format("`molen calibrate` measures {} with {} kernels alone", c.compute, name_of(kernels));
+  const std::string options = fmt::format("--threads {} --compute {}", c.threads, c.compute);
+  if (c.communicator == "mpi") return fmt::format("`mpirun -n {} molen calibrate {}` measures it", c.ranks, options);
+  if (c.communicator != (c.ranks == 1 ? "self" : "threads"))
+    return fmt::format("`molen calibrate` cannot measure {} over {}", counted(c.ranks, "rank"), c.communicator);
+  return fmt::format("`molen calibrate --ranks {} {}` measures it", c.ranks, options);
 }
 
 Conditions conditions_of(const program::Setting& s, const std::string& communicator) {

@@ -10,6 +10,7 @@
 #include "base/json_fields.h"
 #include "program/parts/part.h"
 #include "program/values/optimizer.h"
+#include "sim/not_measured.h"
 
 namespace molen::sim {
 namespace {
@@ -137,11 +138,11 @@ const std::pair<const std::string, Fit>& CostModel::entry_of(const std::string& 
   // A recomputation runs the forward kernel, so it costs the same.
   if (found == fits_.end() && kind.rfind("recompute ", 0) == 0) found = fits_.find("forward " + kind.substr(10));
   if (found == fits_.end())
-    throw UsageError("the calibration has no measurement of '{}'; the programs that it was made with have no such op{}",
-                     kind,
-                     kind.find(" by ") == std::string::npos || kind.starts_with("optimizer_step")
-                         ? ""
-                         : "; `molen calibrate` with a configuration that chooses these kernels measures it");
+    throw NotMeasured(
+        "the calibration has no measurement of '{}'; the programs that it was made with have no such op{}", kind,
+        kind.find(" by ") == std::string::npos || kind.starts_with("optimizer_step")
+            ? ""
+            : "; `molen calibrate` with a configuration that chooses these kernels measures it");
   return *found;
 }
 

@@ -13,7 +13,8 @@ namespace {
 
 using Kind = plan::Outcome::Kind;
 constexpr std::array kOutcomes{std::pair{Kind::kStep, "step"}, std::pair{Kind::kOutOfMemory, "out_of_memory"},
-                               std::pair{Kind::kRefused, "refused"}, std::pair{Kind::kFailed, "failed"}};
+                               std::pair{Kind::kRefused, "refused"}, std::pair{Kind::kFailed, "failed"},
+                               std::pair{Kind::kNotCalibrated, "not_calibrated"}};
 
 Json or_null(const std::optional<double>& value) {
   return value ? Json(*value) : Json();
@@ -72,6 +73,7 @@ Json to_json(const Trial& trial, const SearchPlan& plan) {
   Json line{{"trial", trial.number}, {"keys", plan.space.keys(trial.point)}, {"outcome", outcome_name(o.kind)}};
   line["why"] = o.why.empty() ? Json() : Json(o.why);
   line["memory_bytes"] = o.memory ? Json(o.memory->value) : Json();
+  if (!o.log.empty()) line["log"] = o.log;
   if (!trial.has_step()) return line;
   const plan::StepFigures& f = o.figures;
   line["objective"] = figure_of(plan.objective, f);
@@ -81,6 +83,7 @@ Json to_json(const Trial& trial, const SearchPlan& plan) {
   line["mfu"] = or_null(f.mfu), line["step_j"] = or_null(f.step_j);
   line["energy_coverage"] = f.energy_coverage.empty() ? Json() : Json(f.energy_coverage);
   line["layout"] = f.layout;
+  if (!f.extrapolated.empty()) line["extrapolated"] = f.extrapolated;
   return line;
 }
 
@@ -98,6 +101,12 @@ Trial trial_from_json(const Json& json, const SearchPlan& plan, std::string_view
   if (outcome == kOutcomes.end()) throw UsageError("{}: the outcome '{}' is unknown", origin, name);
   o.kind = outcome->first, o.why = line.text("why", "");
   if (line.find("memory_bytes")) o.memory = Bytes(line.integer("memory_bytes"));
+  if (json.contains("log")) {
+    const Json& log = json["log"];
+    if (!log.is_array() || !std::ranges::all_of(log, [](const Json& text) { return text.is_string(); }))
+      throw UsageError("{}: log: expected a list of texts", origin);
+    o.log = log.get<std::vector<std::string>>();
+  }
   if (!trial.has_step()) return trial;
   plan::StepFigures& f = o.figures;
   f.step_s = line.number("step_s"), f.low_s = line.number("step_s_low"), f.high_s = line.number("step_s_high");
@@ -108,6 +117,7 @@ Trial trial_from_json(const Json& json, const SearchPlan& plan, std::string_view
   f.ranks = static_cast<int>(ranks);
   f.mfu = optional_number(line, "mfu"), f.step_j = optional_number(line, "step_j");
   f.energy_coverage = line.text("energy_coverage", ""), f.layout = line.text("layout");
+  f.extrapolated = line.text("extrapolated", "");
   return trial;
 }
 

@@ -21,7 +21,7 @@ struct Conditions {
   std::string text;
 };
 
-// Returns "step", "out_of_memory", "refused" or "failed".
+// Returns "step", "out_of_memory", "refused", "failed" or "not_calibrated".
 std::string_view outcome_name(plan::Outcome::Kind kind);
 
 // Returns the first line of the journal.

@@ -20,11 +20,12 @@ struct Mark {
   const char* name;
   const char* color;
 };
-// A trial with a step is a disc, and the ways to fail are crosses of two kinds and a triangle.
+// A trial with a step is a disc, and the ways to fail are crosses of two kinds, a triangle and a square.
 constexpr Mark kMarks[] = {{Kind::kStep, "trial", plan::kPlotColors[0]},
                            {Kind::kOutOfMemory, "out of memory", plan::kPlotColors[1]},
                            {Kind::kRefused, "refused", plan::kPlotColors[3]},
-                           {Kind::kFailed, "failed", plan::kPlotColors[6]}};
+                           {Kind::kFailed, "failed", plan::kPlotColors[6]},
+                           {Kind::kNotCalibrated, "not calibrated", plan::kPlotColors[4]}};
 constexpr const char* kBestColor = plan::kPlotColors[2];
 
 std::string mark_svg(Kind kind, double x, double y) {
@@ -33,7 +34,8 @@ std::string mark_svg(Kind kind, double x, double y) {
     return fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\" fill=\"{}\"/>\n", x, y, mark.color);
   const char* shape = kind == Kind::kOutOfMemory ? "M-4 -4L4 4M-4 4L4 -4"
                       : kind == Kind::kRefused   ? "M-5 0H5M0 -5V5"
-                                                 : "M-4 4L0 -4L4 4Z";
+                      : kind == Kind::kFailed    ? "M-4 4L0 -4L4 4Z"
+                                                 : "M-4 -4H4V4H-4Z";
   return fmt::format(
       "<path d=\"{}\" transform=\"translate({:.1f} {:.1f})\" stroke=\"{}\" stroke-width=\"2\" fill=\"none\"/>\n", shape,
       x, y, mark.color);

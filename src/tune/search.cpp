@@ -3,14 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
 #include <mutex>
 #include <set>
-#include <thread>
 
 #include "base/error.h"
 #include "base/suggest.h"
+#include "base/work_at_once.h"
 
 namespace molen::tune {
 namespace {
@@ -26,29 +24,14 @@ plan::Outcome outcome_of(const SearchPlan& plan, const Attempt& attempt, const P
 }
 
 // Runs the trials that have no outcome yet, `plan.concurrent` at a time.
-void run_trials(const SearchPlan& plan, const SearchCalls& calls, std::vector<Trial*> missing) {
-  std::atomic<std::size_t> next = 0;
+void run_trials(const SearchPlan& plan, const SearchCalls& calls, const std::vector<Trial*>& missing) {
   std::mutex mutex;
-  std::exception_ptr failure;
-  const auto work = [&] {
-    for (std::size_t i = next++; i < missing.size(); i = next++) {
-      Trial& trial = *missing[i];
-      try {
-        if (const std::lock_guard lock(mutex); calls.begin) calls.begin(trial.number, plan.space.text(trial.point));
-        trial.outcome = outcome_of(plan, calls.attempt, trial.point, trial.number);
-        if (const std::lock_guard lock(mutex); calls.end) calls.end(trial);
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (!failure) failure = std::current_exception();
-        next = missing.size();
-      }
-    }
-  };
-  std::vector<std::jthread> others;
-  for (int t = 1; t < std::min(plan.concurrent, static_cast<int>(missing.size())); ++t) others.emplace_back(work);
-  work();
-  others.clear();
-  if (failure) std::rethrow_exception(failure);
+  each_at_once(missing.size(), plan.concurrent, [&](std::size_t i) {
+    Trial& trial = *missing[i];
+    if (const std::lock_guard lock(mutex); calls.begin) calls.begin(trial.number, plan.space.text(trial.point));
+    trial.outcome = outcome_of(plan, calls.attempt, trial.point, trial.number);
+    if (const std::lock_guard lock(mutex); calls.end) calls.end(trial);
+  });
 }
 
 // Returns the trials from `first` on, up to the end of its batch: those that are kept, and proposals in the other

@@ -1,6 +1,7 @@
 """Rows of sweep: experiments that are predicted on a cluster, and those that train."""
 import csv
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -11,6 +12,7 @@ import time
 from xml.etree import ElementTree
 
 from effects import close, equal, lines_of, row
+from flags_plan import FP32, made_up
 from harness import ENV, MOLEN, started, work
 
 JOB = ["--model", "llama3-8b", {"data.sequence_length": 2048, "batch.global": 64}]
@@ -23,11 +25,26 @@ def words_in(path):
         return b""
 
 
+def folder_of(process):
+    try:
+        return os.readlink(process / "cwd")
+    except OSError:
+        return None
+
+
 def until(holds, seconds=60):
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, f"not within {seconds} s"
         time.sleep(0.05)
+
+
+def same_figures(trial, simulated):
+    """A trial and what `molen simulate` says of the same configuration."""
+    equal("an outcome", trial["outcome"], "step")
+    for key in ("step_s", "tokens_per_s", "memory_bytes", "extrapolated"):
+        equal(key, trial[key], simulated[key])
+    equal("interval", [trial["step_s_low"], trial["step_s_high"]], [simulated["interval"][k] for k in ("low_s", "high_s")])
 
 
 def sweep(case, *words, code=0):
@@ -116,7 +133,59 @@ def predicted_sweep(case):
     ):
         case.refused("sweep", *job, *words, says=says)
     case.refused("sweep", *JOB, "--grid", "batch.micro=1", says=["--cluster", "--real"])
-    case.refused("sweep", *JOB, "--cluster", "calibration.json", "--ranks", 8, "--grid", "batch.micro=1", says=["calibration.json is a calibration", "dgx-h100", "--real measures"])
+    case.refused("sweep", *JOB, "--cluster", "calibration.json", "--ranks", 8, "--grid", "batch.micro=1", says="calibration.json")
+    # The figures of each trial are those of a simulation, to the last digit.
+    layouts = ["--grid", "parallel.tensor=1,4", "--grid", "parallel.pipeline=1,2"]
+    rows = sweep(case, *JOB, sharded, "--cluster", "dgx-h100", "--ranks", 16, "--ranks-per-node", 4, *layouts)["trials"]
+    for t in rows:
+        said = json.loads(case.molen("simulate", *JOB, sharded, t["keys"], "--cluster", "dgx-h100", "--ranks", 16, "--ranks-per-node", 4, "--format", "json").stdout)
+        same_figures(t, said)
+        equal("joules", t["kwh_per_step"], (said["cluster"]["devices_j"] + said["cluster"]["hosts_j"]) / 3.6e6)
+    equal("four layouts", len({t["step_s"] for t in rows}), 4)
+    equal("--nodes: of so many ranks", [t["step_s"] for t in sweep(case, *JOB, sharded, "--cluster", "dgx-h100", "--nodes", 4, "--ranks-per-node", 4, *layouts)["trials"]], [t["step_s"] for t in rows])
+
+
+@row("sweep --cluster", "sweep --communicator", "sweep --ranks-per-node")
+def calibrated_sweep(case):
+    made = made_up(work / "made.json", [dict(ranks=1, communicator="self"), dict(ranks=2, communicator="threads"), dict(ranks=2, communicator="mpi", factor=3.0)])
+    layouts = ["--grid", "parallel.sharding=NO_SHARD,FULL_SHARD", "--grid", "parallel.pipeline=1,2"]
+    step_of = {}
+    for words in ([], ["--communicator", "mpi"], ["--ranks-per-node", 1]):
+        job = ["tiny.toml", FP32, "--cluster", made, "--ranks", 2, *words]
+        rows = sweep(case, *job, *layouts)["trials"]
+        equal("outcomes", [t["outcome"] for t in rows], ["step"] * 4)
+        for t in rows:
+            same_figures(t, json.loads(case.molen("simulate", *job, t["keys"], "--format", "json").stdout))
+            equal("a calibration has no joules and no peak", (t["kwh_per_step"], t["mfu"], t["cluster"]), (None, None, made))
+        step_of[len(words) and words[0]] = [t["step_s"] for t in rows]
+    equal("layouts differ", len(set(step_of[0])) > 2, True)
+    equal("nodes of one rank are those of mpi", step_of["--ranks-per-node"], step_of["--communicator"])
+    assert all(mpi > threads for mpi, threads in zip(step_of["--communicator"], step_of[0])), step_of
+    one = sweep(case, "tiny.toml", FP32, "--cluster", made, "--grid", "batch.micro=1,2")["trials"]
+    equal("without --ranks, one", [(t["ranks"], t["extrapolated"]) for t in one], [(1, None)] * 2)
+    four = sweep(case, "tiny.toml", {**FP32, "batch.micro": 1}, "--cluster", made, "--scaling", "strong", "--ranks", "2,4")["trials"]
+    assert four[0]["extrapolated"] is None and "2 rank" in four[1]["extrapolated"] and four[1]["speed_up"] > 0, four
+    # What was not measured is a row that says what would measure it; the others stay.
+    types = sweep(case, "tiny.toml", "--cluster", made, "--ranks", 2, "--grid", "precision.compute=fp32,bf16")["trials"]
+    equal("a type that was not measured", [t["outcome"] for t in types], ["step", "not_calibrated"])
+    assert "`molen calibrate --ranks 2 --threads 1 --compute bf16` measures it" in types[1]["why"] and types[1]["step_s"] is None, types[1]
+    less = json.loads((work / made).read_text())
+    for entry in less["entries"]:
+        entry["costs"]["kinds"].pop("all_gather")
+    (work / "less.json").write_text(json.dumps(less))
+    ops = sweep(case, "tiny.toml", FP32, "--cluster", "less.json", "--ranks", 2, *layouts[:2])["trials"]
+    equal("an op that was not measured", [t["outcome"] for t in ops], ["step", "not_calibrated"])
+    assert "no measurement of 'all_gather'" in ops[1]["why"] and "`molen calibrate --ranks 2 --threads 1 --compute fp32` measures it" in ops[1]["why"], ops[1]
+    text = case.molen("sweep", "tiny.toml", FP32, "--cluster", "less.json", "--ranks", 2, *layouts[:2]).stdout
+    assert "1 with a step, 1 not calibrated" in text and "not calibrated: the calibration has no measurement of 'all_gather'" in text, text
+    for words, says in (
+        (["--nodes", 2], "--nodes: made.json is a calibration"),
+        (["--ranks", 2, "--set", "device.kind=cuda"], "measures processors"),
+        (["--ranks", 3, "--ranks-per-node", 2], "are not whole nodes of 2"),
+        (["--ranks", 2, "--parallel", 2], "--parallel: is for --real"),
+    ):
+        case.refused("sweep", "tiny.toml", FP32, "--cluster", made, "--grid", "batch.micro=1", *words, says=says)
+    case.refused("sweep", *JOB, "--cluster", "dgx-h100", "--ranks", 8, "--communicator", "mpi", "--grid", "batch.micro=1", says="--communicator: dgx-h100 is a description")
 
 
 @row("sweep --real", "sweep --launch", "sweep --steps", "sweep --output")
@@ -223,3 +292,108 @@ def real_sweep(case):
     ):
         case.refused("sweep", "tiny.toml", "--real", *words, says=says)
     assert not (work / "x").exists() and re.search(r"1 trial kept", case.molen("sweep", *real, "--grid", "batch.micro=1").stdout)
+
+
+# An srun of one machine: its ranks are those of mpirun, which it starts as a child and does not end. A configuration with
+# the seed 3 crashes it, and one with the seed 4 keeps it waiting.
+SRUN = """#!/bin/sh
+nodes=$2 ranks=$4 first=$6 config=$7
+shift 7
+echo "$nodes $ranks $first $(basename "$config")" >> srun.log
+touch "begun-$first"
+case $(grep -o 'train.seed = [0-9]*' "$config") in
+*3) for i in $(seq 40); do echo "line $i"; done; echo "Segmentation fault"; exit 139 ;;
+*4) echo "a rank hangs"; sleep 1000 ;;
+esac
+i=0
+while [ -n "$MEET" ] && [ $i -lt 600 ] && ! [ -e begun-0 -a -e begun-1 ]; do sleep 0.1; i=$((i + 1)); done
+[ $i -lt 600 ] || exit 7
+mpirun -n "$ranks" --oversubscribe --bind-to none "$@"
+"""
+
+
+@row("sweep --real", "sweep --launch", "sweep --time-limit", "sweep --parallel", "sweep --ranks-per-node", "sweep --nodes")
+def launched_sweep(case):
+    if not json.loads(case.molen("doctor", "--format", "json").stdout)["mpi"]:
+        return case.note(["sweep", "--real", "--launch", "--time-limit", "--parallel", "--ranks-per-node", "--nodes"])
+    (work / "srun").write_text(SRUN)
+    (work / "srun").chmod(0o755)
+    log = lambda: (work / "srun.log").read_text().split("\n")[:-1]
+    alive = lambda: [words_in(p / "cmdline") for p in pathlib.Path("/proc").glob("[0-9]*") if folder_of(p) == str(work)]
+    sized = ["./srun -N {nodes} -n {ranks} --relative {first_node} {config}", "--ranks-per-node", 2]
+    real = ["sweep", "tiny.toml", "--real", "--steps", 1, "--launch", *sized]
+    allocation = {"SLURM_JOB_NUM_NODES": "2"}
+
+    def swept(*words, code=0, **more):
+        return json.loads(case.molen(*real, *words, "--format", "json", code=code, env={**allocation, **more}).stdout)["trials"]
+
+    # The allocation bounds the nodes: a trial that wants more is a row.
+    rows = swept("--output", "sizes", "--scaling", "strong", "--nodes", "1,3", "--set", "batch.micro=1")
+    equal("outcomes", [t["outcome"] for t in rows], ["step", "refused"])
+    equal("two ranks of the launcher", (rows[0]["ranks"], log()), (2, [f"1 2 0 {pathlib.Path(rows[0]['run']).name}.toml"]))
+    equal("why", rows[1]["why"], "it needs 3 nodes, and the Slurm allocation has 2 (SLURM_JOB_NUM_NODES)")
+    # Without --nodes a trial has all of them; that mpirun then starts its ranks on one node is told.
+    (work / "srun.log").unlink()
+    whole = swept("--output", "whole", "--grid", "batch.micro=1", code=1)
+    equal("all nodes of the allocation", (log()[0].split()[:2], whole[0]["why"]), (["2", "4"], "the launcher started 4 ranks on 1 node, not on 2"))
+    # A crash and a hang are rows with the end of their logs; the sweep goes on.
+    begin = time.monotonic()
+    rows = swept("--output", "failures", "--nodes", 1, "--grid", "train.seed=3,4,2", "--time-limit", "20 s")
+    equal("outcomes", [t["outcome"] for t in rows], ["failed", "failed", "step"])
+    equal("a crash", (rows[0]["why"], rows[0]["log"][-2:], len(rows[0]["log"])), ("exit status 139: Segmentation fault", ["line 40", "Segmentation fault"], 12))
+    equal("a hang", (rows[1]["why"], rows[1]["log"]), ("it did not end within its time limit, 20.00 s", ["a rank hangs"]))
+    assert 20 < time.monotonic() - begin < 120 and (work / "failures" / f"{rows[1]['run']}.log").read_text() == "a rank hangs\n"
+    equal("nothing goes on", alive(), [])
+    text = case.molen(*real, "--output", "failures", "--nodes", 1, "--grid", "train.seed=3,2", env=allocation).stdout
+    assert "1 trial kept" in text and f"{rows[0]['run']}.log ends with:\n  line 30\n" in text, text
+    # Two at a time, each on a node of its own: either launcher waits for the other.
+    for first in ("begun-0", "begun-1", "srun.log"):
+        (work / first).unlink(missing_ok=True)
+    rows = swept("--output", "both", "--nodes", 1, "--grid", "batch.micro=1,2", "--parallel", 2, MEET="1")
+    equal("outcomes", [t["outcome"] for t in rows], ["step", "step"])
+    equal("on nodes of their own", sorted(x.split()[2] for x in log()), ["0", "1"])
+    # However the sweep ends, its trees end, and the same command goes on behind the trials that have ended.
+    for name, number in (("interrupted", signal.SIGINT), ("asked", signal.SIGTERM), ("killed", signal.SIGKILL)):
+        command = [MOLEN, *case.words_of([*real, "--nodes", 1, "--output", name, "--grid", "train.seed=2,4"])]
+        sweeping = started(command, env={**ENV, **allocation}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        until(lambda: any(words.startswith(b"sleep") for words in alive()))
+        equal("the first trial has ended", len(lines_of(work / name / "sweep.jsonl")), 1)
+        sweeping.send_signal(number)
+        sweeping.communicate(timeout=60)
+        until(lambda: not alive(), 60)
+        again = swept("--output", name, "--nodes", 1, "--grid", "train.seed=2,1")
+        equal(f"{name}: it goes on", [t["outcome"] for t in again], ["step", "step"])
+        equal(f"{name}: the first trial was kept", json.loads((work / name / again[0]["run"] / "run.json").read_text())["attempts"], 1)
+    # A trial that waits for the nodes of another one does not begin when a signal has ended that one.
+    (work / "srun.log").unlink()
+    command = [MOLEN, *case.words_of([*real, "--scaling", "strong", "--nodes", "1,2", "--parallel", 2, "--output", "waiting", "--set", "train.seed=4"])]
+    sweeping = started(command, env={**ENV, **allocation}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    until(lambda: any(words.startswith(b"sleep") for words in alive()))
+    sweeping.send_signal(signal.SIGTERM)
+    said_last = sweeping.communicate(timeout=60)[1]
+    assert sweeping.returncode == 1 and "a signal ended this trial" in said_last and len(log()) == 1 and not alive(), (said_last, log(), alive())
+    # The ranks of mpirun end too, while they train.
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        command = [MOLEN, *case.words_of(["sweep", "tiny.toml", "--real", "--steps", 1000000, "--launch", *sized, "--nodes", 1, "--output", f"long-{number}", "--grid", "batch.micro=1"])]
+        sweeping = started(command, env={**ENV, **allocation}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until(lambda: list(work.glob(f"long-{number}/runs/*/metrics.jsonl")))
+        sweeping.send_signal(number)
+        sweeping.communicate(timeout=90)
+        until(lambda: not alive(), 90)
+    for words, env, says in (
+        (["--nodes", 1, "--time-limit", "5"], allocation, "--time-limit"),
+        (["--nodes", 1, "--time-limit", "0 s"], allocation, "leaves a trial no time"),
+        (["--nodes", 1], {}, "{first_node} counts the nodes of a Slurm allocation"),
+        (["--ranks", 3], allocation, "are not whole nodes of 2"),
+        (["--nodes", 1], {"SLURM_JOB_NUM_NODES": "two"}, 'SLURM_JOB_NUM_NODES: expected the number of nodes of the job, got "two"'),
+        (["--nodes", 1, "--communicator", "mpi"], allocation, "--communicator"),
+    ):
+        case.refused(*real, "--output", "x", "--grid", "batch.micro=1", *words, says=says, env=env)
+    for launch, words, says in (
+        ("srun -N {node}", ["--nodes", 1], "there is no place {node}"),
+        ("srun -N {nodes} -n {ranks}", ["--nodes", 1], "{ranks} needs --ranks"),
+        ("srun -N {nodes}", ["--nodes", 1, "--parallel", 2], "{first_node}"),
+        ("srun -n {ranks}", ["--ranks", 2, "--parallel", 2], "{first_node}"),
+    ):
+        case.refused("sweep", "tiny.toml", "--real", "--output", "x", "--grid", "batch.micro=1", "--launch", launch, *words, says=says, env=allocation)
+    case.refused("sweep", "tiny.toml", "--real", "--output", "x", "--grid", "batch.micro=1", "--ranks-per-node", 2, says="--ranks-per-node: without --launch")

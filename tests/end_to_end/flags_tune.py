@@ -3,6 +3,8 @@ import json
 from xml.etree import ElementTree
 
 from effects import close, equal, lines_of, row
+from flags_plan import FP32, made_up
+from flags_sweep import SRUN
 from harness import work
 
 JOB = ["--model", "llama3-8b", {"data.sequence_length": 4096, "batch.global": 32}, "--cluster", "dgx-h100"]
@@ -113,6 +115,63 @@ def trained_search(case):
     launched = tune(case, "tiny.toml", "--real", "--steps", 1, "--ranks", 1, "--launch", "./tune.sh 'of {ranks}'", "--search", "gas=1,2", "--output", "tune-launch")
     equal("--launch: started with the ranks", (work / "tune-launched").read_text().splitlines(), ["of 1", "of 1"])
     equal("two trials", len(launched["trials"]), 2)
+
+
+@row("tune --cluster", "tune --communicator", "tune --ranks-per-node")
+def calibrated_search(case):
+    made = made_up(work / "made.json", [dict(ranks=1, communicator="self"), dict(ranks=2, communicator="threads"), dict(ranks=2, communicator="mpi", factor=3.0)])
+    space = ["--search", "parallel.sharding=NO_SHARD,FULL_SHARD", "--search", "parallel.pipeline=1,2", "--search", "batch.micro=1,3", "--trials", 8]
+    for words in ([], ["--communicator", "mpi"], ["--ranks-per-node", 1]):
+        job = ["tiny.toml", FP32, "--cluster", made, "--ranks", 2, *words]
+        said = tune(case, *job, *space, "--output", "calibrated" + "".join(map(str, words)))
+        steps = [t for t in said["trials"] if t["outcome"] == "step"]
+        equal("trials with a step, and refused ones", (len(steps), said["failures"]["refused"]["count"]), (4, 4))
+        for t in steps:
+            like = json.loads(case.molen("simulate", *job, t["keys"], "--format", "json").stdout)
+            equal("a trial and a simulation", [t["step_s"], t["step_s_low"], t["step_s_high"], t["memory_bytes"]], [like["step_s"], like["interval"]["low_s"], like["interval"]["high_s"], like["memory_bytes"]])
+    lacking = tune(case, "tiny.toml", "--cluster", made, "--ranks", 2, "--search", "precision.compute=fp32,bf16", "--search", "batch.micro=1,2", "--trials", 4)
+    assert "molen calibrate --ranks 2 --threads 1 --compute bf16" in lacking["failures"]["not_calibrated"]["why"], lacking["failures"]
+    four = ["--model", "llama3-8b", {"data.sequence_length": 4096, "batch.global": 32, "parallel.zero": 3}, "--cluster", "dgx-h100", "--search", "parallel.tensor=1,2", "--ranks-per-node", 4]
+    equal("--ranks-per-node: of a cluster", {t["ranks"] for t in tune(case, *four, "--nodes", 4)["trials"]}, {16})
+    for words, says in (
+        (["--nodes", 1], "--nodes: made.json is a calibration"),
+        (["--search", "nodes=1,2"], "nodes: made.json is a calibration"),
+        (["--objective", "energy"], "--objective energy: made.json is a calibration"),
+    ):
+        case.refused("tune", "tiny.toml", FP32, "--cluster", made, "--search", "batch.micro=1,2", *words, says=says)
+
+
+@row("tune --real", "tune --launch", "tune --nodes", "tune --parallel", "tune --time-limit", "tune --ranks-per-node")
+def launched_search(case):
+    if not json.loads(case.molen("doctor", "--format", "json").stdout)["mpi"]:
+        return case.note(["tune", "--real", "--launch", "--nodes", "--parallel", "--time-limit", "--ranks-per-node"])
+    (work / "srun").write_text(SRUN)
+    (work / "srun").chmod(0o755)
+    log = lambda: sorted(x.split()[:3] for x in (work / "srun.log").read_text().split("\n")[:-1])
+    launch = ["tune", "tiny.toml", "--real", "--steps", 1, "--launch", "./srun -N {nodes} -n {ranks} --relative {first_node} {config}", "--ranks-per-node", 2]
+    allocation = {"SLURM_JOB_NUM_NODES": "2"}
+    run = lambda *words, **more: json.loads(case.molen(*launch, *words, "--format", "json", env={**allocation, **more}).stdout)
+    # Two trials at a time, each on a node of its own, until all four have ended; a hang and a crash are two of them.
+    both = run("--nodes", 1, "--search", "train.seed=1,2,3,4", "--trials", 4, "--parallel", 2, "--time-limit", "20 s", "--output", "both", MEET="1")
+    equal("outcomes", {t["keys"]["train.seed"]: t["outcome"] for t in both["trials"]}, {1: "step", 2: "step", 3: "failed", 4: "failed"})
+    of = {t["keys"]["train.seed"]: t for t in both["trials"]}
+    equal("their logs", (of[3]["log"][-1], of[4]["log"], of[4]["why"]), ("Segmentation fault", ["a rank hangs"], "it did not end within its time limit, 20.00 s"))
+    equal("ranks", {t["ranks"] for t in both["trials"] if t["outcome"] == "step"}, {2})
+    equal("on one node each", {x[0] for x in log()}, {"1"})
+    equal("on both nodes", {x[2] for x in log()}, {"0", "1"})
+    equal("a second start trains nothing", run("--nodes", 1, "--search", "train.seed=1,2,3,4", "--trials", 4, "--parallel", 2, "--output", "both")["kept"], 4)
+    # The nodes may be searched; those that the allocation does not have are refused.
+    (work / "srun.log").unlink()
+    searched = run("--search", "nodes=1,3", "--output", "nodes", "--set", "batch.micro=1")
+    equal("nodes", {t["keys"]["nodes"]: t["outcome"] for t in searched["trials"]}, {1: "step", 3: "refused"})
+    equal("what was started", log(), [["1", "2", "0"]])
+    for words, says in (
+        (["--nodes", 1, "--search", "nodes=1,2"], "--nodes: the space has nodes"),
+        (["--nodes", 1, "--time-limit", "x"], "--time-limit"),
+    ):
+        case.refused(*launch, "--search", "batch.micro=1,2", "--output", "x", *words, says=says, env=allocation)
+    case.refused(*launch[:-2], "--nodes", 1, "--search", "batch.micro=1,2", "--output", "x", says="{ranks} needs --ranks", env=allocation)
+    case.refused("tune", "tiny.toml", "--real", "--launch", "./srun -N {nodes}", "--nodes", 1, "--search", "batch.micro=1,2", "--output", "x", says="--real needs --ranks-per-node", env=allocation)
 
 
 @row("tune --search", "tune --trials", "tune --objective")
