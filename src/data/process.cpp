@@ -234,7 +234,7 @@ struct Start {
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (::getppid() != start.parent) ::_exit(128 + SIGTERM);
   // The program is killed with its guard.
-  const pid_t starter = std::exchange(start.parent, ::getpid());
+  start.parent = ::getpid();
   start.signal_at_our_end = SIGKILL;
   adopt_orphans();
   const pid_t program = ::fork();
@@ -244,7 +244,7 @@ struct Start {
     [[maybe_unused]] const ssize_t told = ::write(start.report, &why, sizeof why);
     ::_exit(127);
   }
-  guard_tree(program, starter, *start.guarded, kPassed);
+  guard_tree(program, *start.guarded, kPassed);
 }
 
 // Starts a program. Returns 0 and sets `child`, or returns why it cannot be started.

@@ -250,8 +250,13 @@ TEST(ProcessTree, IsAskedWhenThisProcessIsKilled) {
   HeldPipe tree;
   const pid_t parent = ::fork();
   if (parent == 0) {
-    run_process({"sh", "-c", "trap 'echo asked > asked; exit' TERM; echo > begun; while :; do sleep 0.02; done"},
-                folder, {}, tree_limits(30));
+    // Threads of a killed process end one by one, so the signal of its death may come while it still has some.
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < 50; ++i) threads.emplace_back([] { ::pause(); });
+    std::thread([&] {
+      run_process({"sh", "-c", "trap 'echo asked > asked; exit' TERM; echo > begun; while :; do sleep 0.02; done"},
+                  folder, {}, tree_limits(30));
+    }).join();
     ::_exit(0);
   }
   for (int i = 0; i < 1000 && !path_exists(folder / "begun"); ++i)

@@ -96,7 +96,7 @@ void adopt_orphans() {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1UL, 0UL, 0UL, 0UL);
 }
 
-[[noreturn]] void guard_tree(pid_t program, pid_t starter, double grace, std::span<const int> passed) {
+[[noreturn]] void guard_tree(pid_t program, double grace, std::span<const int> passed) {
   close_files();
   ::signal(SIGCHLD, SIG_DFL);  // a child of a process that ignores it leaves no status
   sigset_t all;
@@ -120,8 +120,9 @@ void adopt_orphans() {
     const int signal = next_signal(all, left < kSecond ? left : kSecond, of_terminal);
     for (const int ends : passed) {
       if (signal != ends) continue;
-      // A terminal has sent it to the program too. The signal of the starter's death may look like one of a terminal.
-      const bool has_it = of_terminal && ::getppid() == starter;
+      // A terminal has sent it to the program too. It never sends SIGTERM, which is the signal of the starter's death
+      // and looks like one of a terminal.
+      const bool has_it = of_terminal && signal != SIGTERM;
       if (!has_it && !program_ended) ::kill(program, signal);
       if (kill_at == 0) kill_at = monotonic_ns() + grace_ns;
     }

@@ -256,11 +256,11 @@ def real_sweep(case):
     sweeping.kill()
     sweeping.wait(timeout=60)
     until(lambda: not training(), 20)
-    # A launcher is asked to end its ranks.
-    (work / "asked.sh").write_text('#!/bin/sh\ntrap \'kill $job; wait $job; echo ended > ended; exit\' TERM\n"$@" &\njob=$!\nwait $job\n')
+    # A launcher is asked to end its ranks. A message of the shell would end it, because the reader of its output is dead.
+    (work / "asked.sh").write_text('#!/bin/sh\nexec 2>/dev/null\ntrap \'kill $job; wait $job; echo ended > ended; exit\' TERM\n"$@" &\njob=$!\necho $job > job\nwait $job\n')
     (work / "asked.sh").chmod(0o755)
     sweeping = started([*killed, "--launch", str(work / "asked.sh")], env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until(lambda: len(training()) == 2)  # the launcher and its training
+    until(lambda: (work / "job").exists() and len(training()) == 2)  # the launcher, which knows its job, and the training
     sweeping.kill()
     sweeping.wait(timeout=60)
     until(lambda: not training() and (work / "ended").exists(), 60)
