@@ -41,13 +41,19 @@ std::optional<Batch> Connection::next_batch(double now_s) {
         greet(*line, now_s);
         continue;
       }
-      Batch batch = parse_batch(*line, node_, "the line");
+      NodeLine said = parse_node_line(*line, node_, protocol_, "the line");
+      if (auto* question = std::get_if<Limitable>(&said)) {
+        questions_.push_back(std::move(*question));
+        ++outstanding_;
+        continue;
+      }
+      Batch& batch = std::get<Batch>(said);
       if (batch.session == session_ && batch.seq <= seq_)
         throw UsageError("batch {} came after batch {} of its session: numbers must increase", batch.seq, seq_);
       session_ = batch.session;
       seq_ = batch.seq;
       ++outstanding_;
-      return batch;
+      return std::move(batch);
     } catch (const UsageError& error) {
       cut(error.what(), now_s);
     }
@@ -61,8 +67,9 @@ void Connection::greet(std::string_view line, double now_s) {
     throw UsageError("{}", hello.token.empty() ? "this collector needs a token: name its file with --token-file"
                                                : "this is not the token of this collector");
   node_ = hello.node;
+  protocol_ = hello.protocol;
   buffer_.set_most(kMostLineBytes);
-  answer(welcome_line(), now_s);
+  answer(welcome_line(protocol_), now_s);
 }
 
 void Connection::answer(const std::string& line, double now_s) {
@@ -74,6 +81,12 @@ void Connection::stored(const std::string& session, std::int64_t seq, double now
   MOLEN_CHECK(outstanding_ > 0, "a batch that was not outstanding is stored");
   --outstanding_;
   if (!cut_) answer(stored_line(session, seq), now_s);
+}
+
+void Connection::answered(const LimitOrder& order, double now_s) {
+  MOLEN_CHECK(outstanding_ > 0, "a question that was not outstanding is answered");
+  --outstanding_;
+  if (!cut_) answer(limits_line(order), now_s);
 }
 
 void Connection::cut(const std::string& reason, double now_s) {

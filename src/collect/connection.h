@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "collect/wire.h"
@@ -31,8 +32,11 @@ class Connection {
   std::size_t room() const;
   void receive(std::string_view bytes, double now_s);
   // Returns the next batch that has arrived, if any, and if the number of outstanding ones permits. A line that is not
-  // in order cuts the connection.
+  // in order cuts the connection. Questions for limits that arrive before it are kept for `take_questions`; each is
+  // outstanding until it is answered.
   std::optional<Batch> next_batch(double now_s);
+  std::vector<Limitable> take_questions() { return std::exchange(questions_, {}); }
+  void answered(const LimitOrder& order, double now_s);
   // A batch from `next_batch` is stored.
   void stored(const std::string& session, std::int64_t seq, double now_s);
 
@@ -53,6 +57,7 @@ class Connection {
   // Returns the node and the other end, for messages.
   std::string who() const;
   bool welcomed() const { return !node_.empty(); }
+  const std::string& node() const { return node_; }  // empty before the welcome
 
  private:
   void greet(std::string_view line, double now_s);
@@ -62,6 +67,8 @@ class Connection {
   const std::string& token_;
   const ConnectionLimits& limits_;
   LineBuffer buffer_{kMostHelloBytes};
+  int protocol_ = kProtocol;
+  std::vector<Limitable> questions_;
   std::string outgoing_, reason_;
   std::string session_;  // of the last batch, with its number
   std::int64_t seq_ = 0;

@@ -92,6 +92,33 @@ TEST(Connection, SoManyBatchesMayBeOutstanding) {
   EXPECT_FALSE(c.next_batch(0));
 }
 
+TEST(Connection, AQuestionIsOutstandingUntilItIsAnswered) {
+  Connection c("peer", kNoToken, kLimits, 0);
+  receive_all(c, hello_line({"n1", "", kLimitProtocol}));
+  EXPECT_FALSE(c.next_batch(0));
+  EXPECT_EQ(c.outgoing(), welcome_line(kLimitProtocol));
+  c.sent(c.outgoing().size(), 0);
+  const Limitable limitable{{}, "no daemon"};
+  receive_all(c, ask_line(limitable) + batch_line(test_batch("n1", "s", 1)));
+  EXPECT_EQ(c.next_batch(0)->seq, 1);
+  EXPECT_EQ(c.take_questions(), std::vector<Limitable>{limitable});
+  EXPECT_TRUE(c.take_questions().empty());
+  std::string lines;
+  for (int i = 0; i < 20; ++i) lines += ask_line({});
+  receive_all(c, lines);
+  EXPECT_FALSE(c.next_batch(0));
+  EXPECT_EQ(c.take_questions().size(), 14u) << "16 with the two before";
+  EXPECT_EQ(c.room(), 0u);
+  c.answered({{{"a", 300}}, 60}, 0);
+  EXPECT_EQ(c.outgoing(), limits_line({{{"a", 300}}, 60}));
+  EXPECT_GT(c.room(), 0u);
+  // A node of protocol 1 does not ask.
+  Connection old = greeted();
+  receive_all(old, ask_line({}));
+  EXPECT_FALSE(old.next_batch(0));
+  EXPECT_TRUE(old.is_cut());
+}
+
 TEST(Connection, NumbersIncreaseWithinASession) {
   Connection c = greeted();
   for (const auto& [session, seq] : {std::pair("s", 3), std::pair("s", 5), std::pair("t", 1), std::pair("s", 4)}) {

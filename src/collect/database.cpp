@@ -23,4 +23,8 @@ std::unique_ptr<Database> open_database(const std::string& words) {
   return open_sqlite(sqlite_file(words));
 }
 
+DatabaseRows database_rows(const std::string& words, const std::string& sql) {
+  return is_postgres_uri(words) ? postgres_rows(words, sql) : sqlite_rows(sqlite_file(words), sql);
+}
+
 }  // namespace molen::collect

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "collect/limits.h"
 #include "collect/record.h"
 
 namespace molen::collect {
@@ -26,6 +27,19 @@ struct Stored {
   bool operator==(const Stored&) const = default;
 };
 
+// A node says what it can limit, and asks for its limits.
+struct Question {
+  std::string node;
+  Limitable limits;
+};
+
+// The limits of a node until a time, as a manager orders them.
+struct NodeOrder {
+  std::string node;
+  std::vector<Limit> limits;
+  double until_s = 0;  // seconds since 1970
+};
+
 // Used by one thread at a time.
 class Database {
  public:
@@ -36,6 +50,13 @@ class Database {
   // it has stored either all of them or none, and the same call may be repeated, because it leaves out duplicates. The
   // next call connects anew if necessary.
   virtual Result<Stored> store(std::span<const Batch> batches) = 0;
+
+  // Enters what the nodes can limit, and returns the limits that each of them has at `now_s` (seconds since 1970), for
+  // as long as they hold, in the order of the questions. Fails as `store` does.
+  virtual Result<std::vector<LimitOrder>> answer(std::span<const Question> questions, double now_s) = 0;
+
+  // Replaces the limits of these nodes, in one transaction. Fails as `store` does.
+  virtual Result<Stored> order(std::span<const NodeOrder> orders) = 0;
 
   // Returns what a message may say of the database: never a password.
   virtual std::string name() const = 0;
@@ -53,5 +74,8 @@ std::string sqlite_file(const std::string& words);
 
 // Rows of an answer to a query: columns as text, nothing for null.
 using DatabaseRows = std::vector<std::vector<std::optional<std::string>>>;
+// Runs a query on the tables of a database ("sqlite:FILE", "postgresql://...") and changes nothing. Throws as
+// open_database does, and UsageError if the database has no such tables.
+DatabaseRows database_rows(const std::string& words, const std::string& sql);
 
 }  // namespace molen::collect

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "collect/schema.h"
 #include "collect/sqlite/sqlite.h"
 #include "collect/sums.h"
@@ -188,6 +189,51 @@ TEST_P(Database_, TwoCollectorsShareIt) {
   EXPECT_EQ(value("SELECT COUNT(*) FROM (SELECT DISTINCT node, seq, scope FROM energy_periods) AS d"),
             value("SELECT COUNT(*) FROM energy_periods"));
   EXPECT_EQ(stored, 60);
+}
+
+TEST_P(Database_, LimitsHoldUntilTheirTime) {
+  const auto database = open_database(words());
+  const Limitable can{{{"nvml-power:A", "gpu0", 200, 700, 650}}, "it's \"so\""};
+  const std::vector<Question> both{{"a'b", can}, {"n2", {}}};
+  auto orders = database->answer(both, 1000.5);
+  ASSERT_TRUE(orders.ok()) << orders.reason();
+  EXPECT_EQ(orders.value(), std::vector<LimitOrder>(2));
+  EXPECT_EQ(value("SELECT COUNT(*) FROM energy_limitable WHERE time_s = 1000.5"), "2");
+  const std::string stored = value("SELECT limitable FROM energy_limitable WHERE node LIKE 'a%'");
+  EXPECT_EQ(limitable_of(parse_json(stored, "stored"), "stored"), can);
+  const std::vector<NodeOrder> given{{"a'b", {{"nvml-power:A", 333.5}}, 1100}, {"n2", {}, 1100}};
+  ASSERT_TRUE(database->order(given).ok());
+  orders = database->answer(both, 1040);
+  EXPECT_EQ(orders.value().at(0), (LimitOrder{{{"nvml-power:A", 333.5}}, 60}));
+  EXPECT_TRUE(orders.value().at(1).limits.empty());
+  EXPECT_EQ(value("SELECT COUNT(*) FROM energy_limitable"), "2") << "the last question of each node";
+  EXPECT_EQ(database->answer(both, 1100).value().at(0), LimitOrder{}) << "the time is over";
+  const std::vector<NodeOrder> next{{"a'b", {{"nvml-power:A", 400}}, 99999}};
+  ASSERT_TRUE(database->order(next).ok());
+  EXPECT_EQ(database->answer(both, 1100).value().at(0), (LimitOrder{{{"nvml-power:A", 400}}, kLongestLimitS}));
+  // A damaged row is one node's problem.
+  query("UPDATE energy_limits SET limits = '[3]' WHERE node = 'n2'");
+  query("UPDATE energy_limits SET until_s = 2000 WHERE node = 'n2'");
+  orders = database->answer(both, 1100);
+  ASSERT_TRUE(orders.ok()) << orders.reason();
+  EXPECT_EQ(orders.value().at(0).limits.size(), 1u);
+  EXPECT_TRUE(orders.value().at(1).limits.empty());
+  EXPECT_NE(orders.value().at(1).problem.find("energy_limits of n2"), std::string::npos) << orders.value()[1].problem;
+  EXPECT_EQ(database_rows(words(), "SELECT node FROM energy_limits ORDER BY node").size(), 2u);
+}
+
+// Databases of before the limits get their tables; those of another version are refused.
+TEST_P(Database_, TablesOfLimitsAreAddedAndHaveAVersion) {
+  (void)open_database(words());
+  for (const char* table : {"energy_limits_version", "energy_limits", "energy_limitable"})
+    query(std::string("DROP TABLE ") + table);
+  query("DROP INDEX energy_events_by_node");
+  const std::vector<Question> question{{"n", {}}};
+  EXPECT_TRUE(open_database(words())->answer(question, 1).ok());
+  query("UPDATE energy_limits_version SET version = 2");
+  EXPECT_NE(opening_refused(words()).find("limits: its tables have version 2, and this molen writes version 1"),
+            std::string::npos)
+      << opening_refused(words());
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, Database_, testing::Values("sqlite", "postgres"),

@@ -1,5 +1,10 @@
 #include "collect/schema.h"
 
+#include <algorithm>
+
+#include "base/json.h"
+#include "collect/limits.h"
+
 namespace molen::collect {
 namespace {
 
@@ -52,13 +57,46 @@ std::vector<std::string> schema_statements(Dialect dialect) {
   };
 }
 
-void require_version(std::int64_t found, const std::string& database) {
-  if (found == kSchemaVersion) return;
+std::vector<std::string> limit_statements() {
+  return {
+      "CREATE TABLE energy_limits_version (version BIGINT NOT NULL)",
+      fmt::format("INSERT INTO energy_limits_version VALUES ({})", kLimitSchemaVersion),
+      "CREATE TABLE energy_limitable (node TEXT PRIMARY KEY, time_s DOUBLE PRECISION NOT NULL, limitable TEXT NOT "
+      "NULL)",
+      "CREATE TABLE energy_limits (node TEXT PRIMARY KEY, until_s DOUBLE PRECISION NOT NULL, limits TEXT NOT NULL)",
+      "CREATE INDEX energy_events_by_node ON energy_events (node, time_s)",
+  };
+}
+
+namespace {
+
+void require_written_version(std::int64_t found, std::int64_t written, const std::string& database) {
+  if (found == written) return;
   throw VersionError(
       "{}: its tables have version {}, and this molen writes version {}: use a molen that writes version {}, or "
       "another "
       "database",
-      database, found, kSchemaVersion, found);
+      database, found, written, found);
+}
+
+}  // namespace
+
+void require_version(std::int64_t found, const std::string& database) {
+  require_written_version(found, kSchemaVersion, database);
+}
+
+void require_limit_version(std::int64_t found, const std::string& database) {
+  require_written_version(found, kLimitSchemaVersion, database + ", limits");
+}
+
+LimitOrder order_from_row(const std::string& limits, double until_s, double now_s, const std::string& node) {
+  const std::string origin = fmt::format("energy_limits of {}", node);
+  if (!(until_s > now_s)) return {};
+  try {
+    return {limits_of(parse_json(limits, origin), origin), std::min(until_s - now_s, kLongestLimitS)};
+  } catch (const UsageError& error) {
+    return {{}, 0, error.what()};
+  }
 }
 
 LastNumbers sessions_of(std::span<const Batch> batches) {

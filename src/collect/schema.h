@@ -10,16 +10,21 @@
 #include <vector>
 
 #include "base/error.h"
+#include "collect/limits.h"
 #include "collect/record.h"
 
 namespace molen::collect {
 
-inline constexpr std::int64_t kSchemaVersion = 1;
+inline constexpr std::int64_t kSchemaVersion = 1, kLimitSchemaVersion = 1;
 
 enum class Dialect { kSqlite, kPostgres };
 
 // Returns the statements that create tables, indices and views, and enter the version.
 std::vector<std::string> schema_statements(Dialect dialect);
+
+// Returns the statements that create the tables of limits, where there are none, and enter their version. They came
+// later than the others, so that databases without them are in use.
+std::vector<std::string> limit_statements();
 
 // Returns SQL for the day (UTC) in which a period began, as text.
 std::string day_of_start(Dialect dialect);
@@ -29,6 +34,11 @@ UsageError no_tables(const std::string& database);
 
 // Throws VersionError unless `found`, the version in the tables of `database`, is the one that this molen writes.
 void require_version(std::int64_t found, const std::string& database);
+void require_limit_version(std::int64_t found, const std::string& database);
+
+// Returns the limits of a node from their row, as far as they hold at `now_s`. A damaged row is a problem and no
+// limits, so that it holds up no other node.
+LimitOrder order_from_row(const std::string& limits, double until_s, double now_s, const std::string& node);
 
 // The greatest stored number of each session, by node and session. A session that is not stored yet has 0.
 using LastNumbers = std::map<std::pair<std::string, std::string>, std::int64_t>;

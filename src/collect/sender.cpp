@@ -79,7 +79,7 @@ void Sender::connected() {
   if (const std::string why = connection_error(socket_->get()); !why.empty())
     return lost(fmt::format("{}: {}", options_.to.text(), why));
   if (options_.to.path.empty()) keep_alive(socket_->get());
-  outgoing_ = hello_line({options_.node, options_.token});
+  outgoing_ = hello_line({options_.node, options_.token, protocol()});
   state_ = State::kGreeting;
   change_by_s_ = now().value + options_.answer_s;
 }
@@ -89,6 +89,19 @@ void Sender::queue_lines() {
   while (!ended_ && next_ < spool_.end() && next_ < spool_.begin() + options_.ahead &&
          outgoing_.size() < kMostLineBytes)
     outgoing_ += spool_.line(next_++);
+  if (!ended_ && question_ && !asked_ && outgoing_.size() < kMostLineBytes) {
+    outgoing_ += ask_line(*question_);
+    asked_ = std::exchange(question_, std::nullopt);
+  }
+}
+
+int Sender::protocol() const {
+  return options_.on_limits ? kLimitProtocol : kProtocol;
+}
+
+void Sender::ask(Limitable limits) {
+  MOLEN_CHECK(options_.on_limits != nullptr, "a question whose answer nobody takes");
+  question_ = std::move(limits);
 }
 
 void Sender::send() {
@@ -130,7 +143,15 @@ void Sender::take(const Answer& answer) {
       return lost(fmt::format("{}: it acknowledges what was not sent", options_.to.text()), true);
     return spool_.acknowledge(answer.session, answer.ack);
   }
+  if (answer.kind == Answer::Kind::kLimits) {
+    if (!std::exchange(asked_, std::nullopt))
+      return lost(fmt::format("{}: it sends limits that were not asked for", options_.to.text()), true);
+    return options_.on_limits(answer.order);
+  }
   if (state_ != State::kGreeting) return;
+  if (answer.protocol != protocol())
+    return lost(fmt::format("{}: it welcomes protocol {} and not {}", options_.to.text(), answer.protocol, protocol()),
+                true);
   state_ = State::kOpen;
   ++connections_;
   next_ = spool_.begin();
@@ -144,6 +165,9 @@ void Sender::take(const Answer& answer) {
 void Sender::lost(const std::string& reason, bool refused) {
   socket_.reset();
   outgoing_.clear();
+  // Whether the collector has read it, nobody knows; a newer one takes its place.
+  if (asked_ && !question_) question_ = std::move(asked_);
+  asked_.reset();
   state_ = State::kPausing;
   pause_s_ =
       refused ? options_.retry_last_s : std::clamp(2.0 * pause_s_, options_.retry_first_s, options_.retry_last_s);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 
@@ -22,6 +23,8 @@ struct SenderOptions {
   double answer_s = 15;                // for the name of the host, for a connection, and for the answer to the hello
   Lookup::Find find = find_endpoints;  // where the collector is; it may take its time
   std::int64_t ahead = 16;             // lines that are sent and not acknowledged, at most
+  // Takes the limits that the collector answers to `ask`. Without it, the sender speaks protocol 1 and asks nothing.
+  std::function<void(const LimitOrder&)> on_limits = {};
   std::function<void(const std::string&)> say = [](const std::string&) {};
 };
 
@@ -34,6 +37,10 @@ class Sender {
   // with kEmpty also until nothing waits, and then it begins with a try at once. Returns whether `stop` is readable.
   bool run(double until_s, int stop, Until until = Until::kTime);
 
+  // Asks for the limits of this node, once there is a connection and the last question is answered. Of questions that
+  // wait, the last one is asked.
+  void ask(Limitable limits);
+
   std::int64_t connections() const { return connections_; }  // that were welcomed
 
  private:
@@ -42,6 +49,7 @@ class Sender {
   void connect(const Result<std::vector<Endpoint>>& found);
   void connected();
   void queue_lines();
+  int protocol() const;
   void send();
   void receive();
   void take(const Answer& answer);
@@ -55,8 +63,10 @@ class Sender {
   std::unique_ptr<Descriptor> socket_;
   LineBuffer incoming_{kMostLineBytes};
   std::string outgoing_;
-  std::int64_t next_ = 0;  // the first line that was not sent on this connection
-  bool ended_ = false;     // nothing more is sent on this connection
+  std::int64_t next_ = 0;              // the first line that was not sent on this connection
+  bool ended_ = false;                 // nothing more is sent on this connection
+  std::optional<Limitable> question_;  // that waits
+  std::optional<Limitable> asked_;     // that is not answered yet on this connection
   std::size_t attempts_ = 0;
   double pause_s_ = 0, change_by_s_ = 0;  // when the state changes if nothing happens
   std::string trouble_;                   // that was said and lasts

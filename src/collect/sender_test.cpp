@@ -115,6 +115,39 @@ TEST_F(Sending, TakesANameServiceAtItsWord) {
   EXPECT_NE(heard_.all().find("collector:4722: no such host; records are kept"), std::string::npos) << heard_.all();
 }
 
+TEST_F(Sending, AsksForLimitsAndPassesThemOn) {
+  store_->order = {{{"nvml-power:A", 300}}, 60};
+  Spool spool(folder_ / "spool", "n");
+  SenderOptions o = options(address());
+  std::vector<LimitOrder> got;
+  o.on_limits = [&](const LimitOrder& order) { got.push_back(order); };
+  Sender sender(o, spool);
+  const auto until = [&](std::size_t count) {
+    const double until_s = now().value + 20;
+    while (got.size() < count && now().value < until_s) sender.run(now().value + 0.02, -1);
+    return got.size();
+  };
+  sender.ask({{}, "first"});
+  sender.ask({{}, "second"});  // nobody has asked the first one yet
+  auto server = collector();
+  EXPECT_EQ(until(1), 1u) << heard_.all();
+  EXPECT_EQ(got.at(0), store_->order);
+  add(spool, 2);
+  sender.ask({{}, "third"});
+  EXPECT_EQ(until(2), 2u);
+  sender.run(now().value + 20, -1, Sender::Until::kEmpty);
+  expect_all(2);
+  server.reset();
+  sender.ask({{}, "later"});
+  sender.run(now().value + 0.1, -1);
+  server = collector();
+  EXPECT_EQ(until(3), 3u) << "asked once there is a connection again";
+  const std::lock_guard lock(store_->mutex);
+  std::vector<std::string> asked;
+  for (const Question& q : store_->questions) asked.push_back(q.node + " " + q.limits.problem);
+  EXPECT_EQ(asked, (std::vector<std::string>{"n second", "n third", "n later"}));
+}
+
 TEST_F(Sending, EmptiesTheSpool) {
   const auto server = collector();
   Spool spool(folder_ / "spool", "n");

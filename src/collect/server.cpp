@@ -238,8 +238,10 @@ void Server::serve(std::uint64_t id, Peer& peer) {
       break;
     }
     auto batch = peer.connection.next_batch(now_s);
+    for (Limitable& question : peer.connection.take_questions())
+      writer_->offer({id, Batch{peer.connection.node(), "", 0, {}, {}}, std::move(question)});
     if (!batch) break;
-    writer_->offer({id, std::move(*batch)});
+    writer_->offer({id, std::move(*batch), std::nullopt});
   }
   send_to(id, peer);
 }
@@ -278,7 +280,10 @@ void Server::take_done() {
   for (const Done& done : writer_->take_done()) {
     const auto found = peers_.find(done.connection);
     if (found == peers_.end()) continue;  // the node is gone; it sends the batch again, which counts once
-    found->second->connection.stored(done.session, done.seq, clock());
+    if (done.order)
+      found->second->connection.answered(*done.order, clock());
+    else
+      found->second->connection.stored(done.session, done.seq, clock());
     if (answered.empty() || answered.back() != done.connection) answered.push_back(done.connection);
   }
   for (const std::uint64_t id : answered)

@@ -100,6 +100,31 @@ TEST(Server, ABatchThatIsSentAgainCountsOnce) {
   EXPECT_EQ(server.stop().stored, (Stored{5, 10, 10, 0}));
 }
 
+TEST(Server, AnswersQuestionsForLimitsBesideBatches) {
+  const SharedStore store;
+  store->order = {{{"a", 300}}, 60};
+  RunningServer server(store.database());
+  TestNode node(server.address());
+  ASSERT_TRUE(node.send(hello_line({"n", "", kLimitProtocol})));
+  EXPECT_EQ(node.answer().protocol, kLimitProtocol);
+  ASSERT_TRUE(node.send(ask_line({{}, "first"}) + batch_line(test_batch("n", "s", 1)) + ask_line({{}, "second"})));
+  int limits = 0, acks = 0;
+  for (int i = 0; i < 3; ++i) {
+    const Answer answer = node.answer();
+    limits += answer.kind == Answer::Kind::kLimits && answer.order == store->order;
+    acks += answer.kind == Answer::Kind::kStored;
+  }
+  EXPECT_EQ(limits, 2);
+  EXPECT_EQ(acks, 1);
+  // While the database is away nobody is told anything, so that the limits of the nodes end by themselves.
+  store->set(&FakeStore::away, true);
+  ASSERT_TRUE(node.send(ask_line({})));
+  EXPECT_EQ(node.line(300), "nothing");
+  store->set(&FakeStore::away, false);
+  EXPECT_EQ(node.answer().kind, Answer::Kind::kLimits);
+  EXPECT_EQ(server.stop().stored.batches, 1);
+}
+
 TEST(Server, StoresManyBatchesInOneTransaction) {
   const SharedStore store;
   store->held = true;

@@ -2,9 +2,7 @@
 
 #include "base/error.h"
 #include "collect/database.h"
-#include "collect/postgres/postgres.h"
 #include "collect/schema.h"
-#include "collect/sqlite/sqlite.h"
 
 namespace molen::collect {
 namespace {
@@ -35,11 +33,8 @@ const std::vector<std::string>& sum_keys() {
 }
 
 std::vector<EnergySum> energy_sums(const std::string& words, const SumQuery& query) {
-  DatabaseRows rows;
-  if (is_postgres_uri(words))
-    rows = postgres_rows(words, sum_sql(query, Dialect::kPostgres));
-  else
-    rows = sqlite_rows(sqlite_file(words), sum_sql(query, Dialect::kSqlite));
+  const auto rows =
+      database_rows(words, sum_sql(query, is_postgres_uri(words) ? Dialect::kPostgres : Dialect::kSqlite));
   std::vector<EnergySum> sums;
   for (const auto& row : rows) {
     EnergySum sum;

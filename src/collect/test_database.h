@@ -21,9 +21,11 @@ struct FakeStore {
   std::vector<Batch> batches;       // stored, in order
   std::vector<std::size_t> groups;  // batches of each transaction that was tried
   LastNumbers last;
-  bool away = false;          // every try fails
-  int fail_after_commit = 0;  // so many tries store everything and then report a failure
-  bool held = false;          // tries wait
+  bool away = false;                // every try fails
+  int fail_after_commit = 0;        // so many tries store everything and then report a failure
+  bool held = false;                // tries wait
+  std::vector<Question> questions;  // answered, in order
+  LimitOrder order;                 // of every node
 
   void set(bool FakeStore::*what, bool value) {
     {
@@ -72,6 +74,14 @@ class FakeDatabase : public Database {
     }
     return stored;
   }
+
+  Result<std::vector<LimitOrder>> answer(std::span<const Question> questions, double) override {
+    const std::lock_guard lock(store_->mutex);
+    if (store_->away) return Failure{"the fake is away"};
+    store_->questions.insert(store_->questions.end(), questions.begin(), questions.end());
+    return std::vector<LimitOrder>(questions.size(), store_->order);
+  }
+  Result<Stored> order(std::span<const NodeOrder>) override { return Failure{"the fake takes no orders"}; }
 
  private:
   std::shared_ptr<FakeStore> store_;

@@ -10,14 +10,14 @@
 namespace molen::collect {
 namespace {
 
-constexpr int kDepthOfLines = 4;  // a batch, its list, a record, and one to spare for the message
+constexpr int kDepthOfLines = 5;  // a question, its settings, a list, an element, and one to spare for the message
 
 const std::vector<std::string> kHelloKeys{"molen_energy", "node", "token"};
 const std::vector<std::string> kBatchKeys{"session", "seq", "periods", "events"};
 const std::vector<std::string> kPeriodKeys{"scope",  "start",   "end", "joules", "reason", "meter",
                                            "source", "counted", "job", "step",   "user"};
 const std::vector<std::string> kEventKeys{"time", "kind", "text", "count"};
-const std::vector<std::string> kAnswerKeys{"welcome", "session", "ack", "refused"};
+const std::vector<std::string> kAnswerKeys{"welcome", "session", "ack", "refused", "limits", "seconds"};
 
 std::string with_newline(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -91,7 +91,7 @@ void each_record(const Json& json, const char* key, const std::string& origin, F
 }  // namespace
 
 std::string hello_line(const Hello& hello) {
-  Json json{{"molen_energy", kProtocol}, {"node", hello.node}};
+  Json json{{"molen_energy", hello.protocol}, {"node", hello.node}};
   if (!hello.token.empty()) json["token"] = hello.token;
   return with_newline(json);
 }
@@ -111,8 +111,18 @@ std::string batch_line(const Batch& batch) {
   return line;
 }
 
-std::string welcome_line() {
-  return with_newline({{"welcome", kProtocol}});
+std::string welcome_line(int protocol) {
+  return with_newline({{"welcome", protocol}});
+}
+
+std::string ask_line(const Limitable& limits) {
+  return with_newline({{"limitable", to_json(limits)}});
+}
+
+std::string limits_line(const LimitOrder& order) {
+  Json json{{"limits", to_json(order.limits)}};
+  json["seconds"] = order.seconds;
+  return with_newline(json);
 }
 
 std::string stored_line(const std::string& session, std::int64_t seq) {
@@ -127,20 +137,24 @@ Hello parse_hello(std::string_view line, const std::string& origin) {
   const Json json = parse_json(line, origin, kDepthOfLines);
   const JsonFields fields(json, origin);
   // The protocol comes first: another one may have other keys.
-  if (const std::int64_t protocol = fields.integer("molen_energy"); protocol != kProtocol)
-    throw UsageError("{}: the node speaks protocol {} and this collector {}: use molen of one version", origin,
-                     protocol, kProtocol);
+  const std::int64_t protocol = fields.integer("molen_energy");
+  if (protocol != kProtocol && protocol != kLimitProtocol)
+    throw UsageError("{}: the node speaks protocol {} and this collector {} and {}: use molen of one version", origin,
+                     protocol, kProtocol, kLimitProtocol);
   fields.require_known(kHelloKeys);
-  Hello hello{fields.text("node"), fields.text("token", "")};
+  Hello hello{fields.text("node"), fields.text("token", ""), static_cast<int>(protocol)};
   if (!is_name(hello.node))
     throw UsageError("{}: 'node' must be 1 to {} printable ASCII characters without spaces", origin, kMostNameBytes);
+  if (hello.node.starts_with(kCapPrefix))
+    throw UsageError("{}: 'node' begins with {}, which is for the events of a manager", origin, kCapPrefix);
   if (hello.token.size() > kMostTokenBytes)
     throw UsageError("{}: 'token' has more than {} bytes", origin, kMostTokenBytes);
   return hello;
 }
 
-Batch parse_batch(std::string_view line, const std::string& node, const std::string& origin) {
-  const Json json = parse_json(line, origin, kDepthOfLines);
+namespace {
+
+Batch batch_of(const Json& json, const std::string& node, const std::string& origin) {
   const JsonFields fields(json, origin);
   fields.require_known(kBatchKeys);
   Batch batch;
@@ -153,6 +167,20 @@ Batch parse_batch(std::string_view line, const std::string& node, const std::str
               [&](const Json& j, const std::string& at) { batch.events.push_back(event_of(j, at)); });
   if (const std::string wrong = wrong_with(batch); !wrong.empty()) throw UsageError("{}: {}", origin, wrong);
   return batch;
+}
+
+}  // namespace
+
+Batch parse_batch(std::string_view line, const std::string& node, const std::string& origin) {
+  return batch_of(parse_json(line, origin, kDepthOfLines), node, origin);
+}
+
+NodeLine parse_node_line(std::string_view line, const std::string& node, int protocol, const std::string& origin) {
+  const Json json = parse_json(line, origin, kDepthOfLines);
+  if (protocol != kLimitProtocol || !json.is_object() || !json.contains("limitable"))
+    return batch_of(json, node, origin);
+  JsonFields(json, origin).require_known(std::vector<std::string>{"limitable"});
+  return limitable_of(json["limitable"], origin + ": limitable");
 }
 
 Answer parse_answer(std::string_view line, const std::string& origin) {
@@ -168,9 +196,17 @@ Answer parse_answer(std::string_view line, const std::string& origin) {
     answer.session = fields.text("session");
     answer.ack = fields.integer("ack");
     if (!is_name(answer.session) || answer.ack < 1) throw UsageError("{}: the answer names no batch", origin);
-  } else if (const std::int64_t protocol = fields.integer("welcome"); protocol != kProtocol) {
-    throw UsageError("{}: the collector speaks protocol {} and this node {}: use molen of one version", origin,
-                     protocol, kProtocol);
+  } else if (fields.find("limits") != nullptr) {
+    answer.kind = Answer::Kind::kLimits;
+    answer.order = {limits_of(json["limits"], origin + ": limits"), fields.number("seconds")};
+    if (!(answer.order.seconds >= 0 && answer.order.seconds <= kLongestLimitS))
+      throw UsageError("{}: 'seconds' must be 0 to {:g}, is {:g}", origin, kLongestLimitS, answer.order.seconds);
+  } else {
+    const std::int64_t protocol = fields.integer("welcome");
+    if (protocol != kProtocol && protocol != kLimitProtocol)
+      throw UsageError("{}: the collector speaks protocol {} and this node {} and {}: use molen of one version", origin,
+                       protocol, kProtocol, kLimitProtocol);
+    answer.protocol = static_cast<int>(protocol);
   }
   return answer;
 }

@@ -1,6 +1,7 @@
-// The lines between a node and the collector, protocol 1 (docs/formats/collect.md): one JSON object per line, each line
-// with at most kMostLineBytes. A node says hello and then sends batches; the collector answers. Both sides parse lines
-// from outside, so each function refuses with UsageError what it does not know.
+// The lines between a node and the collector (docs/formats/collect.md): one JSON object per line, each line with at
+// most kMostLineBytes. Protocol 2 is protocol 1 with questions for power limits. A node says hello and then sends
+// batches; the collector answers. Both sides parse lines from outside, so each function refuses with UsageError what it
+// does not know.
 #pragma once
 
 #include <cstddef>
@@ -8,12 +9,14 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 
+#include "collect/limits.h"
 #include "collect/record.h"
 
 namespace molen::collect {
 
-inline constexpr int kProtocol = 1;
+inline constexpr int kProtocol = 1, kLimitProtocol = 2;
 inline constexpr std::size_t kMostLineBytes = 64 * 1024;  // with its newline
 inline constexpr std::size_t kMostHelloBytes = 4 * 1024;  // of the first line: its sender is not known yet
 inline constexpr std::size_t kMostTokenBytes = 1024;
@@ -21,28 +24,37 @@ inline constexpr std::size_t kMostTokenBytes = 1024;
 struct Hello {
   std::string node;
   std::string token;  // "" for none
+  int protocol = kProtocol;
 };
 
 struct Answer {
-  enum class Kind { kWelcome, kStored, kRefused };
+  enum class Kind { kWelcome, kStored, kLimits, kRefused };
   Kind kind = Kind::kWelcome;
-  std::string session;   // of a stored batch
-  std::int64_t ack = 0;  // the number of a stored batch: this one and all earlier ones of the session are stored
-  std::string reason;    // of a refusal, after which the collector closes the connection
+  int protocol = kProtocol;  // of a welcome: that of the hello
+  std::string session;       // of a stored batch
+  std::int64_t ack = 0;      // the number of a stored batch: this one and all earlier ones of the session are stored
+  LimitOrder order;          // kLimits: what the node is to keep
+  std::string reason;        // of a refusal, after which the collector closes the connection
 };
 
 // Each returns a line with its newline. `batch_line` leaves out the node, which the hello names; it throws Error if the
 // batch breaks the limits of record.h, or if the line is longer than kMostLineBytes.
 std::string hello_line(const Hello& hello);
 std::string batch_line(const Batch& batch);
-std::string welcome_line();
+std::string welcome_line(int protocol = kProtocol);
 std::string stored_line(const std::string& session, std::int64_t seq);
 std::string refused_line(std::string_view reason);
+// What a node can limit, which asks for its limits; and the answer. Protocol 2 only.
+std::string ask_line(const Limitable& limits);
+std::string limits_line(const LimitOrder& order);
 
 // Each parses a line without its newline. Throws UsageError, which begins with `origin`, for a line that is no JSON
 // object of the form, has a key that is not known, or breaks a limit.
 Hello parse_hello(std::string_view line, const std::string& origin);
 Batch parse_batch(std::string_view line, const std::string& node, const std::string& origin);
+// A line of a node after its hello of the protocol.
+using NodeLine = std::variant<Batch, Limitable>;
+NodeLine parse_node_line(std::string_view line, const std::string& node, int protocol, const std::string& origin);
 Answer parse_answer(std::string_view line, const std::string& origin);
 
 // Cuts bytes into lines and holds at most one line's worth of them.

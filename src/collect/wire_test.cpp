@@ -100,8 +100,11 @@ TEST(Wire, HelloNamesNodeAndProtocol) {
   EXPECT_EQ(hello.node, "node1");
   EXPECT_EQ(hello.token, "secret");
   EXPECT_EQ(parse_hello(R"({"molen_energy":1,"node":"a"})", "here").token, "");
-  EXPECT_NE(hello_refusal(R"({"molen_energy":2,"node":"a","shape":0})").find("speaks protocol 2 and this collector 1"),
-            std::string::npos);
+  EXPECT_NE(
+      hello_refusal(R"({"molen_energy":3,"node":"a","shape":0})").find("speaks protocol 3 and this collector 1 and 2"),
+      std::string::npos);
+  EXPECT_EQ(parse_hello(R"({"molen_energy":2,"node":"a"})", "here").protocol, 2);
+  EXPECT_NE(hello_refusal(R"({"molen_energy":1,"node":"cap:all"})").find("'node' begins with cap:"), std::string::npos);
   EXPECT_NE(hello_refusal(R"({"node":"a"})").find("here: 'molen_energy' is missing"), std::string::npos);
   EXPECT_NE(hello_refusal(R"({"molen_energy":1,"node":"a b"})").find("'node' must be"), std::string::npos);
   EXPECT_NE(hello_refusal(R"({"molen_energy":1,"node":"a","nod":"b"})").find("unknown key 'nod'"), std::string::npos);
@@ -120,6 +123,56 @@ TEST(Wire, AnswersComeBack) {
   EXPECT_EQ(stored.ack, 17);
   EXPECT_EQ(back(refused_line("no\nroom")).reason, "no room");
   for (const char* line : {"", "[]", R"({"ack":1})", R"({"ack":0,"session":"s"})", R"({"welcome":9})", R"({"x":1})"})
+    EXPECT_THROW(parse_answer(line, "here"), UsageError) << line;
+}
+
+// Questions for limits and their answers are lines of protocol 2 only.
+TEST(Wire, LimitsComeBack) {
+  const auto line = [](std::string text) { return text.substr(0, text.size() - 1); };
+  const Limitable limitable{
+      {{"nvml-power:GPU-1", "gpu0", 200, 700.5, 650}, {"powercap:cpu-package0", "cpu-package0", 60, 250, {}}},
+      "one\nproblem"};
+  const NodeLine asked = parse_node_line(line(ask_line(limitable)), "n", kLimitProtocol, "here");
+  ASSERT_TRUE(std::holds_alternative<Limitable>(asked));
+  Limitable expected = limitable;
+  expected.problem = "one problem";
+  EXPECT_EQ(std::get<Limitable>(asked), expected);
+  EXPECT_THROW(parse_node_line(line(ask_line(limitable)), "n", kProtocol, "here"), UsageError) << "another protocol";
+  EXPECT_TRUE(std::holds_alternative<Batch>(
+      parse_node_line(line(batch_line(test_batch("n", "s", 1))), "n", kLimitProtocol, "here")));
+  const LimitOrder order{{{"nvml-power:GPU-1", 333.3}}, 61.5};
+  const Answer answer = parse_answer(line(limits_line(order)), "here");
+  EXPECT_EQ(answer.kind, Answer::Kind::kLimits);
+  EXPECT_EQ(answer.order, order);
+  EXPECT_EQ(parse_answer(line(limits_line({})), "here").order, LimitOrder{});
+  EXPECT_EQ(parse_answer(line(welcome_line(2)), "here").protocol, 2);
+}
+
+TEST(Wire, LimitsOfAnotherFormAreRefused) {
+  const auto refusal = [](const std::string& settings) {
+    try {
+      (void)parse_node_line(R"({"limitable":)" + settings + "}", "n", kLimitProtocol, "here");
+      return std::string("accepted");
+    } catch (const UsageError& error) {
+      return std::string(error.what());
+    }
+  };
+  const std::string one = R"({"setting":"a","scope":"gpu0","least":1,"most":2})";
+  EXPECT_EQ(refusal(R"({"settings":[)" + one + "]}"), "accepted");
+  for (const auto& [text, says] : std::vector<std::pair<std::string, std::string>>{
+           {"3", "here: limitable: must be a JSON object"},
+           {R"({"setting":[]})", "unknown key 'setting'"},
+           {R"({"problem":"x"})", "settings"},
+           {R"({"settings":{}})", "must be a list of at most 64 settings"},
+           {R"({"settings":[)" + one + "," + one + "]}", "settings[1]: this setting stands twice"},
+           {R"({"settings":[{"setting":"a","scope":"gpu0","least":3,"most":2}]})", "3 W to 2 W is no range"},
+           {R"({"settings":[{"setting":"a","scope":"gpu0","least":0,"most":2}]})", "'least' must be 1 W to 1e+06 W"},
+           {R"({"settings":[{"setting":"a b","scope":"gpu0","least":1,"most":2}]})", "'setting' must be"},
+           {R"({"settings":[{"setting":"a","scope":"gpu0","least":1,"most":2,"present":1e9}]})", "'present' must be"}})
+    EXPECT_NE(refusal(text).find(says), std::string::npos) << refusal(text);
+  for (const char* line : {R"({"limits":[]})", R"({"limits":[],"seconds":-1})", R"({"limits":[],"seconds":3601})",
+                           R"({"limits":3,"seconds":1})", R"({"limits":[{"setting":"a","watts":0}],"seconds":1})",
+                           R"({"limits":[{"setting":"a"}],"seconds":1})"})
     EXPECT_THROW(parse_answer(line, "here"), UsageError) << line;
 }
 

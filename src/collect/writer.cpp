@@ -34,7 +34,7 @@ bool Writer::has_room() const {
 void Writer::offer(Waiting waiting) {
   {
     const std::lock_guard lock(mutex_);
-    bytes_ += waiting.batch.bytes();
+    bytes_ += waiting.bytes();
     waiting_.push_back(std::move(waiting));
   }
   changed_.notify_all();
@@ -81,7 +81,7 @@ void Writer::work() {
     waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(taken));
     for (;;) {
       lock.unlock();
-      const bool stored = store(group);
+      const bool stored = serve(group);
       lock.lock();
       if (stored || finishing_) break;
       changed_.wait_for(lock, std::chrono::duration<double>(pause_s_), [this] { return stopping_ || finishing_; });
@@ -105,29 +105,69 @@ Result<Stored> stored_or_reason(Database& database, std::span<const Batch> batch
   }
 }
 
+Result<std::vector<LimitOrder>> answered_or_reason(Database& database, std::span<const Question> questions) {
+  try {
+    return database.answer(questions, wall_time());
+  } catch (const std::exception& error) {
+    return Failure{fmt::format("{}: {}", database.name(), error.what())};
+  }
+}
+
 }  // namespace
 
-bool Writer::store(std::vector<Waiting>& group) {
-  std::vector<Batch> batches;
-  std::size_t bytes = 0;
-  for (Waiting& w : group) {
-    bytes += w.batch.bytes();
-    batches.push_back(std::move(w.batch));
-  }
-  const Result<Stored> stored = stored_or_reason(*database_, batches);
-  if (!stored) {
-    for (std::size_t i = 0; i < group.size(); ++i) group[i].batch = std::move(batches[i]);
-    failed(stored.reason());
-    return false;
-  }
+// Stores the batches of a group and answers its questions; what was done leaves the group.
+bool Writer::serve(std::vector<Waiting>& group) {
+  const auto questions =
+      std::stable_partition(group.begin(), group.end(), [](const Waiting& w) { return !w.question; });
+  if (questions != group.begin() && !store(group, questions)) return false;
+  if (!group.empty() && !answer(group)) return false;
   if (!failing_.empty() && options_.say)
     options_.say(fmt::format("the database answers again, after {}", human(now() - Seconds(failing_since_s_))));
   failing_.clear();
+  return true;
+}
+
+bool Writer::store(std::vector<Waiting>& group, std::vector<Waiting>::iterator end) {
+  const auto count = static_cast<std::size_t>(end - group.begin());
+  std::vector<Batch> batches;
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    bytes += group[i].bytes();
+    batches.push_back(std::move(group[i].batch));
+  }
+  const Result<Stored> stored = stored_or_reason(*database_, batches);
+  if (!stored) {
+    for (std::size_t i = 0; i < count; ++i) group[i].batch = std::move(batches[i]);
+    failed(stored.reason());
+    return false;
+  }
   const std::lock_guard lock(mutex_);
   stored_ += stored.value();
   bytes_ -= bytes;
-  for (std::size_t i = 0; i < group.size(); ++i)
+  for (std::size_t i = 0; i < count; ++i)
     done_.push_back({group[i].connection, std::move(batches[i].session), batches[i].seq});
+  group.erase(group.begin(), end);
+  return true;
+}
+
+bool Writer::answer(std::vector<Waiting>& group) {
+  std::vector<Question> questions;
+  std::size_t bytes = 0;
+  for (const Waiting& w : group) {
+    bytes += w.bytes();
+    questions.push_back({w.batch.node, *w.question});
+  }
+  const Result<std::vector<LimitOrder>> orders = answered_or_reason(*database_, questions);
+  if (!orders) {
+    failed(orders.reason());
+    return false;
+  }
+  for (const LimitOrder& order : orders.value())
+    if (!order.problem.empty() && options_.say) options_.say(fmt::format("{}; the node has no limits", order.problem));
+  const std::lock_guard lock(mutex_);
+  bytes_ -= bytes;
+  for (std::size_t i = 0; i < group.size(); ++i) done_.push_back({group[i].connection, "", 0, orders.value().at(i)});
+  group.clear();
   return true;
 }
 

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -19,13 +20,17 @@ namespace molen::collect {
 struct Waiting {
   std::uint64_t connection = 0;  // that the answer goes to
   Batch batch;
+  // A question for limits in place of a batch, of which only the node counts then.
+  std::optional<Limitable> question = std::nullopt;
+  std::size_t bytes() const { return batch.bytes() + (question ? question->bytes() : 0); }
 };
 
-// A batch that is stored.
+// A batch that is stored, or a question that is answered.
 struct Done {
   std::uint64_t connection = 0;
   std::string session;
   std::int64_t seq = 0;
+  std::optional<LimitOrder> order = std::nullopt;
 };
 
 struct WriterOptions {
@@ -44,7 +49,8 @@ class Writer {
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
 
-  // Returns whether another batch may be offered. Offered batches are stored in their order.
+  // Returns whether another batch may be offered. Offered batches are stored in their order. Questions are answered
+  // after the batches that wait.
   bool has_room() const;
   void offer(Waiting waiting);
   // Returns the batches that were stored since the last call.
@@ -58,7 +64,9 @@ class Writer {
 
  private:
   void work();
-  bool store(std::vector<Waiting>& group);
+  bool serve(std::vector<Waiting>& group);
+  bool store(std::vector<Waiting>& group, std::vector<Waiting>::iterator end);
+  bool answer(std::vector<Waiting>& group);
   void failed(const std::string& reason);
 
   const std::unique_ptr<Database> database_;

@@ -31,7 +31,14 @@ void read_line(std::string_view line, int which) {
     const Hello again = parse_hello(without_newline(hello_line(hello)), "again");
     require(again.node == hello.node && again.token == hello.token && is_name(hello.node));
   } else if (which == 1) {
-    const Batch batch = parse_batch(line, "n1", "fuzz");
+    const NodeLine said = parse_node_line(line, "n1", kLimitProtocol, "fuzz");
+    if (const auto* limitable = std::get_if<Limitable>(&said)) {
+      require(limitable->settings.size() <= kMostLimits && is_text(limitable->problem));
+      const NodeLine again = parse_node_line(without_newline(ask_line(*limitable)), "n1", kLimitProtocol, "again");
+      require(std::get<Limitable>(again) == *limitable);
+      return;
+    }
+    const Batch& batch = std::get<Batch>(said);
     require(wrong_with(batch).empty());
     // Numbers and escapes may be longer when molen writes them; then the batch is refused before it is sent.
     std::string written;
@@ -44,6 +51,7 @@ void read_line(std::string_view line, int which) {
   } else {
     const Answer answer = parse_answer(line, "fuzz");
     require(is_text(answer.reason) && answer.ack >= 0);
+    require(answer.order.limits.size() <= kMostLimits && answer.order.seconds <= kLongestLimitS);
   }
 }
 
@@ -77,6 +85,7 @@ void run_connection(std::string_view bytes, std::size_t piece) {
       connection.stored(batch->session, batch->seq, now_s);
       --outstanding;
     }
+    for (std::size_t left = connection.take_questions().size(); left > 0; --left) connection.answered({}, now_s);
     connection.check_time(now_s, connection.room() > 0);
     if (taken == 0 && outstanding == limits.outstanding) break;
   }

@@ -101,6 +101,13 @@ bool postgres_version_there(Session& db, const std::string& name) {
   return true;
 }
 
+bool postgres_limit_version_there(Session& db, const std::string& name) {
+  if (db.text("SELECT to_regclass('energy_limits_version')").empty()) return false;
+  const std::string version = db.text("SELECT version FROM energy_limits_version");
+  require_limit_version(version.empty() ? 0 : std::stoll(version), name);
+  return true;
+}
+
 // Rolls back unless `commit` was called.
 class PostgresTransaction {
  public:
@@ -225,9 +232,22 @@ class PostgresDatabase : public Database {
   }
 
   Result<Stored> store(std::span<const Batch> batches) override {
+    return connected<Stored>([&] { return store_now(batches); });
+  }
+  Result<std::vector<LimitOrder>> answer(std::span<const Question> questions, double now_s) override {
+    return connected<std::vector<LimitOrder>>([&] { return answer_now(questions, now_s); });
+  }
+  Result<Stored> order(std::span<const NodeOrder> orders) override {
+    return connected<Stored>([&] { return order_now(orders); });
+  }
+
+ private:
+  // Calls f() with a connection.
+  template <class T, class F>
+  Result<T> connected(F f) {
     try {
       if (!db_) connect();
-      return store_now(batches);
+      return f();
     } catch (const PostgresFailure& error) {
       db_.reset();
       return Failure{fmt::format("{}: {}", name_, error.what())};
@@ -240,13 +260,14 @@ class PostgresDatabase : public Database {
     }
   }
 
- private:
   void create_tables() {
     PostgresTransaction transaction(*db_);
     // Two collectors that start together must not both create. The number is molen's own.
     (void)db_->run("SELECT pg_advisory_xact_lock(7234012655131137)");
-    if (postgres_version_there(*db_, name_)) return;
-    for (const std::string& sql : schema_statements(Dialect::kPostgres)) (void)db_->run(sql.c_str());
+    if (!postgres_version_there(*db_, name_))
+      for (const std::string& sql : schema_statements(Dialect::kPostgres)) (void)db_->run(sql.c_str());
+    if (!postgres_limit_version_there(*db_, name_))
+      for (const std::string& sql : limit_statements()) (void)db_->run(sql.c_str());
     transaction.commit();
   }
 
@@ -298,6 +319,38 @@ class PostgresDatabase : public Database {
     transaction.commit();
     stored.duplicates = std::ssize(batches) - stored.batches;
     return stored;
+  }
+
+  std::vector<LimitOrder> answer_now(std::span<const Question> questions, double now_s) {
+    // In order of the nodes, so that two collectors lock their rows in one order.
+    std::map<std::string, const Limitable*> last;
+    for (const Question& q : questions) last[q.node] = &q.limits;
+    PostgresTransaction transaction(*db_);
+    std::map<std::string, LimitOrder> of;
+    for (const auto& [node, limits] : last) {
+      (void)db_->run(
+          "INSERT INTO energy_limitable VALUES ($1, $2, $3) ON CONFLICT (node) DO UPDATE SET time_s = EXCLUDED.time_s, "
+          "limitable = EXCLUDED.limitable",
+          {node, fmt::format("{}", now_s), to_json(*limits).dump()});
+      const PostgresRows row = db_->run("SELECT until_s, limits FROM energy_limits WHERE node = $1", {node});
+      if (PQntuples(row.get()) == 1)
+        of[node] = order_from_row(PQgetvalue(row.get(), 0, 1), std::stod(PQgetvalue(row.get(), 0, 0)), now_s, node);
+    }
+    transaction.commit();
+    std::vector<LimitOrder> orders;
+    for (const Question& q : questions) orders.push_back(of[q.node]);
+    return orders;
+  }
+
+  Stored order_now(std::span<const NodeOrder> orders) {
+    PostgresTransaction transaction(*db_);
+    for (const NodeOrder& o : orders)
+      (void)db_->run(
+          "INSERT INTO energy_limits VALUES ($1, $2, $3) ON CONFLICT (node) DO UPDATE SET until_s = EXCLUDED.until_s, "
+          "limits = EXCLUDED.limits",
+          {o.node, fmt::format("{}", o.until_s), to_json(o.limits).dump()});
+    transaction.commit();
+    return {};
   }
 
   const std::string uri_;  // may hold a password: never printed

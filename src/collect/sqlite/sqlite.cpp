@@ -61,6 +61,13 @@ class Statement {
     return value;
   }
 
+  double number(int column) const { return sqlite3_column_double(statement_, column); }
+  std::string text(int column) const {
+    const auto* text = reinterpret_cast<const char*>(sqlite3_column_text(statement_, column));
+    return text != nullptr ? text : "";
+  }
+  void reset() { sqlite3_reset(statement_); }
+
   // Steps to the next row; false at the end.
   bool next() {
     const int code = sqlite3_step(statement_);
@@ -130,6 +137,12 @@ bool sqlite_version_there(Connected& db, const std::string& name) {
   return true;
 }
 
+bool sqlite_limit_version_there(Connected& db, const std::string& name) {
+  if (!Statement(db.get(), "SELECT 1 FROM sqlite_master WHERE name = 'energy_limits_version'").run()) return false;
+  require_limit_version(Statement(db.get(), "SELECT version FROM energy_limits_version").run().value_or(0), name);
+  return true;
+}
+
 // Rolls back unless `commit` was called.
 class SqliteTransaction {
  public:
@@ -157,9 +170,12 @@ struct SqliteStatements {
         last_number(db, "SELECT last_seq FROM energy_sessions WHERE id = ?"),
         raise_number(db, "UPDATE energy_sessions SET last_seq = ? WHERE id = ?"),
         period(db, "INSERT INTO energy_periods VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"),
-        event(db, "INSERT INTO energy_events VALUES (?, ?, ?, ?, ?, ?, ?)") {}
+        event(db, "INSERT INTO energy_events VALUES (?, ?, ?, ?, ?, ?, ?)"),
+        limitable(db, "INSERT OR REPLACE INTO energy_limitable VALUES (?, ?, ?)"),
+        limits(db, "SELECT until_s, limits FROM energy_limits WHERE node = ?"),
+        order(db, "INSERT OR REPLACE INTO energy_limits VALUES (?, ?, ?)") {}
 
-  Statement enter_session, session_id, last_number, raise_number, period, event;
+  Statement enter_session, session_id, last_number, raise_number, period, event, limitable, limits, order;
 };
 
 class SqliteDatabase : public Database {
@@ -185,6 +201,19 @@ class SqliteDatabase : public Database {
   }
 
   Result<Stored> store(std::span<const Batch> batches) override {
+    return in_file<Stored>([&] { return store_now(batches); });
+  }
+  Result<std::vector<LimitOrder>> answer(std::span<const Question> questions, double now_s) override {
+    return in_file<std::vector<LimitOrder>>([&] { return answer_now(questions, now_s); });
+  }
+  Result<Stored> order(std::span<const NodeOrder> orders) override {
+    return in_file<Stored>([&] { return order_now(orders); });
+  }
+
+ private:
+  // Calls f() with the file open.
+  template <class T, class F>
+  Result<T> in_file(F f) {
     try {
       // SQLite would go on writing into a file that was removed, whose records nobody can read.
       const auto present = present_file();
@@ -192,7 +221,7 @@ class SqliteDatabase : public Database {
         return Failure{fmt::format("{}: the file is gone; put it back, or start the collector anew", name())};
       if (present != opened_) disconnect();
       if (!db_) connect(false);
-      return store_now(batches);
+      return f();
     } catch (const SqliteFailure& error) {
       disconnect();
       return Failure{fmt::format("{}: {}", name(), error.what())};
@@ -202,7 +231,6 @@ class SqliteDatabase : public Database {
     }
   }
 
- private:
   // Device and number of the file that the path names now.
   std::optional<std::pair<std::uint64_t, std::uint64_t>> present_file() const {
     FileStatus status;
@@ -219,8 +247,10 @@ class SqliteDatabase : public Database {
 
   void create_tables() {
     SqliteTransaction transaction(*db_);
-    if (sqlite_version_there(*db_, name())) return;
-    for (const std::string& sql : schema_statements(Dialect::kSqlite)) db_->execute(sql);
+    if (!sqlite_version_there(*db_, name()))
+      for (const std::string& sql : schema_statements(Dialect::kSqlite)) db_->execute(sql);
+    if (!sqlite_limit_version_there(*db_, name()))
+      for (const std::string& sql : limit_statements()) db_->execute(sql);
     transaction.commit();
   }
 
@@ -247,6 +277,30 @@ class SqliteDatabase : public Database {
     transaction.commit();
     stored.duplicates = std::ssize(batches) - stored.batches;
     return stored;
+  }
+
+  std::vector<LimitOrder> answer_now(std::span<const Question> questions, double now_s) {
+    SqliteTransaction transaction(*db_);
+    std::vector<LimitOrder> orders;
+    for (const Question& q : questions) {
+      const std::string limitable = to_json(q.limits).dump();
+      statements_->limitable.bind(1, q.node).bind(2, now_s).bind(3, limitable).run();
+      Statement& s = statements_->limits.bind(1, q.node);
+      orders.push_back(s.next() ? order_from_row(s.text(1), s.number(0), now_s, q.node) : LimitOrder{});
+      s.reset();
+    }
+    transaction.commit();
+    return orders;
+  }
+
+  Stored order_now(std::span<const NodeOrder> orders) {
+    SqliteTransaction transaction(*db_);
+    for (const NodeOrder& o : orders) {
+      const std::string limits = to_json(o.limits).dump();
+      statements_->order.bind(1, o.node).bind(2, o.until_s).bind(3, limits).run();
+    }
+    transaction.commit();
+    return {};
   }
 
   void insert(std::int64_t id, const Batch& batch, const Period& p) {
