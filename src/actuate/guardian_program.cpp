@@ -1,5 +1,6 @@
 // The guardian of a session on a fake tree: ROOT, then the journal's path. For tests.
 #include <filesystem>
+#include <utility>
 
 #include "actuate/guardian.h"
 #include "actuate/sysfs.h"
@@ -13,5 +14,12 @@ int main(int count, char** words) {
   options.tries = 2;
   options.between = molen::Seconds(0.05);
   return molen::actuate::guard(
-      words[2], [&] { return molen::actuate::open_cpufreq(machine); }, options);
+      words[2],
+      [&] {
+        auto here = molen::actuate::open_cpufreq(machine);
+        auto limits = molen::actuate::open_powercap_limits(machine);
+        for (auto& limit : limits.actuators) here.actuators.push_back(std::move(limit));
+        return here;
+      },
+      options);
 }

@@ -62,7 +62,8 @@ std::string Conversation::look() {
   const double now_s = services_.clock();
   if (!lease_ || now_s - looked_s_ < services_.limits.look_s) return "";
   looked_s_ = now_s;
-  return lease_->why_end();
+  if (std::string why = lease_->why_end(); !why.empty()) return why;
+  return lease_->obey_limits().reason();
 }
 
 // Waits until the user may have an answer; returns why the conversation ends meanwhile.
@@ -150,6 +151,24 @@ Answer Conversation::answer_to(const Request& request) {
         answer.present = set.value();
       else
         refuse(set.reason());
+      break;
+    }
+    case Request::Kind::kLimitable:
+    case Request::Kind::kLimit: {
+      if (!services_.limiters.permits(peer_)) {
+        refuse(
+            fmt::format("user {} may not limit the power of this node; an administrator allows users with "
+                        "--limit-user",
+                        peer_.uid));
+        break;
+      }
+      if (request.kind == Request::Kind::kLimit)
+        if (const auto done = services_.power_limits.set(request.limits, request.seconds); !done) {
+          refuse(done.reason());
+          break;
+        }
+      answer.kind = Answer::Kind::kLimitable;
+      answer.limitable = services_.power_limits.limitable();
       break;
     }
     case Request::Kind::kRestore:

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "daemon/power_limits.h"
 #include "daemon/server.h"
 #include "daemon/wire.h"
 
@@ -18,6 +19,8 @@ class Conversation {
     MeterBoard& board;
     Leases& leases;
     Allowances& allowances;
+    PowerLimits& power_limits;
+    const AllowList& limiters;  // who may limit
     const ServerLimits& limits;
     const std::function<double()>& clock;
     int ending;  // readable once the daemon ends

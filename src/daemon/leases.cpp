@@ -13,6 +13,8 @@
 namespace molen::daemon {
 namespace {
 
+// Peers that want another device wait meanwhile.
+constexpr Seconds kPatienceForLimits{5.0};
 constexpr Seconds kPatienceForLeft{1.0};
 constexpr std::chrono::milliseconds kLookAgainForEnd{20};
 
@@ -62,22 +64,60 @@ Result<std::optional<std::int64_t>> DeviceLease::set(const std::string& id, std:
     if (const std::string why = leases_.ownership().why_not(peer_, actuator.info()); !why.empty())
       return Failure{fmt::format("{}: {}", id, why)};
     const actuate::Kind kind = actuator.info().kind;
+    // The power limits of its devices are held with them, and are not the peer's.
+    if (std::find(ids_.begin(), ids_.end(), id) == ids_.end()) break;
+    if (const auto limit = leases_.limit_of(id); limit && value > *limit)
+      return Failure{fmt::format("{}: {} is above the limit of the site's manager, {}", id, quantity_text(kind, value),
+                                 quantity_text(kind, *limit))};
     if (const Bounds::Range range = leases_.options_.bounds.range_of(actuator);
         value < range.least || value > range.most)
       return Failure{fmt::format("{}: {} is outside what may be set here, {} to {}", id, quantity_text(kind, value),
                                  quantity_text(kind, range.least), quantity_text(kind, range.most))};
     if (const auto done = session_->set(i, value); !done) return Failure{done.reason()};
+    wishes_[id] = value;
+    limited_.erase(id);
     const auto now = actuator.present();
     return now ? std::optional(now.value()) : std::nullopt;
   }
   return Failure{fmt::format("{} is not leased by this connection", id)};
 }
 
+std::string DeviceLease::holder() const {
+  return own_ ? "the limits of the site's manager" : peer_.text();
+}
+
+std::int64_t DeviceLease::wish_of(const actuate::Actuator& actuator) const {
+  const auto wish = wishes_.find(actuator.info().id);
+  return wish == wishes_.end() ? actuator.most() : wish->second;
+}
+
+Result<actuate::Done> DeviceLease::obey_limits() {
+  for (std::size_t i = 0; session_ && i < session_->size(); ++i) {
+    const actuate::Actuator& actuator = session_->actuator(i);
+    const std::string& id = actuator.info().id;
+    const std::int64_t wish = wish_of(actuator);
+    const auto before = limited_.find(id);
+    const std::int64_t present = before == limited_.end() ? wish : before->second;
+    const std::int64_t value = std::min(wish, leases_.limit_of(id).value_or(wish));
+    if (value == present) continue;
+    if (const auto done = session_->set(i, value); !done) return Failure{done.reason()};
+    if (value == wish)
+      limited_.erase(id);
+    else
+      limited_[id] = value;
+  }
+  return actuate::Done{};
+}
+
 std::string DeviceLease::why_end() {
   if (!session_) return "";
+  if (own_) return session_->keep_guarded().reason();
   const Ownership::Now now = leases_.ownership();
-  for (std::size_t i = 0; i < session_->size(); ++i)
-    if (const std::string why = now.why_not(peer_, session_->actuator(i).info()); !why.empty()) return why;
+  for (std::size_t i = 0; i < session_->size(); ++i) {
+    const actuate::ActuatorInfo& info = session_->actuator(i).info();
+    if (std::find(ids_.begin(), ids_.end(), info.id) == ids_.end()) continue;  // held for the limits
+    if (const std::string why = now.why_not(peer_, info); !why.empty()) return why;
+  }
   return session_->keep_guarded().reason();
 }
 
@@ -132,11 +172,14 @@ void Leases::list(const Peer& peer, const DeviceLease* own, Listing& listing) {
     {
       const std::lock_guard lock(mutex_);
       if (const auto held = held_.find(info.lock); held != held_.end()) {
-        if (held->second.lease != own) holder = held->second.holder;
+        // The daemon's own lease gives way to a peer.
+        if (held->second.lease != own && !held->second.lease->own_) holder = held->second.holder;
         // The present value is not the one that was found.
         if (const auto most = held->second.most.find(info.id); most != held->second.most.end())
           range.most = most->second;
       }
+      if (const auto limit = limits_.find(info.id); limit != limits_.end())
+        range.most = std::min(range.most, limit->second);
     }
     std::string why = owners.why_not(peer, info);
     if (why.empty() && range.most < range.least)
@@ -199,7 +242,7 @@ std::pair<std::string, const Leases::Held*> Leases::holder_of(const actuate::Act
 Result<actuate::Done> Leases::reserve(DeviceLease& lease, const actuate::Actuators& here,
                                       const std::vector<std::string>& ids) {
   const Seconds until = now() + options_.patience;
-  const std::string peer = lease.peer_.text();  // it may ask another machine for the user's name
+  const std::string peer = lease.holder();  // it may ask another machine for the user's name
   for (;;) {
     {
       const std::lock_guard lock(mutex_);
@@ -268,23 +311,54 @@ Result<std::unique_ptr<DeviceLease>> Leases::take(const Peer& peer, const std::v
       if (const std::string why = owners.why_not(peer, actuator->info()); !why.empty())
         return Failure{fmt::format("{}: {}", id, why)};
     }
-    std::unique_ptr<DeviceLease> lease(new DeviceLease(*this, peer, new_folder()));
-    if (const auto reserved = reserve(*lease, here, ids); !reserved) return Failure{reserved.reason()};
-    // Only now can no other lease of these devices end, whose lowered values would be taken for those that were found.
-    if (const auto restored = restore_left(ids, kPatienceForLeft); !restored) return Failure{restored.reason()};
-    auto session = actuate::Session::open(std::move(here), ids,
-                                          {lease->folder_, options_.guardian, options_.said, options_.patience});
-    if (!session) return Failure{session.reason()};
-    lease->session_ = std::move(session).value();
-    const std::lock_guard lock(mutex_);
-    for (std::size_t i = 0; i < lease->session_->size(); ++i) {
-      const actuate::Actuator& actuator = lease->session_->actuator(i);
-      held_[actuator.info().lock].most[actuator.info().id] = options_.bounds.range_of(actuator).most;
-    }
-    return lease;
+    std::set<fs::path> devices;
+    for (const std::string& id : ids) devices.insert(find_setting(here, id)->info().lock);
+    // A peer's lease also holds the power limits of its devices, which the site's manager may lower meanwhile.
+    std::vector<std::string> held = ids;
+    for (const auto& a : here.actuators)
+      if (may_limit(a->info()) && devices.contains(a->info().lock) &&
+          std::find(ids.begin(), ids.end(), a->info().id) == ids.end())
+        held.push_back(a->info().id);
+    const Wanted wanted(*this, devices);
+    if (let_go_) let_go_(devices);
+    if (!options_.limit_with.empty()) here = open_all();  // as it is without the limits
+    std::unique_ptr<DeviceLease> lease(new DeviceLease(*this, peer, new_folder(), ids, false));
+    auto opened = open_lease(std::move(lease), std::move(here), held, options_.patience);
+    if (opened)
+      if (const auto obeyed = opened.value()->obey_limits(); !obeyed) return Failure{obeyed.reason()};
+    return opened;
   } catch (const Error& error) {
     return Failure{error.what()};
   }
+}
+
+Result<std::unique_ptr<DeviceLease>> Leases::take_for_limits(const std::vector<std::string>& ids) {
+  try {
+    std::unique_ptr<DeviceLease> lease(new DeviceLease(*this, Peer{}, new_folder(), ids, true));
+    return open_lease(std::move(lease), open_all(), ids, kPatienceForLimits);
+  } catch (const Error& error) {
+    return Failure{error.what()};
+  }
+}
+
+// Reserves the devices, and opens the session of a lease.
+Result<std::unique_ptr<DeviceLease>> Leases::open_lease(std::unique_ptr<DeviceLease> lease, actuate::Actuators here,
+                                                        const std::vector<std::string>& ids, Seconds patience) {
+  for (const std::string& id : ids)
+    if (find_setting(here, id) == nullptr) return Failure{fmt::format("{}: this node has it no more", id)};
+  if (const auto reserved = reserve(*lease, here, ids); !reserved) return Failure{reserved.reason()};
+  // Only now can no other lease of these devices end, whose lowered values would be taken for those that were found.
+  if (const auto restored = restore_left(ids, kPatienceForLeft); !restored) return Failure{restored.reason()};
+  auto session =
+      actuate::Session::open(std::move(here), ids, {lease->folder_, options_.guardian, options_.said, patience});
+  if (!session) return Failure{session.reason()};
+  lease->session_ = std::move(session).value();
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < lease->session_->size(); ++i) {
+    const actuate::Actuator& actuator = lease->session_->actuator(i);
+    held_[actuator.info().lock].most[actuator.info().id] = options_.bounds.range_of(actuator).most;
+  }
+  return lease;
 }
 
 }  // namespace molen::daemon

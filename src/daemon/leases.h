@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -24,6 +25,7 @@ struct LeaseOptions {
   Seconds patience{30.0};
   Bounds bounds;
   Ownership ownership;
+  std::set<std::string> limit_with;  // names of the power limits that the site's manager may set; empty: none
   std::function<void(const std::string&)> said;  // a sentence each; called by any thread
 };
 
@@ -41,19 +43,38 @@ class DeviceLease {
   // Returns why the lease must end: a device is no longer the peer's, or nobody would restore it. "" where it may go
   // on.
   std::string why_end();
+  // Sets the power limits of the leased devices to what the site's manager allows now, or back to what the peer has set
+  // where it allows more.
+  Result<actuate::Done> obey_limits();
   // Restores what was found. A second call does nothing.
   actuate::Restoration end();
 
  private:
   friend class Leases;
-  DeviceLease(Leases& leases, Peer peer, fs::path folder)
-      : leases_(leases), peer_(std::move(peer)), folder_(std::move(folder)) {}
+  DeviceLease(Leases& leases, Peer peer, fs::path folder, std::vector<std::string> ids, bool own)
+      : leases_(leases), peer_(std::move(peer)), folder_(std::move(folder)), ids_(std::move(ids)), own_(own) {}
+  std::string holder() const;
+  std::int64_t wish_of(const actuate::Actuator& actuator) const;
 
   Leases& leases_;
   const Peer peer_;
   const fs::path folder_;
-  bool reserved_ = false;  // it stands in the table of leases
+  const std::vector<std::string> ids_;           // that the peer may set; the power limits of its devices are held too
+  const bool own_;                               // the daemon's, for the limits of the site's manager
+  std::map<std::string, std::int64_t> wishes_;   // what the peer has set, by setting
+  std::map<std::string, std::int64_t> limited_;  // what `obey_limits` has set below that
+  bool reserved_ = false;                        // it stands in the table of leases
   std::unique_ptr<actuate::Session> session_;
+};
+
+// A power limit that the site's manager may set.
+struct LimitableDevice {
+  LimitableSetting setting;
+  std::vector<std::int64_t> values;  // as ActuatorInfo
+  std::int64_t step = 1;
+  fs::path lock;
+  // Returns the greatest value that can be set and is at most `value`; the least one where there is none.
+  std::int64_t at_most(std::int64_t value) const;
 };
 
 // Thread-safe.
@@ -73,8 +94,31 @@ class Leases {
   // Tries again to restore what could not be restored when its lease ended. It may wait for a driver.
   void retry_left();
 
+  // For the limits of the site's manager (PowerLimits). The settings that it may limit:
+  std::vector<LimitableDevice> limitable();
+  // Replaces the limits, which every lease obeys. They lie within the bounds.
+  void set_limits(std::map<std::string, std::int64_t> limits);
+  // Takes devices for the daemon itself, whoever owns them.
+  Result<std::unique_ptr<DeviceLease>> take_for_limits(const std::vector<std::string>& ids);
+  // Returns whether a peer has the device, or waits for it.
+  bool is_taken(const fs::path& device);
+  // `let_go` is called before a peer takes devices, by its thread. To be set while there is no peer.
+  void on_wanted(std::function<void(const std::set<fs::path>&)> let_go) { let_go_ = std::move(let_go); }
+
  private:
   friend class DeviceLease;
+  // Says that devices are about to be taken, as long as it lives.
+  class Wanted {
+   public:
+    Wanted(Leases& leases, const std::set<fs::path>& devices);
+    ~Wanted();
+    Wanted(const Wanted&) = delete;
+    Wanted& operator=(const Wanted&) = delete;
+
+   private:
+    Leases& leases_;
+    const std::set<fs::path>& devices_;
+  };
   struct Held {
     const DeviceLease* lease = nullptr;
     std::string holder;
@@ -84,6 +128,10 @@ class Leases {
   };
   actuate::Actuators open_all();
   Ownership::Now ownership();
+  bool may_limit(const actuate::ActuatorInfo& info) const;
+  std::optional<std::int64_t> limit_of(const std::string& id);
+  Result<std::unique_ptr<DeviceLease>> open_lease(std::unique_ptr<DeviceLease> lease, actuate::Actuators here,
+                                                  const std::vector<std::string>& ids, Seconds patience);
   Result<actuate::Done> restore_left(const std::vector<std::string>& ids, Seconds patience);
   // Waits for a lease whose peer has ended, at most for the patience.
   Result<actuate::Done> reserve(DeviceLease& lease, const actuate::Actuators& here,
@@ -94,12 +142,15 @@ class Leases {
   fs::path new_folder();
 
   const LeaseOptions options_;
-  std::mutex opening_;                  // one opens devices at a time
-  std::mutex recovery_;                 // guards left_ and said_of_left_, and is held while it is restored
-  std::vector<fs::path> left_;          // folders of ended leases of which something could not be restored
-  std::set<std::string> said_of_left_;  // at the last try
-  std::mutex mutex_;                    // guards the members below; nothing waits while it is held
-  std::map<fs::path, Held> held_;       // by the device's lock
+  std::mutex opening_;                          // one opens devices at a time
+  std::mutex recovery_;                         // guards left_ and said_of_left_, and is held while it is restored
+  std::vector<fs::path> left_;                  // folders of ended leases of which something could not be restored
+  std::set<std::string> said_of_left_;          // at the last try
+  std::mutex mutex_;                            // guards the members below; nothing waits while it is held
+  std::map<fs::path, Held> held_;               // by the device's lock
+  std::map<std::string, std::int64_t> limits_;  // by setting
+  std::multiset<fs::path> wanted_;              // devices that peers are about to take
+  std::function<void(const std::set<fs::path>&)> let_go_;
   std::vector<std::string> problems_;
   std::uint64_t next_ = 0;
 };

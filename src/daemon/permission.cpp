@@ -172,6 +172,15 @@ std::uint32_t group_named(const std::string& name, const std::string& flag) {
   return found->gr_gid;
 }
 
+void require_power_limit(const std::string& name, const std::string& flag) {
+  std::vector<std::string> names;
+  for (const auto& [known, kind] : kBounded)
+    if (kind == actuate::Kind::kPower) names.emplace_back(known);
+  if (std::find(names.begin(), names.end(), name) == names.end())
+    throw UsageError("{}: '{}' must be one of {}{}", flag, name, fmt::format("{}", fmt::join(names, ", ")),
+                     did_you_mean(name, names));
+}
+
 void Bounds::add_least(const std::string& text, const std::string& flag) {
   const NamedBound bound = parse_bound(text, flag);
   Range& range = of_[bound.name];

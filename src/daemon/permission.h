@@ -40,6 +40,9 @@ struct AllowList {
 std::uint32_t user_named(const std::string& name, const std::string& flag);
 std::uint32_t group_named(const std::string& name, const std::string& flag);
 
+// Throws UsageError, which begins with `flag`, for a name that is none of a power limit.
+void require_power_limit(const std::string& name, const std::string& flag);
+
 // Bounds that an administrator sets to settings, by the name of the actuator, such as "nvml-power". They are added to
 // those of the device.
 class Bounds {

@@ -78,6 +78,7 @@ Server::Server(energy::Meters meters, ServerOptions options)
       notices_(options_.say),
       board_(std::move(meters), options_.read_every, options_.clock),
       leases_(with_said(options_.leases, [this](const std::string& text) { say(text); })),
+      power_limits_(leases_, options_.clock, [this](const std::string& text) { say(text); }),
       allowances_(options_.limits.requests_per_s, options_.limits.burst),
       ending_(event_descriptor()),
       listening_(listen_for_all(options_.socket)) {
@@ -120,6 +121,7 @@ void Server::retry(const std::stop_token& stop) {
 
 void Server::run(int stop) {
   const std::jthread retrying([this](const std::stop_token& ends) { retry(ends); });
+  const std::jthread limiting([this](const std::stop_token& ends) { power_limits_.run(ends, options_.limits.look_s); });
   const double rest_s = std::min(kBetweenLooksS, board_.keep_every_s());
   for (;;) {
     std::array<pollfd, 2> polled{pollfd{stop, POLLIN, 0}, pollfd{listening_.get(), POLLIN, 0}};
@@ -192,7 +194,8 @@ void Server::admit(int socket) {
 
 void Server::serve(Visitor& visitor) {
   try {
-    Conversation conversation({board_, leases_, allowances_, options_.limits, options_.clock, ending_.get()},
+    Conversation conversation({board_, leases_, allowances_, power_limits_, options_.limiters, options_.limits,
+                               options_.clock, ending_.get()},
                               visitor.socket.get(), visitor.peer);
     if (const std::string cut = conversation.run(); !cut.empty())
       tell(fmt::format("{} was cut: {}", visitor.peer.text(), cut));

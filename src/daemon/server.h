@@ -18,6 +18,7 @@
 #include "daemon/leases.h"
 #include "daemon/meter_board.h"
 #include "daemon/permission.h"
+#include "daemon/power_limits.h"
 
 namespace molen::daemon {
 
@@ -34,6 +35,7 @@ struct ServerLimits {
 struct ServerOptions {
   fs::path socket;
   AllowList allowed;
+  AllowList limiters;       // those of them who may limit the power of the node; root always may
   LeaseOptions leases;      // `said` is set by the server
   Seconds read_every{0.1};  // as MeterBoard
   ServerLimits limits;
@@ -84,6 +86,7 @@ class Server {
   collect::Notices notices_;
   MeterBoard board_;
   Leases leases_;
+  PowerLimits power_limits_;
   Allowances allowances_;
   Descriptor ending_;  // readable once the daemon ends
   Descriptor listening_;

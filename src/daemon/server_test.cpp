@@ -337,7 +337,8 @@ TEST_F(Serving, APeerWhoseEndCannotBeWatchedIsCut) {
   of_leases.said = [](const auto&) {};
   Leases leases(of_leases);
   Allowances allowances(1e3, 1e3);
-  Conversation conversation({board, leases, allowances, o.limits, o.clock, ends[1]}, ends[0],
+  PowerLimits power_limits(leases, o.clock, o.say);
+  Conversation conversation({board, leases, allowances, power_limits, o.limiters, o.limits, o.clock, ends[1]}, ends[0],
                             {::geteuid(), ::getegid(), {}, ::getpid()});
   rlimit limit{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);

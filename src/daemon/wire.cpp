@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/json_fields.h"
+#include "collect/limits.h"
 #include "collect/record.h"
 
 namespace molen::daemon {
@@ -16,18 +17,17 @@ namespace {
 constexpr int kMostDepth = 6;  // an answer, its listing, a list, an entry, its values, and one to spare for the message
 constexpr std::int64_t kMostValue = std::int64_t{1} << 53;
 
-const std::vector<std::string> kRequestKeys{"request", "settings", "setting", "value"};
-const std::vector<std::string> kAnswerKeys{"welcome", "listing",  "readings", "leased",
-                                           "set",     "restored", "refused",  "closing"};
+const std::vector<std::string> kRequestKeys{"request", "settings", "setting", "value", "limits", "seconds"};
+const std::vector<std::string> kAnswerKeys{"welcome",  "listing", "readings", "leased",   "set",
+                                           "restored", "refused", "closing",  "limitable"};
 const std::vector<std::string> kMeterKeys{"scope", "meter", "detail", "source", "joules_per_tick", "changes_every"};
 const std::vector<std::string> kSettingKeys{"id",   "name",   "scope", "control",  "detail",  "kind",  "least",
                                             "most", "values", "step",  "readable", "present", "holder"};
 const std::vector<std::string> kReadingKeys{"scope", "joules", "gaps", "ticks", "age", "reason"};
-const std::vector<std::pair<Request::Kind, std::string>> kRequests{{Request::Kind::kList, "list"},
-                                                                   {Request::Kind::kRead, "read"},
-                                                                   {Request::Kind::kLease, "lease"},
-                                                                   {Request::Kind::kSet, "set"},
-                                                                   {Request::Kind::kRestore, "restore"}};
+const std::vector<std::pair<Request::Kind, std::string>> kRequests{
+    {Request::Kind::kList, "list"},  {Request::Kind::kRead, "read"},       {Request::Kind::kLease, "lease"},
+    {Request::Kind::kSet, "set"},    {Request::Kind::kRestore, "restore"}, {Request::Kind::kLimitable, "limitable"},
+    {Request::Kind::kLimit, "limit"}};
 
 std::string line_of(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -214,6 +214,47 @@ actuate::Restoration restoration_in(const Json& json, const std::string& origin)
   return r;
 }
 
+Json json_of(const Limitable& limitable) {
+  Json settings = Json::array();
+  for (const LimitableSetting& s : limitable.settings) {
+    settings.push_back({{"id", s.id}, {"scope", s.scope}, {"least", s.least}, {"most", s.most}});
+    settings.back()["present"] = s.present ? Json(*s.present) : Json();
+  }
+  return {{"settings", settings}, {"seconds", limitable.seconds}};
+}
+
+Limitable limitable_in(const Json& json, const std::string& origin) {
+  const JsonFields fields(json, origin);
+  fields.require_known(std::vector<std::string>{"settings", "seconds"});
+  Limitable limitable;
+  limitable.seconds = not_negative_in(fields, "seconds");
+  each_in(json, "settings", origin, kMostEntries, [&](const Json& one, const std::string& at) {
+    const JsonFields setting(one, at);
+    setting.require_known(std::vector<std::string>{"id", "scope", "least", "most", "present"});
+    LimitableSetting s{name_in(setting, "id"), name_in(setting, "scope"), count_in(setting, "least"),
+                       count_in(setting, "most")};
+    if (setting.find("present") != nullptr) s.present = count_in(setting, "present");
+    if (s.least < 1 || s.most < s.least) throw UsageError("{}: {} to {} is no range", at, s.least, s.most);
+    limitable.settings.push_back(std::move(s));
+  });
+  return limitable;
+}
+
+// Reads the limits of a request.
+void limits_in(const Json& json, const JsonFields& fields, Request& request) {
+  std::set<std::string> known;
+  each_in(json, "limits", fields.origin(), kMostSettings, [&](const Json& one, const std::string& at) {
+    const JsonFields limit(one, at);
+    limit.require_known(std::vector<std::string>{"setting", "value"});
+    request.limits.push_back({name_in(limit, "setting"), count_in(limit, "value")});
+    if (!known.insert(request.limits.back().id).second) throw UsageError("{}: this setting stands twice", at);
+  });
+  request.seconds = not_negative_in(fields, "seconds");
+  if (request.seconds > collect::kLongestLimitS)
+    throw UsageError("{}: 'seconds' must be at most {:g}, is {:g}", fields.origin(), collect::kLongestLimitS,
+                     request.seconds);
+}
+
 }  // namespace
 
 std::string request_line(const Request& request) {
@@ -225,6 +266,12 @@ std::string request_line(const Request& request) {
     json["setting"] = request.settings.at(0);
     json["value"] = request.value;
   }
+  if (request.kind == Request::Kind::kLimit) {
+    json["limits"] = Json::array();
+    for (const SettingValue& limit : request.limits)
+      json["limits"].push_back({{"setting", limit.id}, {"value", limit.value}});
+    json["seconds"] = request.seconds;
+  }
   return line_of(json);
 }
 
@@ -234,12 +281,17 @@ Request parse_request(std::string_view line, const std::string& origin) {
   fields.require_known(kRequestKeys);
   const std::string name = fields.text("request");
   const auto named = std::find_if(kRequests.begin(), kRequests.end(), [&](const auto& r) { return r.second == name; });
-  if (named == kRequests.end()) throw UsageError("{}: 'request' must be list, read, lease, set or restore", origin);
+  if (named == kRequests.end())
+    throw UsageError("{}: 'request' must be list, read, lease, set, restore, limitable or limit", origin);
   Request request{named->first};
   const bool leases = request.kind == Request::Kind::kLease, sets = request.kind == Request::Kind::kSet;
-  for (const char* key : {"settings", "setting", "value"})
-    if (json.contains(key) && !(std::string_view(key) == "settings" ? leases : sets))
+  const bool limits = request.kind == Request::Kind::kLimit;
+  for (const auto& [key, has_place] :
+       {std::pair("settings", leases), std::pair("setting", sets), std::pair("value", sets),
+        std::pair("limits", limits), std::pair("seconds", limits)})
+    if (json.contains(key) && !has_place)
       throw UsageError("{}: '{}' has no place in a request to {}", origin, key, name);
+  if (limits) limits_in(json, fields, request);
   if (leases) {
     std::set<std::string> known;
     each_in(json, "settings", origin, kMostSettings, [&](const Json& id, const std::string& at) {
@@ -278,6 +330,9 @@ std::string answer_line(const Answer& answer) {
       break;
     case Answer::Kind::kRestored:
       json["restored"] = json_of(answer.restoration);
+      break;
+    case Answer::Kind::kLimitable:
+      json["limitable"] = json_of(answer.limitable);
       break;
     case Answer::Kind::kRefused:
       json["refused"] = collect::as_text(answer.reason);
@@ -333,6 +388,9 @@ Answer parse_answer(std::string_view line, const std::string& origin) {
   } else if (key == "restored") {
     answer.kind = Answer::Kind::kRestored;
     answer.restoration = restoration_in(json["restored"], origin);
+  } else if (key == "limitable") {
+    answer.kind = Answer::Kind::kLimitable;
+    answer.limitable = limitable_in(json["limitable"], origin);
   } else if (const std::int64_t protocol = fields.integer("welcome"); protocol != kProtocol) {
     throw UsageError("{}: the daemon speaks protocol {} and this program {}: use molen of one version", origin,
                      protocol, kProtocol);

@@ -1,6 +1,7 @@
-// The lines between a job and the energy daemon of its node, protocol 1 (docs/formats/daemon.md): one JSON object per
-// line. The daemon welcomes or closes; then it answers each request of the job with one line. Both sides parse lines
-// from outside, so each function refuses with UsageError what it does not know.
+// The lines between a job, or a sender with limits, and the energy daemon of its node, protocol 1
+// (docs/formats/daemon.md): one JSON object per line. The daemon welcomes or closes; then it answers each request of
+// the job with one line. Both sides parse lines from outside, so each function refuses with UsageError what it does not
+// know.
 #pragma once
 
 #include <cstddef>
@@ -21,11 +22,20 @@ inline constexpr std::size_t kMostAnswerBytes = 1024 * 1024;  // with its newlin
 inline constexpr std::size_t kMostSettings = 64;              // of a lease
 inline constexpr std::size_t kMostEntries = 4096;             // of a list in an answer
 
+// A value of a setting: kHz or uW.
+struct SettingValue {
+  std::string id;
+  std::int64_t value = 0;
+  bool operator==(const SettingValue&) const = default;
+};
+
 struct Request {
-  enum class Kind { kList, kRead, kLease, kSet, kRestore };
+  enum class Kind { kList, kRead, kLease, kSet, kRestore, kLimitable, kLimit };
   Kind kind = Kind::kList;
   std::vector<std::string> settings = {};  // kLease: ids of actuators; kSet: one of them
   std::int64_t value = 0;                  // kSet: kHz or uW
+  std::vector<SettingValue> limits = {};   // kLimit: power limits; none lifts them
+  double seconds = 0;                      // kLimit: for which they hold
   bool operator==(const Request&) const = default;
 };
 
@@ -56,6 +66,19 @@ struct Listing {
   std::vector<Withheld> withheld;  // settings of this machine that the peer may not make, and why
 };
 
+// A power limit that the site's manager may set. Values are uW.
+struct LimitableSetting {
+  std::string id, scope;
+  std::int64_t least = 0, most = 0;
+  std::optional<std::int64_t> present = {};  // what is set now; absent where the device does not tell
+  bool operator==(const LimitableSetting&) const = default;
+};
+struct Limitable {
+  std::vector<LimitableSetting> settings;
+  double seconds = 0;  // for which the present limits hold; 0: there are none
+  bool operator==(const Limitable&) const = default;
+};
+
 struct ReadingEntry {
   std::string scope;
   std::optional<energy::Reading> reading;
@@ -63,12 +86,13 @@ struct ReadingEntry {
 };
 
 struct Answer {
-  enum class Kind { kWelcome, kListing, kReadings, kLeased, kSet, kRestored, kRefused, kClosing };
+  enum class Kind { kWelcome, kListing, kReadings, kLeased, kSet, kRestored, kLimitable, kRefused, kClosing };
   Kind kind = Kind::kWelcome;
   Listing listing;
   std::vector<ReadingEntry> readings;
   std::optional<std::int64_t> present;  // kSet: what is set now; absent where the device does not tell
   actuate::Restoration restoration;
+  Limitable limitable;
   std::string reason;  // of a refusal; kClosing: after this one the daemon closes the connection
 };
 

@@ -36,14 +36,16 @@ TEST(DaemonWire, RequestsComeBackTheSame) {
   for (const Request& request :
        {Request{Request::Kind::kList}, Request{Request::Kind::kRead}, Request{Request::Kind::kRestore},
         Request{Request::Kind::kLease, {"cpufreq:cpu-package0", "nvml-power:GPU-1"}},
-        Request{Request::Kind::kSet, {"nvml-power:GPU-1"}, 300000000}})
+        Request{Request::Kind::kSet, {"nvml-power:GPU-1"}, 300000000}, Request{Request::Kind::kLimitable},
+        Request{Request::Kind::kLimit, {}, 0, {{"nvml-power:GPU-1", 300000000}, {"powercap:cpu-package0", 1}}, 61.5},
+        Request{Request::Kind::kLimit}})
     EXPECT_EQ(parse_request(cut_newline(request_line(request)), "the request"), request);
   EXPECT_EQ(request_line({Request::Kind::kSet, {"a"}, 7}), "{\"request\":\"set\",\"setting\":\"a\",\"value\":7}\n");
 }
 
 TEST(DaemonWire, RequestsOfAnotherFormAreRefused) {
   EXPECT_EQ(refusal_of_request(R"({"request":"reboot"})"),
-            "the request: 'request' must be list, read, lease, set or restore");
+            "the request: 'request' must be list, read, lease, set, restore, limitable or limit");
   EXPECT_EQ(refusal_of_request(R"({"request":"list","uid":0})"), "the request: unknown key 'uid'");
   EXPECT_EQ(refusal_of_request(R"({"request":"list","value":1})"),
             "the request: 'value' has no place in a request to list");
@@ -61,6 +63,14 @@ TEST(DaemonWire, RequestsOfAnotherFormAreRefused) {
             "the request: 'value' must be between 0 and 2^53, is -1");
   EXPECT_EQ(refusal_of_request(R"({"request":"set","setting":"a","value":1.5})"),
             "the request: 'value' must be a whole number, is 1.5");
+  EXPECT_EQ(refusal_of_request(R"({"request":"limit","limits":[],"seconds":3601})"),
+            "the request: 'seconds' must be at most 3600, is 3601");
+  EXPECT_EQ(refusal_of_request(
+                R"({"request":"limit","limits":[{"setting":"a","value":1},{"setting":"a","value":2}],"seconds":1})"),
+            "the request: limits[1]: this setting stands twice");
+  EXPECT_EQ(refusal_of_request(R"({"request":"limit","limits":[]})"), "the request: 'seconds' is missing");
+  EXPECT_EQ(refusal_of_request(R"({"request":"limitable","seconds":1})"),
+            "the request: 'seconds' has no place in a request to limitable");
   for (const char* line : {"", "list", "[]", "{}", "{\"request\":1}", "{\"request\":\"list\"", "GET / HTTP/1.1",
                            "\xff\xfe", "{\"request\":\"list\",\"request\":\"set\"}", "[[[[[[[[[[[["})
     EXPECT_EQ(refusal_of_request(line).find("the request"), 0u) << line;

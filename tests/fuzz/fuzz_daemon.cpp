@@ -32,6 +32,7 @@ void read_line(std::string_view line, bool request) {
     const Request one = parse_request(line, "fuzz");
     require(one.settings.size() <= kMostSettings && one.value >= 0);
     for (const std::string& id : one.settings) require(collect::is_name(id));
+    require(one.limits.size() <= kMostSettings && one.seconds >= 0 && one.seconds <= collect::kLongestLimitS);
     require(parse_request(without_newline(request_line(one)), "again") == one);
     return;
   }

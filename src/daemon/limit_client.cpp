@@ -1,0 +1,70 @@
+#include "daemon/limit_client.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/error.h"
+
+namespace molen::daemon {
+namespace {
+
+constexpr double kMicrowattsPerWatt = 1e6;
+
+double as_watts(std::int64_t microwatts) {
+  return static_cast<double>(microwatts) / kMicrowattsPerWatt;
+}
+
+}  // namespace
+
+LimitClient::LimitClient(std::optional<fs::path> socket, std::function<void(const std::string&)> say, Seconds patience)
+    : socket_(std::move(socket)), say_(std::move(say)), patience_(patience) {}
+
+Result<Answer> LimitClient::ask(const Request& request) {
+  if (!socket_)
+    return Failure{fmt::format("this node has no energy daemon: there is no {}, and MOLEN_ENERGY_SOCKET names none",
+                               kDefaultSocket)};
+  if (!client_ || !client_->lost().empty()) {
+    auto connected = Client::connect(*socket_, patience_);
+    if (!connected) return Failure{connected.reason()};
+    client_ = std::move(connected).value();
+  }
+  return client_->ask(request, Answer::Kind::kLimitable, patience_);
+}
+
+void LimitClient::trouble(const std::string& text) {
+  if (!text.empty() && text != trouble_) say_(text);
+  trouble_ = text;
+}
+
+collect::Limitable LimitClient::limitable() {
+  collect::Limitable limits;
+  const auto answer = ask({Request::Kind::kLimitable});
+  if (!answer) {
+    limits.problem = answer.reason();
+    trouble(limits.problem);
+    return limits;
+  }
+  for (const LimitableSetting& s : answer.value().limitable.settings) {
+    if (limits.settings.size() == collect::kMostLimits) break;
+    const double least_w = as_watts(s.least), most_w = as_watts(s.most);
+    if (least_w < collect::kLeastLimitW || most_w > collect::kMostLimitW) continue;
+    limits.settings.push_back({s.id, s.scope, least_w, most_w, std::nullopt});
+    if (s.present)
+      limits.settings.back().present_w = std::clamp(as_watts(*s.present), collect::kLeastLimitW, collect::kMostLimitW);
+  }
+  limits.problem = trouble_;
+  if (limits.settings.empty())
+    limits.problem = "the energy daemon of this node has no power limit that it may set (--limit-with)";
+  return limits;
+}
+
+void LimitClient::keep(const collect::LimitOrder& order) {
+  Request request{Request::Kind::kLimit};
+  for (const collect::Limit& limit : order.limits)
+    request.limits.push_back({limit.setting, std::llround(std::floor(limit.watts * kMicrowattsPerWatt))});
+  request.seconds = order.seconds;
+  trouble(ask(request).reason());
+}
+
+}  // namespace molen::daemon

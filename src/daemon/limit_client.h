@@ -1,0 +1,37 @@
+// The side of a sender that passes the limits of the site's manager on to the energy daemon of its node.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "collect/limits.h"
+#include "daemon/client.h"
+
+namespace molen::daemon {
+
+// Not thread-safe. The daemon is waited for at most `patience`, and connected to again where it has gone away.
+class LimitClient {
+ public:
+  // `socket`: that of the daemon; nothing where this process has none. `say`: a sentence for a person.
+  LimitClient(std::optional<fs::path> socket, std::function<void(const std::string&)> say,
+              Seconds patience = Seconds(5));
+
+  // Returns what this node can limit; where it can limit nothing, the reason.
+  collect::Limitable limitable();
+  // Has the daemon keep these limits. What it refuses is said, and is the problem of the next `limitable`.
+  void keep(const collect::LimitOrder& order);
+
+ private:
+  Result<Answer> ask(const Request& request);
+  void trouble(const std::string& text);
+
+  const std::optional<fs::path> socket_;
+  const std::function<void(const std::string&)> say_;
+  const Seconds patience_;
+  std::unique_ptr<Client> client_;
+  std::string trouble_;  // that was said and lasts
+};
+
+}  // namespace molen::daemon
