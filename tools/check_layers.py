@@ -10,7 +10,7 @@ LEVELS = [
     {"arch", "mesh", "config", "cluster", "store", "energy", "math"},
     {"program", "comm", "collect", "data", "checkpoint", "optim", "actuate"},
     {"model", "daemon"},
-    {"sim", "exec", "ledger", "policy"},
+    {"sim", "exec", "ledger", "policy", "manage"},
     {"plan", "slurm"},
     {"tune"},
     {"launch"},

@@ -31,7 +31,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 REASONS = "tests/mutants.json"
 # Programs of each module's own tests; after them come those of the modules above it.
 TORCH_FREE = ["base", "arch", "mesh", "config", "cluster", "store", "energy", "program", "comm", "data", "checkpoint", "sim", "ledger", "actuate", "collect",
-              "daemon", "policy", "plan", "tune", "serve", "slurm"]
+              "daemon", "policy", "manage", "plan", "tune", "serve", "slurm"]
 TORCH = ["math", "optim", "model", "exec", "launch", "measure", "infer", "prove", "train"]
 PROGRAM = ["apps"]  # not sampled unless it is named: its tests are the end-to-end scripts, which cost minutes for a mutant that survives
 BY_SCRIPTS = ["launch", "measure", "infer", "prove", "train", *PROGRAM]  # modules whose mutants meet those scripts

@@ -1,4 +1,4 @@
-// molen energy list | live | account | restore | guard | daemon | collect | send
+// molen energy list | live | account | restore | guard | daemon | collect | send | manage
 #include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -14,6 +14,7 @@
 #include "apps/energy_account.h"
 #include "apps/energy_collect.h"
 #include "apps/energy_daemon.h"
+#include "apps/energy_manage.h"
 #include "base/error.h"
 #include "base/utf8.h"
 #include "collect/sums.h"
@@ -142,6 +143,7 @@ void add_energy_verb(CLI::App& app, Chosen& chosen) {
   add_collect_verbs(*verb, chosen);
   add_restore_verbs(*verb, chosen);
   add_daemon_verb(*verb, chosen);
+  add_manage_verb(*verb, chosen);
   auto meters = std::make_shared<std::vector<std::string>>(1, "auto");
   auto format = std::make_shared<std::string>("text");
   auto every = std::make_shared<double>(1.0);

@@ -30,6 +30,7 @@
 #include "collect/turn.h"
 #include "collect/watchdog.h"
 #include "daemon/client.h"
+#include "daemon/limit_client.h"
 #include "energy/open.h"
 
 namespace molen::apps {
@@ -98,7 +99,7 @@ int run_collect(const CollectArguments& o) {
 struct SendArguments {
   std::string to, spool = "energy.spool";
   std::optional<std::string> node, token_file, lock;
-  bool until_hangup = false;
+  bool until_hangup = false, obey_limits = false;
   std::vector<std::string> meters{"auto"};
   double every_s = 60;
   std::int64_t count = 0;
@@ -165,11 +166,13 @@ std::unique_ptr<collect::Spool> open_spool(const SendArguments& o, const collect
 }
 
 // Measures period after period, of which there were `periods`, and sends meanwhile, until there were `count` of them or
-// a signal comes. Gives up the turn as soon as the last period has ended.
+// a signal comes. With `limits`, asks for the limits of the node at the start and after each period. Gives up the turn
+// as soon as the last period has ended.
 void send_periods(const SendArguments& o, collect::Readings& readings, collect::Spool& spool, collect::Sender& sender,
-                  int stop, collect::Turn* turn, std::int64_t periods) {
+                  int stop, collect::Turn* turn, daemon::LimitClient* limits, std::int64_t periods) {
   double due_s = now().value;
   for (;;) {
+    if (limits != nullptr) sender.ask(limits->limitable());
     // Periods that were missed, because the machine slept, are one long period.
     due_s = std::max(due_s + o.every_s, now().value);
     const bool last = sender.run(due_s, stop) || ++periods == o.count;
@@ -199,6 +202,9 @@ collect::SenderOptions sender_options(const SendArguments& o) {
   require_label("--user", o.labels.user);
   collect::SenderOptions options;
   options.to = collect::parse_address(o.to, "--to");
+  if (o.obey_limits && !o.token_file && !collect::is_local(options.to))
+    throw UsageError("--obey-limits: {} is on another machine, so the secret of its collector is needed (--token-file)",
+                     options.to.text());
   options.node = o.node.value_or(this_host());
   if (o.token_file) options.token = collect::read_token(*o.token_file);
   options.say = [](const std::string& text) { say(text); };
@@ -213,7 +219,12 @@ std::string turn_name(const SendArguments& o, const std::string& node) {
 
 int run_send(const SendArguments& o) {
   const Stop stop(o.until_hangup);
-  const collect::SenderOptions options = sender_options(o);
+  collect::SenderOptions options = sender_options(o);
+  std::optional<daemon::LimitClient> limits;
+  if (o.obey_limits) {
+    limits.emplace(daemon::socket_here(), options.say);
+    options.on_limits = [&limits](const collect::LimitOrder& order) { limits->keep(order); };
+  }
   std::optional<collect::Watchdog> watchdog;
   if (o.until_hangup) watchdog.emplace(stop.get(), kStopLimitS, options.say);
   collect::Labels labels = o.labels;
@@ -235,7 +246,7 @@ int run_send(const SendArguments& o) {
   const auto spool = open_spool(o, options, readings, stop.get(), kept, periods);
   collect::Sender sender(options, *spool);
   add_all(*spool, std::move(kept));
-  send_periods(o, readings, *spool, sender, stop.get(), turn ? &*turn : nullptr, periods);
+  send_periods(o, readings, *spool, sender, stop.get(), turn ? &*turn : nullptr, limits ? &*limits : nullptr, periods);
   add_all(*spool, readings.farewell());
   if (deliver(*spool, sender, turn ? &*turn : nullptr)) return kOk;
   say(fmt::format("{} not acknowledged; {} has what waits, and the next start sends it",
@@ -272,6 +283,9 @@ void add_send_verb(CLI::App& energy, Chosen& chosen) {
       fmt::format("end when the other end of standard input, a pipe, is closed, as it is when its holder dies; "
                   "within {:g} s, even if a meter hangs",
                   kStopLimitS));
+  verb->add_flag("--obey-limits", o->obey_limits,
+                 "ask the collector for the power limits of this node each period, and have its energy daemon keep "
+                 "them (molen energy manage); of one sender of a node only");
   verb->add_option("--meters", o->meters, fmt::format("{}", fmt::join(energy::meter_names(), ", ")));
   verb->add_option("--job", o->labels.job, "the job that the energy belongs to");
   verb->add_option("--step", o->labels.step, "the step of the job");

@@ -24,7 +24,7 @@ namespace {
 
 struct DaemonArguments {
   std::string socket = daemon::kDefaultSocket, journals = "/run/molen/leases";
-  std::vector<std::string> users, groups, least, most, meters{"auto"};
+  std::vector<std::string> users, groups, least, most, limit_with, limit_users, meters{"auto"};
   std::optional<std::string> owners;
   bool exclusive = false;
   double read_every_s = 0.1;
@@ -37,6 +37,17 @@ daemon::ServerOptions daemon_options(const DaemonArguments& o) {
   for (const std::string& group : o.groups) options.allowed.groups.insert(daemon::group_named(group, "--allow-group"));
   for (const std::string& bound : o.least) options.leases.bounds.add_least(bound, "--least");
   for (const std::string& bound : o.most) options.leases.bounds.add_most(bound, "--most");
+  for (const std::string& name : o.limit_with) {
+    daemon::require_power_limit(name, "--limit-with");
+    options.leases.limit_with.insert(name);
+  }
+  for (const std::string& user : o.limit_users) {
+    const std::uint32_t uid = daemon::user_named(user, "--limit-user");
+    options.limiters.users.insert(uid);
+    options.allowed.users.insert(uid);
+  }
+  if (!o.limit_users.empty() && o.limit_with.empty())
+    throw UsageError("--limit-user: there is nothing to limit; name the settings with --limit-with");
   if (o.owners && o.exclusive)
     throw UsageError("--exclusive: --owners says who may set which device; name one of them");
   if (o.owners) options.leases.ownership = daemon::Ownership(daemon::Ownership::Rule::kGrants, *o.owners);
@@ -60,7 +71,7 @@ int run_daemon(const DaemonArguments& o) {
   daemon::Server server(std::move(meters), std::move(options));
   fmt::print("{}; {}\n", counted(read, "meter"),
              sets ? counted(static_cast<std::int64_t>(actuate::open_actuators({}).actuators.size()), "setting")
-                  : "no settings are made, because neither --owners nor --exclusive is given");
+                  : "no settings are made for jobs, because neither --owners nor --exclusive is given");
   fmt::print("listening on {}\n", printable(o.socket));
   std::fflush(stdout);
   server.run(stop.get());
@@ -85,6 +96,11 @@ void add_daemon_verb(CLI::App& energy, Chosen& chosen) {
       "--least", o->least,
       "the least value that is set, such as nvml-power=300 W or cpufreq=1.2 GHz, besides the device's own");
   verb->add_option("--most", o->most, "the greatest value that is set, in the same form");
+  verb->add_option("--limit-with", o->limit_with,
+                   "a power limit, such as nvml-power or powercap, that the site's manager may lower on this node, "
+                   "within --least and --most (molen energy manage)");
+  verb->add_option("--limit-user", o->limit_users,
+                   "a user who may pass on the manager's limits, and ask as with --allow-user; root always may");
   verb->add_option("--meters", o->meters, "as molen energy list --meters")->capture_default_str();
   verb->add_option("--read-every", o->read_every_s, "seconds for which all jobs get the same reading of a meter")
       ->capture_default_str()

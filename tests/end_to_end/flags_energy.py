@@ -1,4 +1,4 @@
-"""Rows of energy collect, energy send and energy daemon."""
+"""Rows of energy collect, energy send, energy daemon and energy manage."""
 import contextlib
 import fcntl
 import json
@@ -499,3 +499,117 @@ def slack_policy(case):
     equal("losses", [s["loss"] for s in steps[:40]], [s["loss"] for s in plain.steps])
     event, = [e for e in lines_of(work / "runs/slack/events.jsonl") if e["event"] == "policy"]
     equal("the event", (event["policy"], event["kind"], event["settings"]), ("slack", "clock", [3e9, "program"]))
+
+
+# --- energy manage -----------------------------------------------------------------------------------------------------------------
+def caps_file(name, power=None, energy=None):
+    text = '[manage]\nperiod = "0.5 s"\nhold = "3 s"\nstale_after = "5 s"\n'
+    if power:
+        text += f'[[power_cap]]\nname = "power"\nnodes = ["*"]\nnode_most = "250 W"\n{power}\n'
+    if energy:
+        text += f'[[energy_cap]]\nname = "energy"\nnodes = ["*"]\nnode_most = "250 W"\n{energy}\n'
+    (work / name).write_text(text)
+    return name
+
+
+@contextlib.contextmanager
+def limited_node(case, name, folder, database_socket, *words):
+    """A node of 200 W with its daemon and its sender: the package, and the sender's process."""
+    with LimitedPackage(folder) as package, daemon(case, folder, *MAY_ASK, "--meters", "none", "--limit-with", "powercap", *words) as said:
+        command = case.words_of(["energy", "send", "--to", f"unix:{database_socket}", "--every", 1, "--node", name, "--meters", "rapl-powercap", "--spool", f"{name}.spool", "--obey-limits"])
+        sender = started([MOLEN, *command], env={**ENV, "MOLEN_SYSFS": str(folder), "MOLEN_ENERGY_SOCKET": said["socket"]}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            yield package, said, sender
+        finally:
+            sender.kill()
+            sender.wait()
+
+
+def looks(manager_out):
+    return [json.loads(line) for line in manager_out.splitlines()]
+
+
+@row("energy manage --database", "energy manage --once", "energy manage --dry-run", "energy manage --json", "energy send --obey-limits", "energy daemon --limit-with", "energy daemon --limit-user")
+def caps_of_a_site(case):
+    """Two nodes of 200 W under a cap of 300 W: the real collector, daemons, senders and manager, whose ends all lead back to what was found."""
+    manage = lambda file, *words, **keys: case.molen("energy", "manage", file, "--database", "sqlite:caps.db", *words, **keys)
+    soft = caps_file("soft.toml", 'power = "300 W"\nkind = "soft"')
+    hard = caps_file("hard.toml", 'power = "300 W"\nkind = "hard"')
+    with collector(case, "--database", "sqlite:caps.db", "--listen", "unix:caps"), contextlib.ExitStack() as stack:
+        (one, _, sender), (two, of_two, _) = (stack.enter_context(limited_node(case, f"n{i}", work / f"sys{i}", "caps", *words)) for i, words in ((1, ["--limit-user", os.geteuid()]), (2, ["--least", "powercap=120 W"])))
+        until(lambda: len(rows_of("caps.db", "SELECT DISTINCT node FROM energy_periods")) == 2 and len(rows_of("caps.db", "SELECT node FROM energy_limitable WHERE limitable LIKE '%powercap%'")) == 2)
+
+        def limiting(*words):
+            """The status of the first look that limits: on a busy machine the counters of the packages run unevenly, and a period may show too little."""
+            for _ in range(30):
+                status, = looks(manage(soft, "--once", "--json", *words).stdout)
+                if status["power_caps"][0]["limiting"]:
+                    return status
+                time.sleep(0.3)
+            raise AssertionError(f"400 W never exceeded 300 W: {status}")
+
+        # A dry run says what it would do, and does nothing.
+        status = limiting("--dry-run")
+        cap = status["power_caps"][0]
+        equal("it would limit", (cap["met"], [n["node"] for n in cap["nodes"]]), (True, ["n1", "n2"]))
+        close("its bound", cap["bound_w"], 300, 1e-9)
+        assert rows_of("caps.db", "SELECT * FROM energy_limits") == [] and "dry run" in status["happened"][0], status
+        equal("nothing is limited", (one.limit(), two.limit()), (250, 250))
+        text = manage(soft, "--once", "--dry-run").stdout
+        assert "soft cap power: " in text and " of 300 W by 2 nodes, " in text and "\n  n2  " in text, text
+        # One look limits both, and the limits end by themselves because no other look renews them.
+        limiting()
+        until(lambda: one.limit() < 200 and two.limit() < 200)
+        assert one.limit() + two.limit() <= 300 and one.limit() >= 20 and two.limit() >= 120, (one.limit(), two.limit())
+        equal("it is recorded", rows_of("caps.db", "SELECT kind FROM energy_events WHERE node = 'cap:power'"), [("limiting",)])
+        until(lambda: (one.limit(), two.limit()) == (250, 250))
+        # A manager that runs keeps the cap; killed, it leaves nothing behind.
+        words = case.words_of(["energy", "manage", hard, "--database", "sqlite:caps.db", "--json"])
+        manager = started([MOLEN, *words], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            until(lambda: one.limit() + two.limit() <= 300)
+            time.sleep(4)  # longer than `hold`
+            assert one.limit() + two.limit() <= 300, (one.limit(), two.limit())
+            # A sender that is gone renews nothing, and its node is not counted as 0 W.
+            sender.kill()
+            until(lambda: one.limit() == 250)
+            assert two.limit() < 250
+        finally:
+            manager.kill()
+        node = next(n for n in looks(manager.communicate()[0])[-1]["power_caps"][0]["nodes"] if n["node"] == "n1")
+        assert node["watts"] > 50, node
+        until(lambda: two.limit() == 250)
+        # A daemon that is killed leaves nothing either, and its node is said to set no limits.
+        manager = started([MOLEN, *words], env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            until(lambda: two.limit() < 250)
+            of_two["job"].kill()
+            until(lambda: two.limit() == 250)
+            until(lambda: "the energy daemon" in json.dumps(rows_of("caps.db", "SELECT limitable FROM energy_limitable WHERE node = 'n2'")))
+        finally:
+            manager.send_signal(signal.SIGTERM)
+            equal("it ends at a signal", manager.wait(60), 0)
+        wide = caps_file("wide.toml", 'power = "1 kW"\nkind = "hard"')
+        node = next(n for n in looks(manage(wide, "--once", "--json", "--dry-run").stdout)[0]["power_caps"][0]["nodes"] if n["node"] == "n2")
+        assert "the energy daemon" in node["without_limits"] and "limits" not in node, node
+        # A cap below the least limits.
+        case.refused("energy", "manage", caps_file("unmet.toml", 'power = "100 W"\nkind = "hard"'), "--database", "sqlite:caps.db", "--once", code=1, says="cannot be met")
+        # Levels of energy, each once; a script has its environment and its exit status is kept.
+        script = work / "warn.sh"
+        script.write_text(f"#!/bin/sh\necho $MOLEN_CAP $MOLEN_CAP_EVENT $MOLEN_CAP_LEVEL >> {work}/warned\nexit 4\n")
+        script.chmod(0o755)
+        energy = caps_file("energy.toml", energy=f'energy = "100 J"\nperiod = "day"\nwarn_at = [50, 100, 1000]\nscript = "{script}"')
+        for _ in range(2):
+            status, = looks(manage(energy, "--once", "--json").stdout)
+        assert status["energy_caps"][0]["percent"] > 100, status
+        warned = (work / "warned").read_text().splitlines()
+        equal("each level once", warned[:2], ["energy warning 50", "energy warning 100"])
+        equal("the exit status", rows_of("caps.db", "SELECT DISTINCT count FROM energy_events WHERE kind = 'script'"), [(4,)])
+    caps = ["--database", "sqlite:caps.db", "--once"]
+    case.refused("energy", "manage", "none.toml", *caps, says="none.toml")
+    case.refused("energy", "manage", caps_file("bad.toml", 'power = "300"\nkind = "soft"'), *caps, says="bad.toml:9: power_cap.power: '300' must be a power")
+    case.refused("energy", "manage", soft, "--database", "caps.db", says="sqlite:FILE")
+    case.refused("energy", "manage", soft, says="--database")
+    case.refused("energy", "send", "--to", "192.0.2.1:4722", "--obey-limits", "--node", "n", says="--obey-limits: 192.0.2.1:4722 is on another machine")
+    case.refused("energy", "daemon", "--limit-with", "nvml-clock", says="--limit-with: 'nvml-clock' must be one of powercap, amdgpu-power, nvml-power")
+    case.refused("energy", "daemon", "--limit-user", "root", says="--limit-user: there is nothing to limit")

@@ -1,0 +1,106 @@
+#include "manage/nodes.h"
+
+#include <algorithm>
+#include <set>
+
+#include "base/error.h"
+#include "energy/scope.h"
+
+namespace molen::manage {
+namespace {
+
+// A device that draws so much of its limit may be held back by it.
+constexpr double kNearLimit = 0.95;
+// Room for a device that its limit does not hold back, so that the next limit does not either.
+constexpr double kRoomAbove = 1.1;
+
+const ScopePower* find_scope(const NodeRecord& record, const std::string& scope) {
+  const auto at =
+      std::find_if(record.scopes.begin(), record.scopes.end(), [&](const ScopePower& s) { return s.scope == scope; });
+  return at == record.scopes.end() ? nullptr : &*at;
+}
+
+// Whether the joules of a scope are part of what the node's sum has.
+bool is_in_sum(const NodeRecord& record, const std::string& scope) {
+  return std::any_of(record.scopes.begin(), record.scopes.end(), [&](const ScopePower& s) {
+    return s.counted && s.watts && (s.scope == scope || energy::contains(s.scope, scope));
+  });
+}
+
+// Enters the devices whose limits can be set, or why there are none.
+void add_devices(const NodeRecord& record, double now_s, double stale_after_s, NodeNow& node) {
+  if (!record.limitable) {
+    node.without = "it does not ask for limits (molen energy send --obey-limits)";
+  } else if (now_s - record.asked_s > stale_after_s) {
+    node.without = fmt::format("it has not asked for limits for {:.0f} s", now_s - record.asked_s);
+  } else if (record.limitable->settings.empty()) {
+    node.without =
+        record.limitable->problem.empty() ? "it has no power limit that may be set" : record.limitable->problem;
+  } else {
+    if (!record.limitable->problem.empty()) node.notes.push_back(record.limitable->problem);
+    std::set<std::string> scopes;
+    for (const collect::LimitableSetting& s : record.limitable->settings) {
+      if (!scopes.insert(s.scope).second) continue;  // a second limit of the same device
+      const ScopePower* power = find_scope(record, s.scope);
+      node.devices.push_back(
+          {s.setting, s.scope, s.least_w, s.most_w, s.present_w, power != nullptr ? power->watts : std::nullopt});
+      if (!node.devices.back().drawn_w)
+        node.notes.push_back(fmt::format("{} has no reading and counts with its limit, {:.0f} W", s.scope,
+                                         node.devices.back().counts_w()));
+    }
+  }
+}
+
+}  // namespace
+
+double Device::wants_w() const {
+  if (!drawn_w || *drawn_w >= kNearLimit * present_w.value_or(most_w)) return most_w;
+  return std::clamp(kRoomAbove * *drawn_w, least_w, most_w);
+}
+
+double NodeNow::watts() const {
+  double watts = rest_w;
+  for (const Device& device : devices) watts += device.counts_w();
+  return watts;
+}
+
+const char* name_of(NodeNow::How how) {
+  if (how == NodeNow::How::kMeasured) return "measured";
+  return how == NodeNow::How::kLastKnown ? "last known" : "assumed";
+}
+
+NodeNow node_now(const NodeRecord& record, double now_s, double stale_after_s, double node_most_w) {
+  NodeNow node;
+  node.name = record.name;
+  add_devices(record, now_s, stale_after_s, node);
+  double sum_w = 0;
+  bool measured = false;
+  node.until_s = now_s;
+  for (const ScopePower& s : record.scopes) {
+    if (!s.counted) continue;
+    if (!s.watts) {
+      const bool limited = std::any_of(node.devices.begin(), node.devices.end(),
+                                       [&](const Device& device) { return device.scope == s.scope; });
+      if (!limited) node.notes.push_back(fmt::format("{} has no reading and is not in the sum", s.scope));
+      continue;
+    }
+    sum_w += *s.watts;
+    measured = true;
+    node.until_s = std::min(node.until_s, s.until_s);
+  }
+  if (!measured) {
+    node.how = NodeNow::How::kAssumed;
+    node.until_s = 0;
+    double devices_w = 0;
+    for (const Device& device : node.devices) devices_w += device.counts_w();
+    node.rest_w = std::max(0.0, node_most_w - devices_w);
+    return node;
+  }
+  if (now_s - node.until_s > stale_after_s) node.how = NodeNow::How::kLastKnown;
+  for (const Device& device : node.devices)
+    if (device.drawn_w && is_in_sum(record, device.scope)) sum_w -= *device.drawn_w;
+  node.rest_w = std::max(0.0, sum_w);
+  return node;
+}
+
+}  // namespace molen::manage

@@ -1,0 +1,62 @@
+// The nodes of a site as a manager sees them at one time: what each consumes, and what of it a limit bounds. Pure.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collect/limits.h"
+
+namespace molen::manage {
+
+// The last period of a scope that was measured.
+struct ScopePower {
+  std::string scope;
+  bool counted = false;         // part of the sum of the node
+  std::optional<double> watts;  // null where nothing has been measured within the time that counts
+  double until_s = 0;           // the end of that period, seconds since 1970
+};
+
+// What the database has of a node.
+struct NodeRecord {
+  std::string name;
+  std::vector<ScopePower> scopes;
+  std::optional<collect::Limitable> limitable;  // what it said that it can limit
+  double asked_s = 0;                           // when it said so
+};
+
+// A device of a node whose power a limit bounds.
+struct Device {
+  std::string setting, scope;
+  double least_w = 0, most_w = 0;   // of its limit
+  std::optional<double> present_w;  // its limit now
+  std::optional<double> drawn_w;    // null: no meter reads it
+  // Returns what it counts with: what it draws; without a reading its present limit, or the greatest one.
+  double counts_w() const { return drawn_w.value_or(present_w.value_or(most_w)); }
+  // Returns the limit that it would want: its greatest one where it draws nearly its present limit, or where nothing
+  // tells what it draws; else a tenth more than it draws.
+  double wants_w() const;
+};
+
+struct NodeNow {
+  enum class How {
+    kMeasured,
+    kLastKnown,  // its last reading is old
+    kAssumed     // it has no reading: it counts with the greatest power that the cap's file gives
+  };
+  std::string name;
+  How how = How::kMeasured;
+  double until_s = 0;              // the end of the reading
+  double rest_w = 0;               // what no limit bounds
+  std::vector<Device> devices;     // those that it can limit now
+  std::string without;             // why there are none; empty where there are some
+  std::vector<std::string> notes;  // what was assumed of it
+  // Returns the power that it counts with.
+  double watts() const;
+};
+const char* name_of(NodeNow::How how);  // "measured", "last known", "assumed"
+
+// `node_most_w`: what it counts with where nothing tells its power.
+NodeNow node_now(const NodeRecord& record, double now_s, double stale_after_s, double node_most_w);
+
+}  // namespace molen::manage
