@@ -44,7 +44,10 @@ void print_status(const manage::SiteStatus& status, bool json) {
 
 int run_manage(const ManageArguments& o) {
   const StopSignals stop;
-  manage::ManagerOptions options{.database = o.database, .caps = manage::read_caps(o.caps), .dry_run = o.dry_run};
+  manage::ManagerOptions options;
+  options.database = o.database;
+  options.caps = manage::read_caps(o.caps);
+  options.dry_run = o.dry_run;
   options.wall = [] { return wall_time(); };
   options.say = [](const std::string& text) { say(text); };
   const double period_s = options.caps.period.value;

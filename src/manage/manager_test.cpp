@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "collect/test_database.h"
+#include "collect/test_postgres.h"
 #include "manage/site_records.h"
 
 namespace molen::manage {
@@ -22,13 +23,17 @@ class Managing : public ::testing::Test {
   Managing() {
     fs::remove_all(folder_);
     fs::create_directories(folder_);
-    database_ = collect::open_database(words());
+    use("sqlite:" + (folder_ / "site.db").string());
   }
   ~Managing() override {
     database_.reset();
     fs::remove_all(folder_);
   }
-  std::string words() const { return "sqlite:" + (folder_ / "site.db").string(); }
+  void use(const std::string& words) {
+    words_ = words;
+    database_ = collect::open_database(words);
+  }
+  const std::string& words() const { return words_; }
 
   // A node sends one minute of readings that ended `ago_s` before now.
   void send(const std::string& node, double watts, double gpu_w, double ago_s = 5) {
@@ -75,16 +80,19 @@ class Managing : public ::testing::Test {
     return text.str();
   }
 
+  void expect_soft_cap();
   static std::string power_caps(const std::string& lines) {
     return "[[power_cap]]\nname = \"all\"\nnodes = [\"*\"]\nnode_most = \"2 kW\"\n" + lines;
   }
   const fs::path folder_ = fs::temp_directory_path() / fmt::format("molen_manage_{}", ::getpid());
+  std::string words_;
   double time_ = kFirstLook;
   std::int64_t seq_ = 0;
   std::unique_ptr<collect::Database> database_;
 };
 
-TEST_F(Managing, ASoftCapLimitsAndLifts) {
+// What a soft cap does, whatever the kind of the database.
+void Managing::expect_soft_cap() {
   const std::string caps = power_caps("power = \"1.9 kW\"\nkind = \"soft\"\n");
   send("n1", 1000, 600);
   send("n2", 800, 250);
@@ -122,6 +130,26 @@ TEST_F(Managing, ASoftCapLimitsAndLifts) {
   EXPECT_FALSE(manager(caps).look().power[0].decision.limiting);
   EXPECT_EQ(events("all"), (std::vector<std::string>{"limiting", "lifted"}));
   EXPECT_TRUE(ask("n1").limits.empty()) << "told at once";
+}
+
+TEST_F(Managing, ASoftCapLimitsAndLifts) {
+  expect_soft_cap();
+}
+
+// The queries have no word that only one kind of database knows.
+TEST_F(Managing, OnPostgres) {
+  use(collect::PrivatePostgres::shared().uri());
+  expect_soft_cap();
+  send("it's", 700, 300, 3600);
+  const SiteStatus status = manager(power_caps("power = \"5 kW\"\nkind = \"soft\"\n") +
+                                    "[[energy_cap]]\nname = \"day\"\nnodes = [\"*\"]\nnode_most = \"2 kW\"\n"
+                                    "energy = \"1 kJ\"\nperiod = \"day\"\n")
+                                .look();
+  ASSERT_EQ(status.power[0].nodes.size(), 3u);
+  EXPECT_EQ(status.power[0].nodes[0].name, "it's");
+  EXPECT_EQ(status.power[0].nodes[0].how, NodeNow::How::kLastKnown);
+  EXPECT_EQ(events("day"), (std::vector<std::string>{"warning 85", "warning 90", "warning 95"}));
+  database_.reset();
 }
 
 TEST_F(Managing, LimitsEndWithoutAManager) {
