@@ -18,6 +18,8 @@
 namespace molen::apps {
 namespace {
 
+constexpr double kTendS = 0.1;  // between two looks at scripts that run
+
 struct ManageArguments {
   std::string caps, database;
   bool once = false, dry_run = false, json = false;
@@ -42,6 +44,24 @@ void print_status(const manage::SiteStatus& status, bool json) {
   std::fflush(stdout);
 }
 
+// Tends the scripts until a time of the steady clock, or until a signal; returns whether one came. A script whose end
+// cannot be recorded does not put off the time.
+bool waited(manage::Manager& manager, int stop, double until_s) {
+  while (now().value < until_s && manager.tend_scripts())
+    if (stopped_by(stop, std::min(until_s, now().value + kTendS))) return true;
+  return stopped_by(stop, until_s);
+}
+
+// Looks once, and waits for the scripts or for a signal.
+int look_once(manage::Manager& manager, int stop, bool json) {
+  manage::SiteStatus status = manager.look();
+  while (manager.tend_scripts())
+    if (stopped_by(stop, now().value + kTendS)) manager.end_scripts();
+  for (const std::string& text : manager.take_ended()) status.happened.push_back(text);
+  print_status(status, json);
+  return status.met() ? kOk : kFailed;
+}
+
 int run_manage(const ManageArguments& o) {
   const StopSignals stop;
   manage::ManagerOptions options;
@@ -52,22 +72,27 @@ int run_manage(const ManageArguments& o) {
   options.say = [](const std::string& text) { say(text); };
   const double period_s = options.caps.period.value;
   manage::Manager manager(std::move(options));
+  if (o.once) return look_once(manager, stop.get(), o.json);
   std::string trouble;
-  for (double due_s = now().value;; due_s = std::max(due_s + period_s, now().value)) {
-    if (stopped_by(stop.get(), due_s)) return kOk;
+  bool looked = false;
+  for (double due_s = now().value;;) {
     try {
-      const manage::SiteStatus status = manager.look();
-      print_status(status, o.json);
+      if (waited(manager, stop.get(), due_s)) {
+        manager.end_scripts();
+        return kOk;
+      }
+      due_s = std::max(due_s + period_s, now().value);
+      print_status(manager.look(), o.json);
+      looked = true;
       if (!trouble.empty()) say("the database answers again");
       trouble.clear();
-      if (o.once) return status.met() ? kOk : kFailed;
-    } catch (const UsageError&) {
-      throw;
     } catch (const Error& error) {
-      // A database that is away comes back; meanwhile the limits of the nodes end by themselves.
-      if (o.once) throw;
+      // The first look shows what is wrong with the words of the command. Later, a database that is away comes back;
+      // meanwhile the limits of the nodes end by themselves.
+      if (!looked && dynamic_cast<const UsageError*>(&error) != nullptr) throw;
       if (trouble != error.what()) say(fmt::format("{}; no limits are renewed meanwhile", error.what()));
       trouble = error.what();
+      if (stopped_by(stop.get(), std::min(due_s, now().value + kTendS))) return kOk;
     }
   }
 }

@@ -13,6 +13,9 @@
 namespace molen::manage {
 namespace {
 
+constexpr std::ptrdiff_t kMostScriptsOfCap = 100;  // that run and wait
+constexpr int kNotRun = 127;
+
 std::vector<NodeNow> nodes_of(const CapOfNodes& cap, const std::vector<NodeRecord>& records, const Caps& caps,
                               double now_s) {
   std::vector<NodeNow> nodes;
@@ -63,9 +66,12 @@ SiteStatus Manager::look() {
   for (const PowerCap& cap : options_.caps.power) look_at_power(cap, records, status);
   for (const EnergyCap& cap : options_.caps.energy) look_at_energy(cap, records, status);
   for (const PowerStatus& power : status.power) status.limits = least_of(status.limits, power.decision.limits);
-  // The limits first: a script may take its time.
+  // The limits first, so that nothing that happens beside them can keep them from being renewed.
   order(status);
   for (const auto& happens : after_orders_) happens(status);
+  (void)tend_scripts();
+  status.happened.insert(status.happened.end(), ended_.begin(), ended_.end());
+  ended_.clear();
   return status;
 }
 
@@ -76,9 +82,9 @@ void Manager::look_at_power(const PowerCap& cap, const std::vector<NodeRecord>& 
   PowerStatus power{cap, {}, nodes_of(cap, records, options_.caps, status.time_s)};
   power.decision = decide(cap, was_limiting, power.nodes);
   const PowerDecision& now = power.decision;
-  const Variables variables{{"MOLEN_CAP_POWER_W", number(now.watts)},
-                            {"MOLEN_CAP_POWER_CAP_W", number(cap.power.value)},
-                            {"MOLEN_CAP_LEAST_W", number(now.least_w)}};
+  const ScriptVariables variables{{"MOLEN_CAP_POWER_W", number(now.watts)},
+                                  {"MOLEN_CAP_POWER_CAP_W", number(cap.power.value)},
+                                  {"MOLEN_CAP_LEAST_W", number(now.least_w)}};
   const auto happens = [&](const char* kind, const std::string& text) {
     const collect::Event event{status.time_s, kind, text, 0};
     after_orders_.emplace_back([this, cap, event, variables](SiteStatus& s) { happen(cap, event, variables, s); });
@@ -118,12 +124,12 @@ void Manager::look_at_energy(const EnergyCap& cap, const std::vector<NodeRecord>
         fmt::format("{} % is reached: {:.1f} % of {:.6g} kWh since {}", level, energy.decision.percent,
                     cap.energy.value / 3.6e6, utc_timestamp(energy.from_s)),
         level};
-    const Variables variables{{"MOLEN_CAP_LEVEL", std::to_string(level)},
-                              {"MOLEN_CAP_PERCENT", fmt::format("{:.2f}", energy.decision.percent)},
-                              {"MOLEN_CAP_ENERGY_J", number(energy.decision.joules)},
-                              {"MOLEN_CAP_ENERGY_CAP_J", number(cap.energy.value)},
-                              {"MOLEN_CAP_FROM", utc_timestamp(energy.from_s)},
-                              {"MOLEN_CAP_UNTIL", utc_timestamp(energy.until_s)}};
+    const ScriptVariables variables{{"MOLEN_CAP_LEVEL", std::to_string(level)},
+                                    {"MOLEN_CAP_PERCENT", fmt::format("{:.2f}", energy.decision.percent)},
+                                    {"MOLEN_CAP_ENERGY_J", number(energy.decision.joules)},
+                                    {"MOLEN_CAP_ENERGY_CAP_J", number(cap.energy.value)},
+                                    {"MOLEN_CAP_FROM", utc_timestamp(energy.from_s)},
+                                    {"MOLEN_CAP_UNTIL", utc_timestamp(energy.until_s)}};
     after_orders_.emplace_back([this, cap, event, variables](SiteStatus& s) { happen(cap, event, variables, s); });
   }
   status.energy.push_back(std::move(energy));
@@ -151,21 +157,57 @@ void Manager::record(const std::string& cap, const collect::Event& event) {
   if (const auto stored = database_->store(batch); !stored) throw Error("{}", stored.reason());
 }
 
-// Records an event, and then runs the cap's script. So a manager that ends in between warns once rather than twice.
-void Manager::happen(const CapOfNodes& cap, const collect::Event& event, Variables variables, SiteStatus& status) {
-  const auto tell = [&](const std::string& text) {
-    status.happened.push_back(text);
-    options_.say(text);
-  };
-  tell(fmt::format("{}: {}{}", cap.name, event.text, options_.dry_run ? " (nothing is done in a dry run)" : ""));
+// Records an event, and then has the cap's script run. So a manager that ends in between warns once rather than twice.
+void Manager::happen(const CapOfNodes& cap, const collect::Event& event, ScriptVariables variables,
+                     SiteStatus& status) {
+  const std::string text =
+      fmt::format("{}: {}{}", cap.name, event.text, options_.dry_run ? " (nothing is done in a dry run)" : "");
+  status.happened.push_back(text);
+  options_.say(text);
   if (options_.dry_run) return;
   record(cap.name, event);
   if (!cap.script) return;
   variables.insert(variables.begin(), {{"MOLEN_CAP", cap.name}, {"MOLEN_CAP_EVENT", event.kind}});
-  const ScriptResult result = run_script(*cap.script, variables);
-  const std::string text = fmt::format("{} for '{}' {}", cap.script->program.string(), event.kind, result.text);
-  tell(fmt::format("{}: {}", cap.name, text));
-  record(cap.name, {options_.wall(), "script", collect::as_text(text), result.status});
+  Job job{cap.name, *cap.script, event.kind, std::move(variables), nullptr};
+  const auto waiting = std::count_if(jobs_.begin(), jobs_.end(), [&](const Job& j) { return j.cap == cap.name; });
+  if (waiting < kMostScriptsOfCap)
+    jobs_.push_back(std::move(job));
+  else
+    record_end(job, {kNotRun, fmt::format("was not run: {} of this cap wait already", kMostScriptsOfCap)});
+}
+
+void Manager::record_end(const Job& job, const ScriptResult& result) {
+  const std::string text = fmt::format("{} for '{}' {}", job.script.program.string(), job.event, result.text);
+  record(job.cap, {options_.wall(), "script", collect::as_text(text), result.status});
+  ended_.push_back(fmt::format("{}: {}", job.cap, text));
+  options_.say(ended_.back());
+}
+
+bool Manager::tend_scripts() {
+  std::set<std::string> busy;  // caps of which a script runs
+  for (auto job = jobs_.begin(); job != jobs_.end();) {
+    if (busy.contains(job->cap)) {
+      ++job;
+      continue;
+    }
+    if (!job->running) job->running = std::make_unique<RunningScript>(job->script, job->variables);
+    if (const auto result = job->running->look()) {
+      record_end(*job, *result);
+      job = jobs_.erase(job);
+    } else {
+      busy.insert(job->cap);
+      ++job;
+    }
+  }
+  return !jobs_.empty();
+}
+
+void Manager::end_scripts() {
+  std::list<Job> jobs = std::exchange(jobs_, {});
+  for (Job& job : jobs) {
+    const bool ran = std::exchange(job.running, nullptr) != nullptr;
+    record_end(job, {kNotRun, ran ? "was killed at the end of the manager" : "was not run: the manager ends"});
+  }
 }
 
 }  // namespace molen::manage

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <list>
 #include <memory>
 #include <set>
 #include <string>
@@ -58,22 +59,39 @@ class Manager {
   explicit Manager(ManagerOptions options);
 
   // Looks once. Throws Error if the database does not answer; then nothing is renewed, and the limits of the nodes end
-  // by themselves.
+  // by themselves. Scripts are started, and not waited for.
   SiteStatus look();
+  // Starts the scripts that wait, kills those whose time is over, and records how scripts ended. Does not wait for one.
+  // Returns whether some run or wait. Scripts of one cap run one after another, in the order of its events. Throws
+  // Error as `look` does; what could not be recorded is recorded by the next call.
+  bool tend_scripts();
+  // Kills the scripts that run, and records so; those that wait are not run.
+  void end_scripts();
+  // Returns how scripts have ended since the last look.
+  std::vector<std::string> take_ended() { return std::exchange(ended_, {}); }
 
  private:
-  using Variables = std::vector<std::pair<std::string, std::string>>;
+  struct Job {
+    std::string cap;
+    Script script;
+    std::string event;  // its kind
+    ScriptVariables variables;
+    std::unique_ptr<RunningScript> running;  // null while it waits
+  };
   void look_at_power(const PowerCap& cap, const std::vector<NodeRecord>& records, SiteStatus& status);
   void look_at_energy(const EnergyCap& cap, const std::vector<NodeRecord>& records, SiteStatus& status);
   void order(const SiteStatus& status);
-  void happen(const CapOfNodes& cap, const collect::Event& event, Variables variables, SiteStatus& status);
+  void happen(const CapOfNodes& cap, const collect::Event& event, ScriptVariables variables, SiteStatus& status);
   void record(const std::string& cap, const collect::Event& event);
+  void record_end(const Job& job, const ScriptResult& result);
 
   const ManagerOptions options_;
   std::unique_ptr<collect::Database> database_;  // null in a dry run
   const std::string session_;
   std::int64_t seq_ = 0;
-  std::vector<std::function<void(SiteStatus&)>> after_orders_;  // events and scripts, which may take their time
+  std::vector<std::function<void(SiteStatus&)>> after_orders_;  // events, and the start of scripts
+  std::list<Job> jobs_;             // scripts that run or wait, in the order of their events
+  std::vector<std::string> ended_;  // how scripts ended since the last look
 };
 
 }  // namespace molen::manage

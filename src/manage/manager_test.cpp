@@ -2,6 +2,7 @@
 #include "manage/manager.h"
 
 #include <gtest/gtest.h>
+#include <sqlite3.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -217,6 +218,19 @@ TEST_F(Managing, AScopeWithoutAReadingCountsWithItsLastOne) {
   EXPECT_EQ(status.power[0].decision.watts, 1000);
 }
 
+// Waits until all scripts have ended; returns how.
+std::vector<std::string> ends_of_scripts(Manager& manager) {
+  EXPECT_TRUE(collect::eventually([&] { return !manager.tend_scripts(); }));
+  return manager.take_ended();
+}
+
+// Returns whether a process is gone, or waits for its parent only.
+bool has_ended(int process) {
+  std::ifstream stat(fmt::format("/proc/{}/stat", process));
+  std::string number, name, state;
+  return !(stat >> number >> name >> state) || state == "Z";
+}
+
 TEST_F(Managing, AnEnergyCapWarnsOncePerPeriodAndRunsItsScript) {
   const fs::path program = script("env | grep ^MOLEN_ | sort >> " + (folder_ / "env").string() + "\nexit 3\n");
   // 1 kW for a minute are 60 kJ.
@@ -229,7 +243,9 @@ TEST_F(Managing, AnEnergyCapWarnsOncePerPeriodAndRunsItsScript) {
   EXPECT_TRUE(manager(caps).look().energy[0].decision.warnings.empty());
   time_ += 60;
   send("n1", 200, 0);
-  const SiteStatus reached = manager(caps).look();
+  Manager warning = manager(caps);
+  const SiteStatus reached = warning.look();
+  const auto ended = ends_of_scripts(warning);
   EXPECT_EQ(reached.energy[0].measured_j, 54e3);
   EXPECT_EQ(reached.energy[0].decision.warnings, std::vector<int>{50});
   EXPECT_EQ(events("day"), (std::vector<std::string>{"warning 50", "script 3"}));
@@ -237,12 +253,14 @@ TEST_F(Managing, AnEnergyCapWarnsOncePerPeriodAndRunsItsScript) {
             "MOLEN_CAP=day\nMOLEN_CAP_ENERGY_CAP_J=100000\nMOLEN_CAP_ENERGY_J=54000\nMOLEN_CAP_EVENT=warning\n"
             "MOLEN_CAP_FROM=2023-11-14T00:00:00Z\nMOLEN_CAP_LEVEL=50\nMOLEN_CAP_PERCENT=54.00\n"
             "MOLEN_CAP_UNTIL=2023-11-15T00:00:00Z\n");
-  EXPECT_NE(reached.happened.at(1).find("for 'warning' ended with status 3"), std::string::npos) << reached.happened[1];
+  EXPECT_NE(ended.at(0).find("for 'warning' ended with status 3"), std::string::npos) << ended[0];
   manager(caps).look();
   EXPECT_EQ(events("day").size(), 2u) << "once";
   time_ += 86400;
   send("n1", 1000, 0);
-  manager(caps).look();
+  Manager next = manager(caps);
+  next.look();
+  ends_of_scripts(next);
   EXPECT_EQ(events("day").size(), 4u) << "and again on the next day";
 }
 
@@ -277,6 +295,24 @@ TEST_F(Managing, TheStatusIsJson) {
   EXPECT_EQ(json["happened"].size(), 1u);
 }
 
+TEST_F(Managing, ARowThatCannotBeReadIsTheReasonOfItsNode) {
+  send("n1", 1000, 600);
+  ask("n1");
+  send("n2", 1000, 600);
+  ask("n2");
+  sqlite3* other = nullptr;
+  ASSERT_EQ(sqlite3_open((folder_ / "site.db").c_str(), &other), SQLITE_OK);
+  EXPECT_EQ(sqlite3_exec(other, "UPDATE energy_limitable SET limitable = '{\"settings\":[1]}' WHERE node = 'n2'",
+                         nullptr, nullptr, nullptr),
+            SQLITE_OK);
+  EXPECT_EQ(sqlite3_close(other), SQLITE_OK);
+  const SiteStatus status = manager(power_caps("power = \"1.9 kW\"\nkind = \"hard\"\n")).look();
+  EXPECT_NE(status.power[0].nodes.at(1).without.find("energy_limitable of n2"), std::string::npos)
+      << status.power[0].nodes[1].without;
+  EXPECT_EQ(status.power[0].nodes[1].watts(), 1000);
+  EXPECT_EQ(ask("n1").limits.at(0).watts, 500) << "the others have their limits";
+}
+
 TEST_F(Managing, ADatabaseOfSomethingElseIsRefused) {
   ManagerOptions options;
   options.database = "sqlite:" + (folder_ / "none.db").string();
@@ -286,6 +322,54 @@ TEST_F(Managing, ADatabaseOfSomethingElseIsRefused) {
   Manager none(options);
   EXPECT_THROW(none.look(), Error);
   EXPECT_FALSE(fs::exists(folder_ / "none.db"));
+}
+
+TEST_F(Managing, ASlowScriptDoesNotHoldUpTheLooks) {
+  const fs::path program = script("echo $$ >> " + (folder_ / "ran").string() + "\necho $MOLEN_CAP_EVENT >> " +
+                                  (folder_ / "kinds").string() + "\nexec sleep 600\n");
+  Manager slow = manager("[manage]\nperiod = \"10 s\"\nhold = \"2 min\"\n" +
+                         power_caps(fmt::format("power = \"500 W\"\nkind = \"hard\"\nscript = \"{}\"\n"
+                                                "script_limit = \"10 min\"\n",
+                                                program.string())));
+  send("n1", 1000, 600);
+  ask("n1");
+  const Seconds begin = now();
+  slow.look();
+  time_ += 100;
+  send("n1", 1000, 600);
+  slow.look();
+  EXPECT_LT(now() - begin, Seconds(60));
+  EXPECT_EQ(ask("n1").seconds, 120) << "renewed";
+  ASSERT_TRUE(collect::eventually([&] { return !file("ran").empty(); }));
+  EXPECT_TRUE(slow.tend_scripts());
+  EXPECT_EQ(file("kinds"), "limiting\n") << "the next one of the same cap waits";
+  const int process = std::stoi(file("ran"));
+  slow.end_scripts();
+  EXPECT_TRUE(collect::eventually([&] { return has_ended(process); }));
+  EXPECT_FALSE(slow.tend_scripts());
+  EXPECT_EQ(events("all"), (std::vector<std::string>{"limiting", "unmet", "script 127", "script 127"}));
+  const auto ended = slow.take_ended();
+  EXPECT_TRUE(ended.at(0).ends_with("for 'limiting' was killed at the end of the manager")) << ended[0];
+  EXPECT_TRUE(ended.at(1).ends_with("for 'unmet' was not run: the manager ends")) << ended[1];
+}
+
+TEST_F(Managing, ScriptsOfACapRunInTheOrderOfItsEvents) {
+  const fs::path program = script("sleep 0.2\necho $MOLEN_CAP_EVENT >> " + (folder_ / "kinds").string() + "\n");
+  Manager both =
+      manager(power_caps(fmt::format("power = \"500 W\"\nkind = \"hard\"\nscript = \"{}\"\n", program.string())));
+  send("n1", 1000, 600);
+  ask("n1");
+  both.look();
+  EXPECT_EQ(ends_of_scripts(both).size(), 2u);
+  EXPECT_EQ(file("kinds"), "limiting\nunmet\n");
+}
+
+// Runs a script to its end.
+ScriptResult run_script(const Script& script, const ScriptVariables& variables) {
+  RunningScript running(script, variables);
+  std::optional<ScriptResult> result;
+  EXPECT_TRUE(collect::eventually([&] { return (result = running.look()).has_value(); }));
+  return result.value_or(ScriptResult{-1, "still runs"});
 }
 
 TEST(CapScript, HasATimeLimitAndNoShell) {
@@ -307,11 +391,7 @@ TEST(CapScript, HasATimeLimitAndNoShell) {
   int child = 0;
   std::ifstream(folder / "child") >> child;
   ASSERT_GT(child, 0);
-  EXPECT_TRUE(collect::eventually([&] {
-    std::ifstream stat(fmt::format("/proc/{}/stat", child));
-    std::string number, name, state;
-    return !(stat >> number >> name >> state) || state == "Z";
-  }));
+  EXPECT_TRUE(collect::eventually([&] { return has_ended(child); }));
   // A value that a shell would run is a value.
   const std::string value = "$(touch " + (folder / "injected").string() + "); touch " + (folder / "injected").string();
   result =

@@ -7,10 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
 
 #include "base/clock.h"
 
@@ -18,7 +16,6 @@ namespace molen::manage {
 namespace {
 
 constexpr int kNotStarted = 127;
-constexpr std::chrono::milliseconds kLookForEnd{10};
 constexpr const char* kUsualPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 // Starts the program; returns its number, or -errno.
@@ -56,25 +53,39 @@ ScriptResult result_of(int status) {
 
 }  // namespace
 
-ScriptResult run_script(const Script& script, const std::vector<std::pair<std::string, std::string>>& environment) {
+RunningScript::RunningScript(const Script& script, const ScriptVariables& variables)
+    : limit_(script.limit), until_(now() + script.limit) {
   const char* path = std::getenv("PATH");
-  std::vector<std::string> variables{fmt::format("PATH={}", path != nullptr ? path : kUsualPath)};
-  for (const auto& [name, value] : environment) variables.push_back(name + "=" + value);
-  const int pid = spawn_script(script.program.string(), variables);
-  if (pid < 0) return {kNotStarted, fmt::format("could not be started: {}", std::strerror(-pid))};
-  const Seconds until = now() + script.limit;
-  bool ended = false;
-  while (!ended && now() < until) {
-    siginfo_t info{};
-    // It stays to be waited for, so that its number, which is that of its group, belongs to no other process yet.
-    ended = ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
-    if (!ended) std::this_thread::sleep_for(kLookForEnd);
-  }
-  ::kill(-pid, SIGKILL);  // what it may have left in the background
+  std::vector<std::string> environment{fmt::format("PATH={}", path != nullptr ? path : kUsualPath)};
+  for (const auto& [name, value] : variables) environment.push_back(name + "=" + value);
+  pid_ = spawn_script(script.program.string(), environment);
+  if (pid_ < 0) result_ = {kNotStarted, fmt::format("could not be started: {}", std::strerror(-pid_))};
+}
+
+RunningScript::~RunningScript() {
+  if (pid_ > 0) end();
+}
+
+// Ends what runs in the group, and returns the status of the script.
+int RunningScript::end() {
+  ::kill(-pid_, SIGKILL);  // also what it may have left in the background
   int status = 0;
-  ::waitpid(pid, &status, 0);
-  if (!ended) return {128 + SIGKILL, fmt::format("was killed after {:g} s", script.limit.value)};
-  return result_of(status);
+  ::waitpid(pid_, &status, 0);
+  pid_ = 0;
+  return status;
+}
+
+std::optional<ScriptResult> RunningScript::look() {
+  if (result_) return result_;
+  siginfo_t info{};
+  // It stays to be waited for, so that its number, which is that of its group, belongs to no other process yet.
+  if (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid_) {
+    result_ = result_of(end());
+  } else if (now() >= until_) {
+    end();
+    result_ = {128 + SIGKILL, fmt::format("was killed after {:g} s", limit_.value)};
+  }
+  return result_;
 }
 
 }  // namespace molen::manage

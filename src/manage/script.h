@@ -1,6 +1,7 @@
 // Runs the script of a cap: a program with an environment of its own, and never a text for a shell.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,9 +16,29 @@ struct ScriptResult {
   bool ok() const { return status == 0; }
 };
 
-// Runs it without arguments, with PATH and these variables, in a process group of its own, with standard input closed
-// to it; its output goes to this process's standard error. After the time limit, it and what is left in its group are
-// killed.
-ScriptResult run_script(const Script& script, const std::vector<std::pair<std::string, std::string>>& environment);
+// The environment of a script, beside PATH.
+using ScriptVariables = std::vector<std::pair<std::string, std::string>>;
+
+// A script that runs beside its owner. It has no arguments, PATH and the variables, a process group of its own and no
+// standard input; its output goes to this process's standard error. Not thread-safe.
+class RunningScript {
+ public:
+  // Starts it.
+  RunningScript(const Script& script, const ScriptVariables& variables);
+  // Kills it, and what is left in its group.
+  ~RunningScript();
+  RunningScript(const RunningScript&) = delete;
+  RunningScript& operator=(const RunningScript&) = delete;
+
+  // Returns how it ended; nothing while it runs. Does not wait. After the time limit, it kills the script and what is
+  // left in its group.
+  std::optional<ScriptResult> look();
+
+ private:
+  int end();
+  const Seconds limit_, until_;
+  int pid_;  // of the script and of its group; -errno where it could not be started, 0 once it has ended
+  std::optional<ScriptResult> result_;
+};
 
 }  // namespace molen::manage

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 
+#include "base/error.h"
 #include "base/json.h"
 #include "collect/database.h"
 
@@ -86,7 +87,12 @@ void read_limitable(const std::string& database, const Caps& caps, double now_s,
     NodeRecord& record = record_of(records, row.at(0).value());
     const std::string origin = fmt::format("energy_limitable of {}", record.name);
     record.asked_s = std::stod(row.at(1).value());
-    record.limitable = collect::limitable_of(parse_json(row.at(2).value(), origin), origin);
+    try {
+      record.limitable = collect::limitable_of(parse_json(row.at(2).value(), origin), origin);
+    } catch (const UsageError& error) {
+      // One node's row must not end the limits of all the others.
+      record.limitable = collect::Limitable{{}, error.what()};
+    }
   }
 }
 

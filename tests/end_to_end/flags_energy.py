@@ -502,14 +502,14 @@ def slack_policy(case):
 
 
 # --- energy manage -----------------------------------------------------------------------------------------------------------------
-def caps_file(name, power=None, energy=None):
+def caps_file(file, power=None, energy=None, name="power"):
     text = '[manage]\nperiod = "0.5 s"\nhold = "3 s"\nstale_after = "5 s"\n'
     if power:
-        text += f'[[power_cap]]\nname = "power"\nnodes = ["*"]\nnode_most = "250 W"\n{power}\n'
+        text += f'[[power_cap]]\nname = "{name}"\nnodes = ["*"]\nnode_most = "250 W"\n{power}\n'
     if energy:
         text += f'[[energy_cap]]\nname = "energy"\nnodes = ["*"]\nnode_most = "250 W"\n{energy}\n'
-    (work / name).write_text(text)
-    return name
+    (work / file).write_text(text)
+    return file
 
 
 @contextlib.contextmanager
@@ -605,6 +605,17 @@ def caps_of_a_site(case):
         warned = (work / "warned").read_text().splitlines()
         equal("each level once", warned[:2], ["energy warning 50", "energy warning 100"])
         equal("the exit status", rows_of("caps.db", "SELECT DISTINCT count FROM energy_events WHERE kind = 'script'"), [(4,)])
+        # A script that hangs puts off neither the looks nor the end.
+        script.write_text(f"#!/bin/sh\necho $$ > {work}/hangs\nexec sleep 600\n")
+        hangs = caps_file("hangs.toml", 'power = "110 W"\nkind = "soft"\n' + f'script = "{script}"\nscript_limit = "10 min"', name="hangs")
+        manager = started([MOLEN, *case.words_of(["energy", "manage", hangs, "--database", "sqlite:caps.db", "--json"])], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        until(lambda: (work / "hangs").exists() and (work / "hangs").read_text().endswith("\n"))
+        time.sleep(2)
+        manager.send_signal(signal.SIGTERM)
+        equal("it ends at a signal", manager.wait(20), 0)
+        assert len(looks(manager.communicate()[0])) >= 3
+        until(lambda: not pathlib.Path("/proc", (work / "hangs").read_text().strip()).exists())
+        assert "was killed at the end of the manager" in rows_of("caps.db", "SELECT text FROM energy_events WHERE node = 'cap:hangs' AND kind = 'script'")[0][0]
     caps = ["--database", "sqlite:caps.db", "--once"]
     case.refused("energy", "manage", "none.toml", *caps, says="none.toml")
     case.refused("energy", "manage", caps_file("bad.toml", 'power = "300"\nkind = "soft"'), *caps, says="bad.toml:9: power_cap.power: '300' must be a power")
