@@ -8,7 +8,7 @@
 namespace molen::manage {
 namespace {
 
-constexpr double kNow = 1.7e9, kStale = 180, kNodeMost = 5000;
+constexpr double kNow = 1.7e9, kStale = 180, kHold = 300, kNodeMost = 5000;
 
 // A node of a Cray: 1000 W in all, of which two GPUs have their own readings.
 NodeRecord cray(double now_s = kNow) {
@@ -22,7 +22,7 @@ NodeRecord cray(double now_s = kNow) {
 }
 
 NodeNow seen(const NodeRecord& record) {
-  return node_now(record, kNow, kStale, kNodeMost);
+  return node_now(record, {kNow, kStale, kHold}, kNodeMost);
 }
 
 PowerCap soft(double watts) {
@@ -82,7 +82,7 @@ TEST(NodeNow, NoReadingIsNeverZero) {
   NodeRecord late = cray(kNow - 1000);
   node = seen(late);
   EXPECT_EQ(node.how, NodeNow::How::kLastKnown);
-  EXPECT_EQ(node.watts(), 1000);
+  EXPECT_EQ(node.watts(), 2000) << "600 W that no limit bounds, and two devices at their greatest limits";
   EXPECT_TRUE(node.devices.empty()) << "nobody would set its limits";
   EXPECT_EQ(node.without, "it has not asked for limits for 1010 s");
   // A node that nothing was ever read of.
@@ -96,6 +96,28 @@ TEST(NodeNow, NoReadingIsNeverZero) {
   unread.scopes.clear();
   EXPECT_EQ(seen(unread).watts(), kNodeMost);
   EXPECT_EQ(seen(unread).rest_w, kNodeMost - 1400);
+}
+
+TEST(NodeNow, ANodeThatAsksNoMoreCountsWithoutItsLimits) {
+  NodeRecord record = cray();
+  record.asked_s = kNow - 200;  // its limits of 300 s still hold, and the manager can renew them no more
+  NodeNow node = seen(record);
+  EXPECT_EQ(node.how, NodeNow::How::kMeasured);
+  EXPECT_EQ(node.watts(), 600 + 700 + 700);
+  EXPECT_NE(node.notes.at(0).find("it counts with 1000 W more than it drew"), std::string::npos) << node.notes[0];
+  EXPECT_EQ(decide(hard(1e4), false, {node}).bound_w, 2000);
+  // A reading of a time after the limits is what it draws.
+  record.asked_s = kNow - 20 - kStale - kHold - 1;
+  EXPECT_EQ(seen(record).watts(), 1000);
+  EXPECT_TRUE(seen(record).notes.empty());
+  // A GPU that draws above its limit is never counted with less than it drew, and one without a reading in full.
+  record.asked_s = kNow - 200;
+  record.scopes[0].watts = 800;
+  record.scopes[1].watts.reset();
+  EXPECT_EQ(seen(record).watts(), 1000 + 700);
+  // A node that never said that it can limit something draws what it draws.
+  record.limitable.reset();
+  EXPECT_EQ(seen(record).watts(), 1000);
 }
 
 TEST(NodeNow, ANodeThatCannotLimitSaysWhy) {
@@ -197,8 +219,8 @@ TEST(EnergyCap, WhatNobodyMeasuresIsAssumed) {
   never.how = NodeNow::How::kAssumed;
   never.rest_w = 50;
   EXPECT_EQ(assumed_joules({measured}, kNow - 5000, kNow), 0);
-  EXPECT_EQ(assumed_joules({measured, late}, kNow - 5000, kNow), 1020 * 1000.0);
-  EXPECT_EQ(assumed_joules({late}, kNow - 10, kNow), 10 * 1000.0) << "within the period only";
+  EXPECT_EQ(assumed_joules({measured, late}, kNow - 5000, kNow), 1020 * 2000.0);
+  EXPECT_EQ(assumed_joules({late}, kNow - 10, kNow), 10 * 2000.0) << "within the period only";
   EXPECT_EQ(assumed_joules({never}, kNow - 5000, kNow), 5000 * 50.0);
 }
 

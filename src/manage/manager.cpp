@@ -18,9 +18,10 @@ constexpr int kNotRun = 127;
 
 std::vector<NodeNow> nodes_of(const CapOfNodes& cap, const std::vector<NodeRecord>& records, const Caps& caps,
                               double now_s) {
+  const NodeTimes times{now_s, caps.stale_after.value, caps.hold.value};
   std::vector<NodeNow> nodes;
   for (const NodeRecord& record : records)
-    if (cap.has(record.name)) nodes.push_back(node_now(record, now_s, caps.stale_after.value, cap.node_most.value));
+    if (cap.has(record.name)) nodes.push_back(node_now(record, times, cap.node_most.value));
   return nodes;
 }
 

@@ -295,6 +295,24 @@ TEST_F(Managing, TheStatusIsJson) {
   EXPECT_EQ(json["happened"].size(), 1u);
 }
 
+TEST_F(Managing, AReadingOfTheFutureDoesNotCount) {
+  const std::string caps = power_caps("power = \"9 kW\"\nkind = \"soft\"\n");
+  send("n1", 100, 0, -86400);  // the clock of the node was a day ahead
+  const SiteStatus none = manager(caps).look();
+  EXPECT_EQ(none.power[0].decision.watts, 2000) << "it has no reading that counts";
+  send("n1", 1000, 600);
+  const SiteStatus status = manager(caps).look();
+  EXPECT_EQ(status.power[0].decision.watts, 1000);
+  EXPECT_EQ(status.power[0].nodes[0].how, NodeNow::How::kMeasured);
+  EXPECT_NE(to_text(status).find("it has readings until 2023-11-15T22:13:20Z, which is still to come: set its clock"),
+            std::string::npos)
+      << to_text(status);
+  time_ += 3600;
+  const SiteStatus late = manager(caps).look();
+  EXPECT_EQ(late.power[0].nodes[0].how, NodeNow::How::kLastKnown);
+  EXPECT_EQ(late.power[0].decision.watts, 1000) << "also not as the last one that is known";
+}
+
 TEST_F(Managing, ARowThatCannotBeReadIsTheReasonOfItsNode) {
   send("n1", 1000, 600);
   ask("n1");

@@ -27,12 +27,33 @@ bool is_in_sum(const NodeRecord& record, const std::string& scope) {
   });
 }
 
+bool asks_no_more(const NodeRecord& record, const NodeTimes& times) {
+  return times.now_s - record.asked_s > times.stale_after_s;
+}
+
+// Returns what the devices of a node may draw beyond its readings where it has ceased to ask for limits: it drew so
+// little because of limits that end by themselves. 0 where a reading is of a time without them.
+double without_lapsed_w(const NodeRecord& record, const NodeTimes& times, double reading_until_s) {
+  if (!record.limitable || !asks_no_more(record, times)) return 0;
+  // The reading is of a period that began before its end, and most of it must lie behind the end of the limits.
+  if (reading_until_s - times.stale_after_s > record.asked_s + times.hold_s) return 0;
+  double more_w = 0;
+  std::set<std::string> scopes;
+  for (const collect::LimitableSetting& s : record.limitable->settings) {
+    if (!scopes.insert(s.scope).second) continue;
+    const ScopePower* power = find_scope(record, s.scope);
+    const double drawn_w = power != nullptr && power->watts && is_in_sum(record, s.scope) ? *power->watts : 0.0;
+    more_w += std::max(0.0, s.most_w - drawn_w);
+  }
+  return more_w;
+}
+
 // Enters the devices whose limits can be set, or why there are none.
-void add_devices(const NodeRecord& record, double now_s, double stale_after_s, NodeNow& node) {
+void add_devices(const NodeRecord& record, const NodeTimes& times, NodeNow& node) {
   if (!record.limitable) {
     node.without = "it does not ask for limits (molen energy send --obey-limits)";
-  } else if (now_s - record.asked_s > stale_after_s) {
-    node.without = fmt::format("it has not asked for limits for {:.0f} s", now_s - record.asked_s);
+  } else if (asks_no_more(record, times)) {
+    node.without = fmt::format("it has not asked for limits for {:.0f} s", times.now_s - record.asked_s);
   } else if (record.limitable->settings.empty()) {
     node.without =
         record.limitable->problem.empty() ? "it has no power limit that may be set" : record.limitable->problem;
@@ -69,13 +90,14 @@ const char* name_of(NodeNow::How how) {
   return how == NodeNow::How::kLastKnown ? "last known" : "assumed";
 }
 
-NodeNow node_now(const NodeRecord& record, double now_s, double stale_after_s, double node_most_w) {
+NodeNow node_now(const NodeRecord& record, const NodeTimes& times, double node_most_w) {
   NodeNow node;
   node.name = record.name;
-  add_devices(record, now_s, stale_after_s, node);
+  node.notes = record.notes;
+  add_devices(record, times, node);
   double sum_w = 0;
   bool measured = false;
-  node.until_s = now_s;
+  node.until_s = times.now_s;
   for (const ScopePower& s : record.scopes) {
     if (!s.counted) continue;
     if (!s.watts) {
@@ -96,10 +118,15 @@ NodeNow node_now(const NodeRecord& record, double now_s, double stale_after_s, d
     node.rest_w = std::max(0.0, node_most_w - devices_w);
     return node;
   }
-  if (now_s - node.until_s > stale_after_s) node.how = NodeNow::How::kLastKnown;
+  if (times.now_s - node.until_s > times.stale_after_s) node.how = NodeNow::How::kLastKnown;
   for (const Device& device : node.devices)
     if (device.drawn_w && is_in_sum(record, device.scope)) sum_w -= *device.drawn_w;
   node.rest_w = std::max(0.0, sum_w);
+  if (const double more_w = without_lapsed_w(record, times, node.until_s); more_w > 0) {
+    node.rest_w += more_w;
+    node.notes.push_back(
+        fmt::format("its limits may have ended, so it counts with {:.0f} W more than it drew", more_w));
+  }
   return node;
 }
 

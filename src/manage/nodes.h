@@ -23,6 +23,7 @@ struct NodeRecord {
   std::vector<ScopePower> scopes;
   std::optional<collect::Limitable> limitable;  // what it said that it can limit
   double asked_s = 0;                           // when it said so
+  std::vector<std::string> notes = {};          // what of it could not be used
 };
 
 // A device of a node whose power a limit bounds.
@@ -56,7 +57,14 @@ struct NodeNow {
 };
 const char* name_of(NodeNow::How how);  // "measured", "last known", "assumed"
 
-// `node_most_w`: what it counts with where nothing tells its power.
-NodeNow node_now(const NodeRecord& record, double now_s, double stale_after_s, double node_most_w);
+struct NodeTimes {
+  double now_s = 0;          // seconds since 1970
+  double stale_after_s = 0;  // after which a reading, or a question for limits, is old
+  double hold_s = 0;         // for which a node keeps limits that are not renewed
+};
+// `node_most_w`: what it counts with where nothing tells its power. A node that has ceased to ask for limits may have
+// lost them since its last reading. Until a reading shows it without them, its devices count with their greatest
+// limits.
+NodeNow node_now(const NodeRecord& record, const NodeTimes& times, double node_most_w);
 
 }  // namespace molen::manage

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "collect/database.h"
@@ -45,10 +46,11 @@ void read_fresh(const std::string& database, const Caps& caps, double now_s, Rec
   const auto rows = collect::database_rows(
       database,
       fmt::format("SELECT p.node, p.scope, p.counted, p.joules, p.start_s, p.end_s FROM energy_periods p JOIN (SELECT "
-                  "node, scope, MAX(start_s) AS last_s FROM energy_periods WHERE start_s >= {} GROUP BY node, scope) l "
+                  "node, scope, MAX(start_s) AS last_s FROM energy_periods WHERE start_s >= {} AND start_s <= {} GROUP "
+                  "BY node, scope) l "
                   "ON p.node = l.node AND p.scope = l.scope AND p.start_s = l.last_s WHERE p.end_s >= {} ORDER BY "
                   "p.node, p.scope, p.end_s",
-                  since_s, now_s - caps.stale_after.value));
+                  since_s, now_s, now_s - caps.stale_after.value));
   for (const auto& row : rows) {
     auto& scopes = record_of(records, row.at(0).value()).scopes;
     const ScopePower power = power_of(row, 1);
@@ -57,12 +59,23 @@ void read_fresh(const std::string& database, const Caps& caps, double now_s, Rec
   }
 }
 
+// Enters which nodes have readings of a time that has not come: they tell nothing of now, and would stay the last ones.
+void read_future(const std::string& database, double now_s, Records& records) {
+  for (const auto& row : collect::database_rows(
+           database,
+           fmt::format("SELECT node, MAX(end_s) FROM energy_periods WHERE start_s > {} GROUP BY node", now_s)))
+    record_of(records, row.at(0).value())
+        .notes.push_back(
+            fmt::format("it has readings until {}, which is still to come: set its clock; they do not count",
+                        utc_timestamp(std::stod(row.at(1).value()))));
+}
+
 // Enters the last reading of each scope that has none which is not old.
 void read_last_known(const std::string& database, const Caps& caps, double now_s, NodeRecord& record) {
   const auto rows = collect::database_rows(
       database, fmt::format("SELECT scope, counted, joules, start_s, end_s FROM energy_periods WHERE node = {} AND "
-                            "start_s >= {} AND joules IS NOT NULL ORDER BY start_s DESC LIMIT {}",
-                            sql_text(record.name), now_s - caps.forget_after.value, kMostPeriodsBack));
+                            "start_s >= {} AND start_s <= {} AND joules IS NOT NULL ORDER BY start_s DESC LIMIT {}",
+                            sql_text(record.name), now_s - caps.forget_after.value, now_s, kMostPeriodsBack));
   const bool whole_node = record.scopes.empty();
   double last_s = 0;
   for (const auto& row : rows) {
@@ -86,7 +99,7 @@ void read_limitable(const std::string& database, const Caps& caps, double now_s,
   for (const auto& row : rows) {
     NodeRecord& record = record_of(records, row.at(0).value());
     const std::string origin = fmt::format("energy_limitable of {}", record.name);
-    record.asked_s = std::stod(row.at(1).value());
+    record.asked_s = std::min(now_s, std::stod(row.at(1).value()));
     try {
       record.limitable = collect::limitable_of(parse_json(row.at(2).value(), origin), origin);
     } catch (const UsageError& error) {
@@ -102,6 +115,7 @@ std::vector<NodeRecord> read_nodes(const std::string& database, const Caps& caps
                                    double now_s) {
   Records records;
   read_fresh(database, caps, now_s, records);
+  read_future(database, now_s, records);
   read_limitable(database, caps, now_s, records);
   const double since_s = now_s - caps.forget_after.value;
   for (const auto& row : collect::database_rows(
@@ -120,7 +134,9 @@ std::vector<NodeRecord> read_nodes(const std::string& database, const Caps& caps
                                               [](const ScopePower& s) { return !s.counted || s.watts.has_value(); });
     if (!complete) read_last_known(database, caps, now_s, record);
     // A node that has sent nothing for long is no part of the site any more, unless a cap names it.
-    if (record.scopes.empty() && !record.limitable && !recent.contains(name) && !named.contains(name)) continue;
+    if (record.scopes.empty() && record.notes.empty() && !record.limitable && !recent.contains(name) &&
+        !named.contains(name))
+      continue;
     nodes.push_back(std::move(record));
   }
   return nodes;
