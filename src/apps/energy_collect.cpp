@@ -202,9 +202,11 @@ collect::SenderOptions sender_options(const SendArguments& o) {
   require_label("--user", o.labels.user);
   collect::SenderOptions options;
   options.to = collect::parse_address(o.to, "--to");
-  if (o.obey_limits && !o.token_file && !collect::is_local(options.to))
-    throw UsageError("--obey-limits: {} is on another machine, so the secret of its collector is needed (--token-file)",
-                     options.to.text());
+  if (o.obey_limits && !o.token_file && options.to.path.empty())
+    throw UsageError(
+        "--obey-limits: {} may be taken by somebody else, so the collector must prove its secret (--token-file on both "
+        "sides), or listen at unix:PATH",
+        options.to.text());
   options.node = o.node.value_or(this_host());
   if (o.token_file) options.token = collect::read_token(*o.token_file);
   options.say = [](const std::string& text) { say(text); };

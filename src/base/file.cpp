@@ -1,6 +1,7 @@
 #include "base/file.h"
 
 #include <openssl/evp.h>
+#include <openssl/hmac.h>
 
 #include <algorithm>
 #include <array>
@@ -22,6 +23,12 @@ std::string read_whole(const File& file, std::int64_t expected, std::int64_t lim
       throw UsageError("{}: more than the limit of {} bytes", file.path().string(), limit);
     if (got < block.size()) return content;
   }
+}
+
+std::string in_hexadecimal(const std::array<unsigned char, 32>& digest) {
+  std::string text;
+  for (const unsigned char byte : digest) text += fmt::format("{:02x}", byte);
+  return text;
 }
 
 }  // namespace
@@ -63,9 +70,15 @@ std::string Sha256::hex() {
   std::array<unsigned char, 32> digest;
   const int ok = EVP_DigestFinal_ex(static_cast<EVP_MD_CTX*>(context_), digest.data(), nullptr);
   MOLEN_CHECK(ok == 1, "SHA-256 final");
-  std::string text;
-  for (unsigned char byte : digest) text += fmt::format("{:02x}", byte);
-  return text;
+  return in_hexadecimal(digest);
+}
+
+std::string hmac_sha256_hex(std::string_view key, std::string_view text) {
+  std::array<unsigned char, 32> digest;
+  const void* done = HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
+                          reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest.data(), nullptr);
+  MOLEN_CHECK(done != nullptr, "HMAC");
+  return in_hexadecimal(digest);
 }
 
 std::string sha256_hex(std::string_view data) {

@@ -26,6 +26,9 @@ void write_file_unsynced(const fs::path& path, std::string_view content);
 std::string sha256_hex(std::string_view data);
 std::string sha256_file(const fs::path& path);
 
+// Returns the HMAC of a text by RFC 2104 with SHA-256, in lower-case hexadecimal.
+std::string hmac_sha256_hex(std::string_view key, std::string_view text);
+
 // Streaming SHA-256.
 class Sha256 {
  public:

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <charconv>
@@ -183,6 +184,14 @@ std::string connection_error(int socket) {
   socklen_t size = sizeof code;
   if (::getsockopt(socket, SOL_SOCKET, SO_ERROR, &code, &size) != 0) code = errno;
   return code == 0 ? "" : std::strerror(code);
+}
+
+std::string foreign_listener(int socket) {
+  ucred credentials{};
+  socklen_t size = sizeof credentials;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return std::strerror(errno);
+  if (credentials.uid == 0 || credentials.uid == ::geteuid()) return "";
+  return fmt::format("user {} listens there, who is neither root nor you", credentials.uid);
 }
 
 void keep_alive(int socket) {

@@ -53,6 +53,10 @@ Result<int> begin_connection(const Address& address, const Endpoint& endpoint);
 // Returns why a connection that was begun failed; "" if it is there.
 std::string connection_error(int socket);
 
+// Returns why the process that listens at the other end of a Unix socket is not to be trusted; "" if it is root's or
+// this user's.
+std::string foreign_listener(int socket);
+
 // Lets the kernel notice that the other machine is gone.
 void keep_alive(int socket);
 

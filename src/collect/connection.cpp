@@ -42,8 +42,9 @@ std::optional<Batch> Connection::next_batch(double now_s) {
         continue;
       }
       NodeLine said = parse_node_line(*line, node_, protocol_, "the line");
-      if (auto* question = std::get_if<Limitable>(&said)) {
-        questions_.push_back(std::move(*question));
+      if (auto* question = std::get_if<Ask>(&said)) {
+        questions_.push_back(std::move(question->limits));
+        nonces_.push_back(std::move(question->nonce));
         ++outstanding_;
         continue;
       }
@@ -63,8 +64,8 @@ std::optional<Batch> Connection::next_batch(double now_s) {
 
 void Connection::greet(std::string_view line, double now_s) {
   const Hello hello = parse_hello(line, "the hello");
-  if (!token_.empty() && !same_token(hello.token, token_))
-    throw UsageError("{}", hello.token.empty() ? "this collector needs a token: name its file with --token-file"
+  if (!token_.empty() && !same_token(hello.proof, hello_proof(token_, hello.node)))
+    throw UsageError("{}", hello.proof.empty() ? "this collector needs a token: name its file with --token-file"
                                                : "this is not the token of this collector");
   node_ = hello.node;
   protocol_ = hello.protocol;
@@ -86,7 +87,9 @@ void Connection::stored(const std::string& session, std::int64_t seq, double now
 void Connection::answered(const LimitOrder& order, double now_s) {
   MOLEN_CHECK(outstanding_ > 0, "a question that was not outstanding is answered");
   --outstanding_;
-  if (!cut_) answer(limits_line(order), now_s);
+  MOLEN_CHECK(!nonces_.empty(), "an answer without its question");
+  if (!cut_) answer(limits_line(order, limits_proof(token_, node_, nonces_.front(), order)), now_s);
+  nonces_.pop_front();
 }
 
 void Connection::cut(const std::string& reason, double now_s) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -24,7 +25,7 @@ struct ConnectionLimits {
 
 class Connection {
  public:
-  // `token`: the secret that the hello must have; empty for none. `peer`: the other end, for messages. Times are
+  // `token`: the secret that the hello must prove; empty for none. `peer`: the other end, for messages. Times are
   // seconds of a steady clock.
   Connection(std::string peer, const std::string& token, const ConnectionLimits& limits, double now_s);
 
@@ -36,6 +37,7 @@ class Connection {
   // outstanding until it is answered.
   std::optional<Batch> next_batch(double now_s);
   std::vector<Limitable> take_questions() { return std::exchange(questions_, {}); }
+  // Answers the first question that is not answered yet.
   void answered(const LimitOrder& order, double now_s);
   // A batch from `next_batch` is stored.
   void stored(const std::string& session, std::int64_t seq, double now_s);
@@ -69,6 +71,7 @@ class Connection {
   LineBuffer buffer_{kMostHelloBytes};
   int protocol_ = kProtocol;
   std::vector<Limitable> questions_;
+  std::deque<std::string> nonces_;  // of the questions that are not answered, in their order
   std::string outgoing_, reason_;
   std::string session_;  // of the last batch, with its number
   std::int64_t seq_ = 0;

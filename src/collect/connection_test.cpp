@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "collect/test_records.h"
+#include "collect/token.h"
 
 namespace molen::collect {
 namespace {
@@ -23,7 +24,7 @@ void receive_all(Connection& c, std::string_view bytes, double now_s = 0) {
 
 Connection greeted(const std::string& token = kNoToken) {
   Connection c("peer", token, kLimits, 0);
-  receive_all(c, hello_line({"n1", token}));
+  receive_all(c, hello_line({"n1", hello_proof(token, "n1")}));
   EXPECT_FALSE(c.next_batch(0));
   EXPECT_EQ(c.outgoing(), welcome_line());
   c.sent(c.outgoing().size(), 0);
@@ -46,7 +47,7 @@ TEST(Connection, TheTokenDecides) {
   EXPECT_FALSE(greeted(kToken).is_cut());
   for (const std::string& wrong : {std::string(), kToken + "x", std::string("0123456789abcdeF")}) {
     Connection c("peer", kToken, kLimits, 0);
-    receive_all(c, hello_line({"n1", wrong}) + batch_line(test_batch("n1", "s", 1)));
+    receive_all(c, hello_line({"n1", hello_proof(wrong, "n1")}) + batch_line(test_batch("n1", "s", 1)));
     EXPECT_FALSE(c.next_batch(0));
     EXPECT_TRUE(c.is_cut());
     EXPECT_EQ(c.outgoing(), refused_line(c.reason())) << "no welcome, and no batch";
@@ -99,12 +100,12 @@ TEST(Connection, AQuestionIsOutstandingUntilItIsAnswered) {
   EXPECT_EQ(c.outgoing(), welcome_line(kLimitProtocol));
   c.sent(c.outgoing().size(), 0);
   const Limitable limitable{{}, "no daemon"};
-  receive_all(c, ask_line(limitable) + batch_line(test_batch("n1", "s", 1)));
+  receive_all(c, ask_line(limitable, "a") + batch_line(test_batch("n1", "s", 1)));
   EXPECT_EQ(c.next_batch(0)->seq, 1);
   EXPECT_EQ(c.take_questions(), std::vector<Limitable>{limitable});
   EXPECT_TRUE(c.take_questions().empty());
   std::string lines;
-  for (int i = 0; i < 20; ++i) lines += ask_line({});
+  for (int i = 0; i < 20; ++i) lines += ask_line({}, "b");
   receive_all(c, lines);
   EXPECT_FALSE(c.next_batch(0));
   EXPECT_EQ(c.take_questions().size(), 14u) << "16 with the two before";
@@ -112,9 +113,20 @@ TEST(Connection, AQuestionIsOutstandingUntilItIsAnswered) {
   c.answered({{{"a", 300}}, 60}, 0);
   EXPECT_EQ(c.outgoing(), limits_line({{{"a", 300}}, 60}));
   EXPECT_GT(c.room(), 0u);
+  // With a secret, each answer proves it for its own question.
+  Connection secret("peer", kToken, kLimits, 0);
+  receive_all(secret, hello_line({"n1", hello_proof(kToken, "n1"), kLimitProtocol}));
+  receive_all(secret, ask_line({}, "first") + ask_line({}, "second"));
+  EXPECT_FALSE(secret.next_batch(0));
+  secret.sent(secret.outgoing().size(), 0);
+  const LimitOrder order{{{"a", 300}}, 60};
+  secret.answered(order, 0);
+  secret.answered(order, 0);
+  EXPECT_EQ(secret.outgoing(), limits_line(order, limits_proof(kToken, "n1", "first", order)) +
+                                   limits_line(order, limits_proof(kToken, "n1", "second", order)));
   // A node of protocol 1 does not ask.
   Connection old = greeted();
-  receive_all(old, ask_line({}));
+  receive_all(old, ask_line({}, "b"));
   EXPECT_FALSE(old.next_batch(0));
   EXPECT_TRUE(old.is_cut());
 }

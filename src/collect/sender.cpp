@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/units.h"
+#include "collect/token.h"
 
 namespace molen::collect {
 
@@ -79,7 +80,10 @@ void Sender::connected() {
   if (const std::string why = connection_error(socket_->get()); !why.empty())
     return lost(fmt::format("{}: {}", options_.to.text(), why));
   if (options_.to.path.empty()) keep_alive(socket_->get());
-  outgoing_ = hello_line({options_.node, options_.token, protocol()});
+  if (options_.on_limits && options_.token.empty())
+    if (const std::string why = foreign_listener(socket_->get()); !why.empty())
+      return lost(fmt::format("{}: {}, so it may not limit this node", options_.to.text(), why), true);
+  outgoing_ = hello_line({options_.node, hello_proof(options_.token, options_.node), protocol()});
   state_ = State::kGreeting;
   change_by_s_ = now().value + options_.answer_s;
 }
@@ -90,8 +94,8 @@ void Sender::queue_lines() {
          outgoing_.size() < kMostLineBytes)
     outgoing_ += spool_.line(next_++);
   if (!ended_ && question_ && !asked_ && outgoing_.size() < kMostLineBytes) {
-    outgoing_ += ask_line(*question_);
-    asked_ = std::exchange(question_, std::nullopt);
+    asked_ = Asked{*std::exchange(question_, std::nullopt), new_session(), now().value};
+    outgoing_ += ask_line(asked_->limits, asked_->nonce);
   }
 }
 
@@ -144,9 +148,7 @@ void Sender::take(const Answer& answer) {
     return spool_.acknowledge(answer.session, answer.ack);
   }
   if (answer.kind == Answer::Kind::kLimits) {
-    if (!std::exchange(asked_, std::nullopt))
-      return lost(fmt::format("{}: it sends limits that were not asked for", options_.to.text()), true);
-    return options_.on_limits(answer.order);
+    return take_limits(answer);
   }
   if (state_ != State::kGreeting) return;
   if (answer.protocol != protocol())
@@ -162,11 +164,33 @@ void Sender::take(const Answer& answer) {
   trouble_.clear();
 }
 
+void Sender::take_limits(const Answer& answer) {
+  const auto asked = std::exchange(asked_, std::nullopt);
+  if (!asked) return lost(fmt::format("{}: it sends limits that were not asked for", options_.to.text()), true);
+  // Whoever took the collector's address must not limit this node, nor keep its records from the collector.
+  if (!options_.token.empty() &&
+      !same_token(answer.proof, limits_proof(options_.token, options_.node, asked->nonce, answer.order)))
+    return lost(fmt::format("{}: its limits do not prove that it has the secret, so they are not obeyed: start the "
+                            "collector with the same --token-file",
+                            options_.to.text()),
+                true);
+  // The collector counted from when it answered, which was after the question; the answer may have been under way
+  // since.
+  LimitOrder order = answer.order;
+  order.seconds -= now().value - asked->since_s;
+  if (order.seconds <= 0 && !order.limits.empty()) {
+    options_.say(fmt::format("{}: limits of this node came when their time was over", options_.to.text()));
+    return;
+  }
+  order.seconds = std::max(0.0, order.seconds);
+  options_.on_limits(order);
+}
+
 void Sender::lost(const std::string& reason, bool refused) {
   socket_.reset();
   outgoing_.clear();
   // Whether the collector has read it, nobody knows; a newer one takes its place.
-  if (asked_ && !question_) question_ = std::move(asked_);
+  if (asked_ && !question_) question_ = std::move(asked_->limits);
   asked_.reset();
   state_ = State::kPausing;
   pause_s_ =

@@ -23,7 +23,9 @@ struct SenderOptions {
   double answer_s = 15;                // for the name of the host, for a connection, and for the answer to the hello
   Lookup::Find find = find_endpoints;  // where the collector is; it may take its time
   std::int64_t ahead = 16;             // lines that are sent and not acknowledged, at most
-  // Takes the limits that the collector answers to `ask`. Without it, the sender speaks protocol 1 and asks nothing.
+  // Takes the limits that the collector answers to `ask`, with the seconds that are left of them. Without it, the
+  // sender speaks protocol 1 and asks nothing. With a token, only limits that prove the token are taken; without one,
+  // whoever listens at a path must be root or this user.
   std::function<void(const LimitOrder&)> on_limits = {};
   std::function<void(const std::string&)> say = [](const std::string&) {};
 };
@@ -53,6 +55,7 @@ class Sender {
   void send();
   void receive();
   void take(const Answer& answer);
+  void take_limits(const Answer& answer);
   void lost(const std::string& reason, bool refused = false);
   int wait_ms(double until_s) const;
 
@@ -66,7 +69,12 @@ class Sender {
   std::int64_t next_ = 0;              // the first line that was not sent on this connection
   bool ended_ = false;                 // nothing more is sent on this connection
   std::optional<Limitable> question_;  // that waits
-  std::optional<Limitable> asked_;     // that is not answered yet on this connection
+  struct Asked {
+    Limitable limits;
+    std::string nonce;
+    double since_s = 0;  // of the steady clock
+  };
+  std::optional<Asked> asked_;  // that is not answered yet on this connection
   std::size_t attempts_ = 0;
   double pause_s_ = 0, change_by_s_ = 0;  // when the state changes if nothing happens
   std::string trouble_;                   // that was said and lasts

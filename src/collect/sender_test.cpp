@@ -131,7 +131,8 @@ TEST_F(Sending, AsksForLimitsAndPassesThemOn) {
   sender.ask({{}, "second"});  // nobody has asked the first one yet
   auto server = collector();
   EXPECT_EQ(until(1), 1u) << heard_.all();
-  EXPECT_EQ(got.at(0), store_->order);
+  EXPECT_EQ(got.at(0).limits, store_->order.limits);
+  EXPECT_NEAR(got.at(0).seconds, 60, 20) << "less the time of the answer";
   add(spool, 2);
   sender.ask({{}, "third"});
   EXPECT_EQ(until(2), 2u);
@@ -146,6 +147,64 @@ TEST_F(Sending, AsksForLimitsAndPassesThemOn) {
   std::vector<std::string> asked;
   for (const Question& q : store_->questions) asked.push_back(q.node + " " + q.limits.problem);
   EXPECT_EQ(asked, (std::vector<std::string>{"n second", "n third", "n later"}));
+}
+
+// Sends for some seconds, or until limits have come.
+class Asking : public Sending {
+ protected:
+  std::vector<LimitOrder> asked(const SenderOptions& base, double seconds) {
+    Spool spool(folder_ / "spool", "n");
+    SenderOptions o = base;
+    std::vector<LimitOrder> got;
+    o.on_limits = [&](const LimitOrder& order) { got.push_back(order); };
+    Sender sender(o, spool);
+    sender.ask({{}, "q"});
+    const double until_s = now().value + seconds;
+    while (got.empty() && now().value < until_s) sender.run(now().value + 0.02, -1);
+    return got;
+  }
+  SenderOptions with_token() {
+    SenderOptions o = options(address());
+    o.token = "0123456789abcdef";
+    return o;
+  }
+};
+
+TEST_F(Asking, OnlyWhoHasTheSecretLimitsTheNode) {
+  store_->order = {{{"nvml-power:A", 300}}, 60};
+  {
+    ServerOptions same;
+    same.token = "0123456789abcdef";
+    const auto server = collector(same);
+    EXPECT_EQ(asked(with_token(), 20).at(0).limits, store_->order.limits) << heard_.all();
+  }
+  // Somebody else took the address, and takes every hello.
+  const auto impostor = collector();
+  EXPECT_TRUE(asked(with_token(), 1).empty());
+  EXPECT_NE(heard_.all().find("its limits do not prove that it has the secret"), std::string::npos) << heard_.all();
+}
+
+TEST_F(Asking, AnOldAnswerHasLessTime) {
+  store_->order = {{{"nvml-power:A", 300}}, 60};
+  const auto server = collector();
+  const auto away_for = [&](double seconds) {
+    store_->set(&FakeStore::away, true);
+    return std::thread([this, seconds] {
+      std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+      store_->set(&FakeStore::away, false);
+    });
+  };
+  std::thread back = away_for(1.5);
+  const auto got = asked(options(address()), 20);
+  back.join();
+  ASSERT_EQ(got.size(), 1u) << heard_.all();
+  EXPECT_LT(got[0].seconds, 59);
+  // Limits whose time is over begin nothing.
+  store_->order.seconds = 0.5;
+  back = away_for(1.5);
+  EXPECT_TRUE(asked(options(address()), 5).empty());
+  back.join();
+  EXPECT_NE(heard_.all().find("limits of this node came when their time was over"), std::string::npos) << heard_.all();
 }
 
 TEST_F(Sending, EmptiesTheSpool) {

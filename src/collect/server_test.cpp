@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <fstream>
+#include <set>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -107,7 +108,8 @@ TEST(Server, AnswersQuestionsForLimitsBesideBatches) {
   TestNode node(server.address());
   ASSERT_TRUE(node.send(hello_line({"n", "", kLimitProtocol})));
   EXPECT_EQ(node.answer().protocol, kLimitProtocol);
-  ASSERT_TRUE(node.send(ask_line({{}, "first"}) + batch_line(test_batch("n", "s", 1)) + ask_line({{}, "second"})));
+  ASSERT_TRUE(
+      node.send(ask_line({{}, "first"}, "a") + batch_line(test_batch("n", "s", 1)) + ask_line({{}, "second"}, "b")));
   int limits = 0, acks = 0;
   for (int i = 0; i < 3; ++i) {
     const Answer answer = node.answer();
@@ -118,7 +120,7 @@ TEST(Server, AnswersQuestionsForLimitsBesideBatches) {
   EXPECT_EQ(acks, 1);
   // While the database is away nobody is told anything, so that the limits of the nodes end by themselves.
   store->set(&FakeStore::away, true);
-  ASSERT_TRUE(node.send(ask_line({})));
+  ASSERT_TRUE(node.send(ask_line({}, "c")));
   EXPECT_EQ(node.line(300), "nothing");
   store->set(&FakeStore::away, false);
   EXPECT_EQ(node.answer().kind, Answer::Kind::kLimits);
@@ -235,7 +237,7 @@ TEST(Server, OtherMachinesNeedAToken) {
   const Address here{"127.0.0.1", server.address().port, ""};
   TestNode node(here), stranger(here);
   node.hello("n", options.token);
-  EXPECT_TRUE(stranger.send(hello_line({"n", "another token..."})));
+  EXPECT_TRUE(stranger.send(hello_line({"n", hello_proof("another token...", "n")})));
   EXPECT_NE(stranger.line().find("not the token"), std::string::npos);
 }
 
@@ -345,6 +347,20 @@ TEST(Token, IsReadFromAFileOfTheOwner) {
   EXPECT_EQ(refusal(std::string(1024, 'x') + "\n"), "accepted " + std::string(1024, 'x'));
   fs::remove(file);
   EXPECT_THROW(read_token(file), MissingFileError);
+  // A proof belongs to one name, question and order, and to one secret.
+  const LimitOrder order{{{"a", 300}}, 60};
+  std::set<std::string> proofs{hello_proof(token, "n"),
+                               hello_proof(token, "m"),
+                               hello_proof(token + "0", "n"),
+                               limits_proof(token, "n", "1", order),
+                               limits_proof(token, "m", "1", order),
+                               limits_proof(token, "n", "2", order),
+                               limits_proof(token + "0", "n", "1", order),
+                               limits_proof(token, "n", "1", {{{"a", 301}}, 60}),
+                               limits_proof(token, "n", "1", {{{"a", 300}}, 61}),
+                               limits_proof(token, "n", "1", {{}, 60})};
+  EXPECT_EQ(proofs.size(), 10u);
+  EXPECT_EQ(hello_proof("", "n") + limits_proof("", "n", "1", order), "") << "without a secret";
   EXPECT_TRUE(same_token(token, token));
   EXPECT_FALSE(same_token(token, token + "0"));
   EXPECT_FALSE(same_token(token, ""));

@@ -16,6 +16,7 @@
 
 #include "collect/server.h"
 #include "collect/test_database.h"
+#include "collect/token.h"
 
 namespace molen::collect {
 
@@ -113,7 +114,7 @@ class TestNode {
   }
   Answer answer() { return parse_answer(line(), "the collector"); }
   void hello(const std::string& node, const std::string& token = "") {
-    EXPECT_TRUE(send(hello_line({node, token})));
+    EXPECT_TRUE(send(hello_line({node, hello_proof(token, node)})));
     EXPECT_EQ(line(), R"({"welcome":1})");
   }
 

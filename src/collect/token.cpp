@@ -44,4 +44,16 @@ bool same_token(std::string_view a, std::string_view b) {
   return difference == 0;
 }
 
+std::string hello_proof(const std::string& token, const std::string& node) {
+  return token.empty() ? "" : hmac_sha256_hex(token, "molen energy hello\n" + node);
+}
+
+std::string limits_proof(const std::string& token, const std::string& node, const std::string& nonce,
+                         const LimitOrder& order) {
+  if (token.empty()) return "";
+  // Names have no line ends, so no two answers have the same text.
+  return hmac_sha256_hex(token, fmt::format("molen energy limits\n{}\n{}\n{}\n{}", node, nonce,
+                                            to_json(order.limits).dump(), Json(order.seconds).dump()));
+}
+
 }  // namespace molen::collect

@@ -12,12 +12,12 @@ namespace {
 
 constexpr int kDepthOfLines = 5;  // a question, its settings, a list, an element, and one to spare for the message
 
-const std::vector<std::string> kHelloKeys{"molen_energy", "node", "token"};
+const std::vector<std::string> kHelloKeys{"molen_energy", "node", "proof"};
 const std::vector<std::string> kBatchKeys{"session", "seq", "periods", "events"};
 const std::vector<std::string> kPeriodKeys{"scope",  "start",   "end", "joules", "reason", "meter",
                                            "source", "counted", "job", "step",   "user"};
 const std::vector<std::string> kEventKeys{"time", "kind", "text", "count"};
-const std::vector<std::string> kAnswerKeys{"welcome", "session", "ack", "refused", "limits", "seconds"};
+const std::vector<std::string> kAnswerKeys{"welcome", "session", "ack", "refused", "limits", "seconds", "proof"};
 
 std::string with_newline(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -88,11 +88,18 @@ void each_record(const Json& json, const char* key, const std::string& origin, F
   for (std::size_t i = 0; i < found->size(); ++i) f((*found)[i], fmt::format("{}: {}[{}]", origin, key, i));
 }
 
+std::string proof_of(const JsonFields& fields) {
+  std::string proof = fields.text("proof", "");
+  if (!proof.empty() && proof.size() != kProofBytes)
+    throw UsageError("{}: 'proof' must have {} bytes, has {}", fields.origin(), kProofBytes, proof.size());
+  return proof;
+}
+
 }  // namespace
 
 std::string hello_line(const Hello& hello) {
   Json json{{"molen_energy", hello.protocol}, {"node", hello.node}};
-  if (!hello.token.empty()) json["token"] = hello.token;
+  if (!hello.proof.empty()) json["proof"] = hello.proof;
   return with_newline(json);
 }
 
@@ -115,13 +122,14 @@ std::string welcome_line(int protocol) {
   return with_newline({{"welcome", protocol}});
 }
 
-std::string ask_line(const Limitable& limits) {
-  return with_newline({{"limitable", to_json(limits)}});
+std::string ask_line(const Limitable& limits, const std::string& nonce) {
+  return with_newline({{"limitable", to_json(limits)}, {"nonce", nonce}});
 }
 
-std::string limits_line(const LimitOrder& order) {
+std::string limits_line(const LimitOrder& order, const std::string& proof) {
   Json json{{"limits", to_json(order.limits)}};
   json["seconds"] = order.seconds;
+  if (!proof.empty()) json["proof"] = proof;
   return with_newline(json);
 }
 
@@ -142,13 +150,11 @@ Hello parse_hello(std::string_view line, const std::string& origin) {
     throw UsageError("{}: the node speaks protocol {} and this collector {} and {}: use molen of one version", origin,
                      protocol, kProtocol, kLimitProtocol);
   fields.require_known(kHelloKeys);
-  Hello hello{fields.text("node"), fields.text("token", ""), static_cast<int>(protocol)};
+  Hello hello{fields.text("node"), proof_of(fields), static_cast<int>(protocol)};
   if (!is_name(hello.node))
     throw UsageError("{}: 'node' must be 1 to {} printable ASCII characters without spaces", origin, kMostNameBytes);
   if (hello.node.starts_with(kCapPrefix))
     throw UsageError("{}: 'node' begins with {}, which is for the events of a manager", origin, kCapPrefix);
-  if (hello.token.size() > kMostTokenBytes)
-    throw UsageError("{}: 'token' has more than {} bytes", origin, kMostTokenBytes);
   return hello;
 }
 
@@ -179,8 +185,12 @@ NodeLine parse_node_line(std::string_view line, const std::string& node, int pro
   const Json json = parse_json(line, origin, kDepthOfLines);
   if (protocol != kLimitProtocol || !json.is_object() || !json.contains("limitable"))
     return batch_of(json, node, origin);
-  JsonFields(json, origin).require_known(std::vector<std::string>{"limitable"});
-  return limitable_of(json["limitable"], origin + ": limitable");
+  const JsonFields fields(json, origin);
+  fields.require_known(std::vector<std::string>{"limitable", "nonce"});
+  Ask ask{limitable_of(json["limitable"], origin + ": limitable"), fields.text("nonce")};
+  if (!is_name(ask.nonce))
+    throw UsageError("{}: 'nonce' must be 1 to {} printable ASCII characters without spaces", origin, kMostNameBytes);
+  return ask;
 }
 
 Answer parse_answer(std::string_view line, const std::string& origin) {
@@ -199,6 +209,7 @@ Answer parse_answer(std::string_view line, const std::string& origin) {
   } else if (fields.find("limits") != nullptr) {
     answer.kind = Answer::Kind::kLimits;
     answer.order = {limits_of(json["limits"], origin + ": limits"), fields.number("seconds")};
+    answer.proof = proof_of(fields);
     if (!(answer.order.seconds >= 0 && answer.order.seconds <= kLongestLimitS))
       throw UsageError("{}: 'seconds' must be 0 to {:g}, is {:g}", origin, kLongestLimitS, answer.order.seconds);
   } else {

@@ -20,10 +20,11 @@ inline constexpr int kProtocol = 1, kLimitProtocol = 2;
 inline constexpr std::size_t kMostLineBytes = 64 * 1024;  // with its newline
 inline constexpr std::size_t kMostHelloBytes = 4 * 1024;  // of the first line: its sender is not known yet
 inline constexpr std::size_t kMostTokenBytes = 1024;
+inline constexpr std::size_t kProofBytes = 64;
 
 struct Hello {
   std::string node;
-  std::string token;  // "" for none
+  std::string proof;  // of the secret (collect/token.h); "" for none
   int protocol = kProtocol;
 };
 
@@ -34,6 +35,7 @@ struct Answer {
   std::string session;       // of a stored batch
   std::int64_t ack = 0;      // the number of a stored batch: this one and all earlier ones of the session are stored
   LimitOrder order;          // kLimits: what the node is to keep
+  std::string proof;         // kLimits: that the collector has the secret; "" for none
   std::string reason;        // of a refusal, after which the collector closes the connection
 };
 
@@ -45,15 +47,20 @@ std::string welcome_line(int protocol = kProtocol);
 std::string stored_line(const std::string& session, std::int64_t seq);
 std::string refused_line(std::string_view reason);
 // What a node can limit, which asks for its limits; and the answer. Protocol 2 only.
-std::string ask_line(const Limitable& limits);
-std::string limits_line(const LimitOrder& order);
+std::string ask_line(const Limitable& limits, const std::string& nonce);
+std::string limits_line(const LimitOrder& order, const std::string& proof = "");
 
 // Each parses a line without its newline. Throws UsageError, which begins with `origin`, for a line that is no JSON
 // object of the form, has a key that is not known, or breaks a limit.
 Hello parse_hello(std::string_view line, const std::string& origin);
 Batch parse_batch(std::string_view line, const std::string& node, const std::string& origin);
 // A line of a node after its hello of the protocol.
-using NodeLine = std::variant<Batch, Limitable>;
+struct Ask {
+  Limitable limits;
+  std::string nonce;  // a name that the node uses once, so that an answer belongs to its question
+  bool operator==(const Ask&) const = default;
+};
+using NodeLine = std::variant<Batch, Ask>;
 NodeLine parse_node_line(std::string_view line, const std::string& node, int protocol, const std::string& origin);
 Answer parse_answer(std::string_view line, const std::string& origin);
 

@@ -95,11 +95,11 @@ TEST(Wire, ALongTextIsCutBetweenCharacters) {
 }
 
 TEST(Wire, HelloNamesNodeAndProtocol) {
-  const std::string line = hello_line({"node1", "secret"});
+  const std::string line = hello_line({"node1", std::string(kProofBytes, 'a')});
   const Hello hello = parse_hello(line.substr(0, line.size() - 1), "here");
   EXPECT_EQ(hello.node, "node1");
-  EXPECT_EQ(hello.token, "secret");
-  EXPECT_EQ(parse_hello(R"({"molen_energy":1,"node":"a"})", "here").token, "");
+  EXPECT_EQ(hello.proof, std::string(kProofBytes, 'a'));
+  EXPECT_EQ(parse_hello(R"({"molen_energy":1,"node":"a"})", "here").proof, "");
   EXPECT_NE(
       hello_refusal(R"({"molen_energy":3,"node":"a","shape":0})").find("speaks protocol 3 and this collector 1 and 2"),
       std::string::npos);
@@ -108,8 +108,8 @@ TEST(Wire, HelloNamesNodeAndProtocol) {
   EXPECT_NE(hello_refusal(R"({"node":"a"})").find("here: 'molen_energy' is missing"), std::string::npos);
   EXPECT_NE(hello_refusal(R"({"molen_energy":1,"node":"a b"})").find("'node' must be"), std::string::npos);
   EXPECT_NE(hello_refusal(R"({"molen_energy":1,"node":"a","nod":"b"})").find("unknown key 'nod'"), std::string::npos);
-  EXPECT_NE(hello_refusal(R"({"molen_energy":1,"node":"a","token":")" + std::string(1025, 'x') + "\"}")
-                .find("'token' has more than 1024 bytes"),
+  EXPECT_NE(hello_refusal(R"({"molen_energy":1,"node":"a","proof":")" + std::string(65, 'x') + "\"}")
+                .find("'proof' must have 64 bytes, has 65"),
             std::string::npos);
   EXPECT_NE(hello_refusal("GET / HTTP/1.1").find("here"), std::string::npos);
 }
@@ -132,12 +132,13 @@ TEST(Wire, LimitsComeBack) {
   const Limitable limitable{
       {{"nvml-power:GPU-1", "gpu0", 200, 700.5, 650}, {"powercap:cpu-package0", "cpu-package0", 60, 250, {}}},
       "one\nproblem"};
-  const NodeLine asked = parse_node_line(line(ask_line(limitable)), "n", kLimitProtocol, "here");
-  ASSERT_TRUE(std::holds_alternative<Limitable>(asked));
+  const NodeLine asked = parse_node_line(line(ask_line(limitable, "once")), "n", kLimitProtocol, "here");
+  ASSERT_TRUE(std::holds_alternative<Ask>(asked));
   Limitable expected = limitable;
   expected.problem = "one problem";
-  EXPECT_EQ(std::get<Limitable>(asked), expected);
-  EXPECT_THROW(parse_node_line(line(ask_line(limitable)), "n", kProtocol, "here"), UsageError) << "another protocol";
+  EXPECT_EQ(std::get<Ask>(asked), (Ask{expected, "once"}));
+  EXPECT_THROW(parse_node_line(line(ask_line(limitable, "once")), "n", kProtocol, "here"), UsageError)
+      << "another protocol";
   EXPECT_TRUE(std::holds_alternative<Batch>(
       parse_node_line(line(batch_line(test_batch("n", "s", 1))), "n", kLimitProtocol, "here")));
   const LimitOrder order{{{"nvml-power:GPU-1", 333.3}}, 61.5};
@@ -151,7 +152,7 @@ TEST(Wire, LimitsComeBack) {
 TEST(Wire, LimitsOfAnotherFormAreRefused) {
   const auto refusal = [](const std::string& settings) {
     try {
-      (void)parse_node_line(R"({"limitable":)" + settings + "}", "n", kLimitProtocol, "here");
+      (void)parse_node_line(R"({"nonce":"once","limitable":)" + settings + "}", "n", kLimitProtocol, "here");
       return std::string("accepted");
     } catch (const UsageError& error) {
       return std::string(error.what());

@@ -17,19 +17,6 @@
 #include "collect/address.h"
 
 namespace molen::daemon {
-namespace {
-
-// Returns why the process that listens at the other end is not to be trusted; "" if it is root's or this user's.
-std::string foreign_daemon(int socket) {
-  ucred credentials{};
-  socklen_t size = sizeof credentials;
-  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return std::strerror(errno);
-  if (credentials.uid == 0 || credentials.uid == ::geteuid()) return "";
-  return fmt::format("user {} listens there, who is neither root nor you", credentials.uid);
-}
-
-}  // namespace
-
 std::optional<fs::path> socket_here() {
   if (const char* named = std::getenv("MOLEN_ENERGY_SOCKET"); named != nullptr)
     return *named == '\0' ? std::nullopt : std::optional<fs::path>(named);
@@ -48,7 +35,7 @@ Result<std::unique_ptr<Client>> Client::connect(const fs::path& socket, Seconds 
     const auto begun = collect::begin_connection(address, found.value().front());
     if (!begun) return Failure{fmt::format("the energy daemon at {}", begun.reason())};
     std::unique_ptr<Client> client(new Client(begun.value(), socket));
-    if (const std::string why = foreign_daemon(client->socket_.get()); !why.empty()) return failed(why);
+    if (const std::string why = collect::foreign_listener(client->socket_.get()); !why.empty()) return failed(why);
     const auto welcome = client->receive(now() + patience);
     if (!welcome) return Failure{welcome.reason()};
     if (welcome.value().kind != Answer::Kind::kWelcome) return failed("its first line is no welcome");

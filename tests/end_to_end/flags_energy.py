@@ -525,6 +525,33 @@ def limited_node(case, name, folder, database_socket, *words):
             sender.wait()
 
 
+LISTENER = """
+import os, socket, sys
+listening = socket.socket(socket.AF_UNIX)
+listening.bind(sys.argv[1])
+os.chmod(sys.argv[1], 0o777)
+listening.listen()
+print("listens", flush=True)
+connection, _ = listening.accept()
+print(repr(connection.recv(4096)), flush=True)
+"""
+
+
+def listener_of_another(case):
+    """A node says nothing to another user's process at the collector's path, if it would have to obey it."""
+    with tempfile.TemporaryDirectory(prefix="molen_listener_") as folder:
+        os.chmod(folder, 0o777)
+        path = f"{folder}/socket"
+        other = subprocess.Popen(["/usr/bin/python3", "-c", LISTENER, path], cwd="/", stdout=subprocess.PIPE, text=True, user=ANOTHER, group=ANOTHER, extra_groups=[])
+        try:
+            equal("it listens", other.stdout.readline(), "listens\n")
+            case.refused("energy", "send", "--to", f"unix:{path}", "--obey-limits", "--node", "n", "--meters", "none", "--every", 0.1, "--count", 2, "--spool", "foreign.spool", code=1, says=f"user {ANOTHER} listens there, who is neither root nor you, so it may not limit this node")
+            equal("what it heard", other.stdout.readline(), "b''\n")
+        finally:
+            other.kill()
+            other.wait()
+
+
 def looks(manager_out):
     return [json.loads(line) for line in manager_out.splitlines()]
 
@@ -616,11 +643,14 @@ def caps_of_a_site(case):
         assert len(looks(manager.communicate()[0])) >= 3
         until(lambda: not pathlib.Path("/proc", (work / "hangs").read_text().strip()).exists())
         assert "was killed at the end of the manager" in rows_of("caps.db", "SELECT text FROM energy_events WHERE node = 'cap:hangs' AND kind = 'script'")[0][0]
+    if os.geteuid() == 0:
+        listener_of_another(case)
     caps = ["--database", "sqlite:caps.db", "--once"]
     case.refused("energy", "manage", "none.toml", *caps, says="none.toml")
     case.refused("energy", "manage", caps_file("bad.toml", 'power = "300"\nkind = "soft"'), *caps, says="bad.toml:9: power_cap.power: '300' must be a power")
     case.refused("energy", "manage", soft, "--database", "caps.db", says="sqlite:FILE")
     case.refused("energy", "manage", soft, says="--database")
-    case.refused("energy", "send", "--to", "192.0.2.1:4722", "--obey-limits", "--node", "n", says="--obey-limits: 192.0.2.1:4722 is on another machine")
+    case.refused("energy", "send", "--to", "192.0.2.1:4722", "--obey-limits", "--node", "n", says="--obey-limits: 192.0.2.1:4722 may be taken by somebody else")
+    case.refused("energy", "send", "--to", "127.0.0.1:4722", "--obey-limits", "--node", "n", says="--token-file")
     case.refused("energy", "daemon", "--limit-with", "nvml-clock", says="--limit-with: 'nvml-clock' must be one of powercap, amdgpu-power, nvml-power")
     case.refused("energy", "daemon", "--limit-user", "root", says="--limit-user: there is nothing to limit")

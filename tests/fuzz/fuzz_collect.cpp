@@ -29,13 +29,14 @@ void read_line(std::string_view line, int which) {
   if (which == 0) {
     const Hello hello = parse_hello(line, "fuzz");
     const Hello again = parse_hello(without_newline(hello_line(hello)), "again");
-    require(again.node == hello.node && again.token == hello.token && is_name(hello.node));
+    require(again.node == hello.node && again.proof == hello.proof && is_name(hello.node));
   } else if (which == 1) {
     const NodeLine said = parse_node_line(line, "n1", kLimitProtocol, "fuzz");
-    if (const auto* limitable = std::get_if<Limitable>(&said)) {
-      require(limitable->settings.size() <= kMostLimits && is_text(limitable->problem));
-      const NodeLine again = parse_node_line(without_newline(ask_line(*limitable)), "n1", kLimitProtocol, "again");
-      require(std::get<Limitable>(again) == *limitable);
+    if (const auto* ask = std::get_if<Ask>(&said)) {
+      require(ask->limits.settings.size() <= kMostLimits && is_text(ask->limits.problem) && is_name(ask->nonce));
+      const NodeLine again =
+          parse_node_line(without_newline(ask_line(ask->limits, ask->nonce)), "n1", kLimitProtocol, "again");
+      require(std::get<Ask>(again) == *ask);
       return;
     }
     const Batch& batch = std::get<Batch>(said);
