@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <future>
+#include <limits>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -37,7 +38,7 @@ namespace molen::apps {
 namespace {
 
 constexpr double kLastSendS = 5.0;       // for the last records, after a signal
-constexpr double kLookS = 0.5;           // between two looks, meanwhile, whether the next sender waits for the spool
+constexpr double kLookS = 0.5;           // between two looks at whether the next sender waits, or a question is due
 constexpr double kSpoolWaitS = 10.0;     // for the sender before, which needs no more than kLastSendS
 constexpr double kPatienceS = 10.0;      // before a sender says for whose turn it waits
 constexpr double kNameWaitS = 2.0;       // for the name of a user
@@ -165,17 +166,32 @@ std::unique_ptr<collect::Spool> open_spool(const SendArguments& o, const collect
   }
 }
 
+// Sends until a time. With `limits` it also asks for the limits of the node: every `every_s`, and as often as they need to
+// be renewed. Returns whether a signal came.
+bool send_until(double until_s, double every_s, collect::Sender& sender, int stop, daemon::LimitClient* limits,
+                double& asked_s) {
+  if (limits == nullptr) return sender.run(until_s, stop);
+  for (;;) {
+    // An answer may have changed when the next question is due.
+    if (now().value >= asked_s + std::min(every_s, limits->ask_after().value)) {
+      sender.ask(limits->limitable());
+      asked_s = now().value;
+    }
+    const double slice_s = std::min(until_s, now().value + kLookS);
+    if (sender.run(slice_s, stop)) return true;
+    if (now().value >= until_s) return false;
+  }
+}
+
 // Measures period after period, of which there were `periods`, and sends meanwhile, until there were `count` of them or
-// a signal comes. With `limits`, asks for the limits of the node at the start and after each period. Gives up the turn
-// as soon as the last period has ended.
+// a signal comes. Gives up the turn as soon as the last period has ended.
 void send_periods(const SendArguments& o, collect::Readings& readings, collect::Spool& spool, collect::Sender& sender,
                   int stop, collect::Turn* turn, daemon::LimitClient* limits, std::int64_t periods) {
-  double due_s = now().value;
+  double due_s = now().value, asked_s = -std::numeric_limits<double>::infinity();
   for (;;) {
-    if (limits != nullptr) sender.ask(limits->limitable());
     // Periods that were missed, because the machine slept, are one long period.
     due_s = std::max(due_s + o.every_s, now().value);
-    const bool last = sender.run(due_s, stop) || ++periods == o.count;
+    const bool last = send_until(due_s, o.every_s, sender, stop, limits, asked_s) || ++periods == o.count;
     auto batches = readings.next();
     if (last && turn != nullptr) turn->give_up();
     add_all(spool, std::move(batches));
@@ -285,9 +301,10 @@ void add_send_verb(CLI::App& energy, Chosen& chosen) {
       fmt::format("end when the other end of standard input, a pipe, is closed, as it is when its holder dies; "
                   "within {:g} s, even if a meter hangs",
                   kStopLimitS));
-  verb->add_flag("--obey-limits", o->obey_limits,
-                 "ask the collector for the power limits of this node each period, and have its energy daemon keep "
-                 "them (molen energy manage); of one sender of a node only");
+  verb->add_flag(
+      "--obey-limits", o->obey_limits,
+      "ask the collector for the power limits of this node, several times a minute, and have its energy daemon keep "
+      "them (molen energy manage); of one sender of a node only");
   verb->add_option("--meters", o->meters, fmt::format("{}", fmt::join(energy::meter_names(), ", ")));
   verb->add_option("--job", o->labels.job, "the job that the energy belongs to");
   verb->add_option("--step", o->labels.step, "the step of the job");

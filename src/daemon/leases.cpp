@@ -96,10 +96,14 @@ Result<actuate::Done> DeviceLease::obey_limits() {
     const actuate::Actuator& actuator = session_->actuator(i);
     const std::string& id = actuator.info().id;
     const std::int64_t wish = wish_of(actuator);
+    const auto limit = leases_.limit_of(id);
     const auto before = limited_.find(id);
-    const std::int64_t present = before == limited_.end() ? wish : before->second;
-    const std::int64_t value = std::min(wish, leases_.limit_of(id).value_or(wish));
-    if (value == present) continue;
+    const std::int64_t set = before == limited_.end() ? wish : before->second;
+    const std::int64_t value = std::min(wish, limit.value_or(wish));
+    // Another program, or a reset of the device, may have raised it since.
+    const auto present = limit ? actuator.present() : Result<std::int64_t>(value);
+    const bool raised = limit && present && present.value() > *limit;
+    if (value == set && !raised) continue;
     if (const auto done = session_->set(i, value); !done) return Failure{done.reason()};
     if (value == wish)
       limited_.erase(id);

@@ -5,17 +5,43 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/units.h"
 
 namespace molen::daemon {
 namespace {
 
 constexpr double kMicrowattsPerWatt = 1e6;
+constexpr Seconds kAskAgainAtLeast{0.5};
 
 double as_watts(std::int64_t microwatts) {
   return static_cast<double>(microwatts) / kMicrowattsPerWatt;
 }
 
 }  // namespace
+
+collect::Limitable in_watts(const std::vector<LimitableSetting>& settings) {
+  collect::Limitable limits;
+  std::int64_t left_out = 0;
+  const auto say = [&](const std::string& text) { limits.problem += (limits.problem.empty() ? "" : "; ") + text; };
+  for (const LimitableSetting& s : settings) {
+    const double least_w = as_watts(s.least), most_w = as_watts(s.most);
+    if (least_w < collect::kLeastLimitW || most_w > collect::kMostLimitW) {
+      say(fmt::format("{} cannot be limited: its bounds, {:g} W to {:g} W, exceed {:g} W to {:g} W", s.id, least_w,
+                      most_w, collect::kLeastLimitW, collect::kMostLimitW));
+    } else if (limits.settings.size() == collect::kMostLimits) {
+      ++left_out;
+    } else {
+      limits.settings.push_back({s.id, s.scope, least_w, most_w, std::nullopt});
+      if (s.present)
+        limits.settings.back().present_w =
+            std::clamp(as_watts(*s.present), collect::kLeastLimitW, collect::kMostLimitW);
+    }
+  }
+  if (left_out > 0)
+    say(fmt::format("{} cannot be limited: a node has {} at most", counted(left_out, "more setting"),
+                    collect::kMostLimits));
+  return limits;
+}
 
 LimitClient::LimitClient(std::optional<fs::path> socket, std::function<void(const std::string&)> say, Seconds patience)
     : socket_(std::move(socket)), say_(std::move(say)), patience_(patience) {}
@@ -45,16 +71,11 @@ collect::Limitable LimitClient::limitable() {
     trouble(limits.problem);
     return limits;
   }
-  for (const LimitableSetting& s : answer.value().limitable.settings) {
-    if (limits.settings.size() == collect::kMostLimits) break;
-    const double least_w = as_watts(s.least), most_w = as_watts(s.most);
-    if (least_w < collect::kLeastLimitW || most_w > collect::kMostLimitW) continue;
-    limits.settings.push_back({s.id, s.scope, least_w, most_w, std::nullopt});
-    if (s.present)
-      limits.settings.back().present_w = std::clamp(as_watts(*s.present), collect::kLeastLimitW, collect::kMostLimitW);
-  }
-  limits.problem = trouble_;
-  if (limits.settings.empty())
+  limits = in_watts(answer.value().limitable.settings);
+  if (!limits.problem.empty() && limits.problem != unfit_) say_(limits.problem);
+  unfit_ = limits.problem;
+  if (!trouble_.empty()) limits.problem = trouble_ + (unfit_.empty() ? "" : "; " + unfit_);
+  if (limits.settings.empty() && limits.problem.empty())
     limits.problem = "the energy daemon of this node has no power limit that it may set (--limit-with)";
   return limits;
 }
@@ -64,6 +85,7 @@ void LimitClient::keep(const collect::LimitOrder& order) {
   for (const collect::Limit& limit : order.limits)
     request.limits.push_back({limit.setting, std::llround(std::floor(limit.watts * kMicrowattsPerWatt))});
   request.seconds = order.seconds;
+  ask_after_ = order.limits.empty() ? kAskAgain : std::clamp(Seconds(order.seconds / 2), kAskAgainAtLeast, kAskAgain);
   trouble(ask(request).reason());
 }
 

@@ -5,11 +5,19 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "collect/limits.h"
 #include "daemon/client.h"
 
 namespace molen::daemon {
+
+// Between two questions for limits, at most. It is short beside the time after which a manager holds a question for
+// old.
+inline constexpr Seconds kAskAgain{15};
+
+// Returns the settings of a daemon as the collector takes them; `problem` names those that it cannot take, and why.
+collect::Limitable in_watts(const std::vector<LimitableSetting>& settings);
 
 // Not thread-safe. The daemon is waited for at most `patience`, and connected to again where it has gone away.
 class LimitClient {
@@ -22,6 +30,9 @@ class LimitClient {
   collect::Limitable limitable();
   // Has the daemon keep these limits. What it refuses is said, and is the problem of the next `limitable`.
   void keep(const collect::LimitOrder& order);
+  // Returns for how long after a question the next one may wait: half of the time that the last limits have, so that
+  // they are renewed, and kAskAgain at most.
+  Seconds ask_after() const { return ask_after_; }
 
  private:
   Result<Answer> ask(const Request& request);
@@ -32,6 +43,8 @@ class LimitClient {
   const Seconds patience_;
   std::unique_ptr<Client> client_;
   std::string trouble_;  // that was said and lasts
+  std::string unfit_;    // settings that the collector does not take, as they were said
+  Seconds ask_after_ = kAskAgain;
 };
 
 }  // namespace molen::daemon

@@ -126,6 +126,18 @@ TEST_F(PowerLimitsTest, ALimitHoldsForItsTime) {
   EXPECT_TRUE(comes_to(kFound)) << "lifted at once";
 }
 
+TEST_F(PowerLimitsTest, ALimitThatAnotherProgramRaisesIsSetAgain) {
+  Leases leases(limit_options());
+  Running running(*this, leases);
+  ASSERT_TRUE(running.limits.set({{kLimit0, 200000000}}, 60).ok());
+  ASSERT_TRUE(comes_to(200000000)) << words();
+  tree_.number(kFile, kFound);
+  EXPECT_TRUE(comes_to(200000000));
+  tree_.number(kFile, 180000000);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(limit(), 180000000) << "lower is within the limit";
+}
+
 TEST_F(PowerLimitsTest, OnlyWhatTheAdministratorNamedIsLimitedAndWithinTheBounds) {
   LeaseOptions o = limit_options();
   o.bounds.add_least("powercap=190 W", "--least");
@@ -241,6 +253,23 @@ TEST_F(PowerLimitsTest, EachEndOfTheDaemonRestores) {
   }
 }
 
+// The daemon looks after the lease of a client, which says nothing meanwhile.
+TEST_F(PowerLimitsTest, TheLeaseOfAClientMeetsALimit) {
+  ServerOptions o = limiting_options();
+  o.leases.open = limit_options().open;
+  const pid_t daemon = start(o);
+  const auto job = client(), sender = client();
+  const auto leased = job->ask({Request::Kind::kLease, {kPackage0}}, Answer::Kind::kLeased, Seconds(60));
+  ASSERT_TRUE(leased.ok()) << leased.reason();
+  ASSERT_TRUE(order(*sender, 200000000, 600).ok());
+  EXPECT_TRUE(comes_to(200000000)) << said();
+  ASSERT_TRUE(order(*sender, 190000000, 600).ok());
+  EXPECT_TRUE(comes_to(190000000)) << said();
+  EXPECT_EQ(job->lost(), "");
+  finish(daemon, SIGTERM);
+  EXPECT_TRUE(comes_to(kFound));
+}
+
 TEST_F(PowerLimitsTest, TheEndOfTheSenderEndsNoLimitAndItsTimeDoes) {
   start(limiting_options());
   {
@@ -275,6 +304,35 @@ TEST_F(PowerLimitsTest, OnlyLimitersMayAsk) {
   start(o);
   EXPECT_EQ(asked(), "limited");
   EXPECT_TRUE(comes_to(200000000));
+}
+
+TEST_F(PowerLimitsTest, ASettingThatNoCollectorTakesIsNamed) {
+  const LimitableSetting good{"a", "gpu0", 100000000, 200000000, 150000000};
+  const LimitableSetting low{"b", "gpu1", 500000, 200000000, {}};
+  const LimitableSetting high{"c", "gpu2", 1000000, 2000000000000, {}};
+  const collect::Limitable limits = in_watts({good, low, high});
+  ASSERT_EQ(limits.settings.size(), 1u);
+  EXPECT_EQ(limits.settings[0], (collect::LimitableSetting{"a", "gpu0", 100, 200, 150}));
+  EXPECT_EQ(limits.problem,
+            "b cannot be limited: its bounds, 0.5 W to 200 W, exceed 1 W to 1e+06 W; c cannot be limited: its bounds, "
+            "1 W to 2e+06 W, exceed 1 W to 1e+06 W");
+  std::vector<LimitableSetting> many(collect::kMostLimits + 2, good);
+  EXPECT_EQ(in_watts(many).settings.size(), collect::kMostLimits);
+  EXPECT_EQ(in_watts(many).problem, "2 more settings cannot be limited: a node has 64 at most");
+}
+
+// Limits are asked for again before they end, however long the periods of the sender are.
+TEST_F(PowerLimitsTest, LimitsAreRenewedBeforeTheyEnd) {
+  LimitClient sender(std::nullopt, [](const std::string&) {});
+  EXPECT_EQ(sender.ask_after(), kAskAgain);
+  sender.keep({{{kLimit0, 200}}, 300});
+  EXPECT_EQ(sender.ask_after(), kAskAgain);
+  sender.keep({{{kLimit0, 200}}, 4});
+  EXPECT_EQ(sender.ask_after(), Seconds(2));
+  sender.keep({{{kLimit0, 200}}, 0.1});
+  EXPECT_EQ(sender.ask_after(), Seconds(0.5)) << "not without pause";
+  sender.keep({});
+  EXPECT_EQ(sender.ask_after(), kAskAgain) << "nothing ends";
 }
 
 TEST_F(PowerLimitsTest, TheSendersSideAsksAndPassesOn) {

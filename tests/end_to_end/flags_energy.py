@@ -502,8 +502,8 @@ def slack_policy(case):
 
 
 # --- energy manage -----------------------------------------------------------------------------------------------------------------
-def caps_file(file, power=None, energy=None, name="power"):
-    text = '[manage]\nperiod = "0.5 s"\nhold = "3 s"\nstale_after = "5 s"\n'
+def caps_file(file, power=None, energy=None, name="power", stale_after="5 s"):
+    text = f'[manage]\nperiod = "0.5 s"\nhold = "3 s"\nstale_after = "{stale_after}"\n'
     if power:
         text += f'[[power_cap]]\nname = "{name}"\nnodes = ["*"]\nnode_most = "250 W"\n{power}\n'
     if energy:
@@ -513,10 +513,10 @@ def caps_file(file, power=None, energy=None, name="power"):
 
 
 @contextlib.contextmanager
-def limited_node(case, name, folder, database_socket, *words):
+def limited_node(case, name, folder, database_socket, *words, every=1):
     """A node of 200 W with its daemon and its sender: the package, and the sender's process."""
     with LimitedPackage(folder) as package, daemon(case, folder, *MAY_ASK, "--meters", "none", "--limit-with", "powercap", *words) as said:
-        command = case.words_of(["energy", "send", "--to", f"unix:{database_socket}", "--every", 1, "--node", name, "--meters", "rapl-powercap", "--spool", f"{name}.spool", "--obey-limits"])
+        command = case.words_of(["energy", "send", "--to", f"unix:{database_socket}", "--every", every, "--node", name, "--meters", "rapl-powercap", "--spool", f"{name}.spool", "--obey-limits"])
         sender = started([MOLEN, *command], env={**ENV, "MOLEN_SYSFS": str(folder), "MOLEN_ENERGY_SOCKET": said["socket"]}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         try:
             yield package, said, sender
@@ -643,8 +643,24 @@ def caps_of_a_site(case):
         assert len(looks(manager.communicate()[0])) >= 3
         until(lambda: not pathlib.Path("/proc", (work / "hangs").read_text().strip()).exists())
         assert "was killed at the end of the manager" in rows_of("caps.db", "SELECT text FROM energy_events WHERE node = 'cap:hangs' AND kind = 'script'")[0][0]
+    # Limits are renewed in time whatever the period of the sender.
+    slow = caps_file("slow.toml", 'power = "110 W"\nkind = "hard"', stale_after="60 s")
+    with collector(case, "--database", "sqlite:slow.db", "--listen", "unix:slow"), limited_node(case, "n", work / "slow", "slow", every=600) as (package, _, _):
+        manager = started([MOLEN, *case.words_of(["energy", "manage", slow, "--database", "sqlite:slow.db"])], env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            until(lambda: package.limit() < 250)
+            for _ in range(80):  # twice as long as `hold`, and some
+                time.sleep(0.1)
+                assert package.limit() < 250, "it was not renewed"
+        finally:
+            manager.kill()
+            manager.wait()
     if os.geteuid() == 0:
         listener_of_another(case)
+        with LimitedPackage(work / "other"), daemon(case, work / "other", "--meters", "none", "--allow-user", ANOTHER, "--limit-with", "powercap") as said:
+            assert "--limit-user" in asked_by_another(said["socket"], {"request": "limitable"})[1]["refused"]
+        with LimitedPackage(work / "others"), daemon(case, work / "others", "--meters", "none", "--allow-user", ANOTHER, "--limit-with", "powercap", "--limit-user", ANOTHER) as said:
+            equal("what it may limit", len(asked_by_another(said["socket"], {"request": "limitable"})[1]["limitable"]["settings"]), 1)
     caps = ["--database", "sqlite:caps.db", "--once"]
     case.refused("energy", "manage", "none.toml", *caps, says="none.toml")
     case.refused("energy", "manage", caps_file("bad.toml", 'power = "300"\nkind = "soft"'), *caps, says="bad.toml:9: power_cap.power: '300' must be a power")
