@@ -295,6 +295,18 @@ TEST_F(Managing, TheStatusIsJson) {
   EXPECT_EQ(json["happened"].size(), 1u);
 }
 
+TEST_F(Managing, ALimitThatANodeDoesNotKeepIsNamed) {
+  const std::string caps = power_caps("power = \"900 W\"\nkind = \"hard\"\n");
+  const auto text = [&] { return to_text(manager(caps).look()); };
+  send("n1", 1000, 600);
+  ask("n1", 700);
+  EXPECT_EQ(text().find("were ordered last"), std::string::npos) << "nothing was";
+  ask("n1", 700);
+  EXPECT_NE(text().find("gpu0 has a limit of 700 W, and 500 W were ordered last"), std::string::npos) << text();
+  ask("n1", 500);
+  EXPECT_EQ(text().find("were ordered last"), std::string::npos) << text();
+}
+
 TEST_F(Managing, AReadingOfTheFutureDoesNotCount) {
   const std::string caps = power_caps("power = \"9 kW\"\nkind = \"soft\"\n");
   send("n1", 100, 0, -86400);  // the clock of the node was a day ahead

@@ -13,6 +13,8 @@ namespace {
 constexpr double kNearLimit = 0.95;
 // Room for a device that its limit does not hold back, so that the next limit does not either.
 constexpr double kRoomAbove = 1.1;
+// Devices set limits in steps, and orders change a little with each look.
+constexpr double kKept = 1.02;
 
 const ScopePower* find_scope(const NodeRecord& record, const std::string& scope) {
   const auto at =
@@ -46,6 +48,16 @@ double without_lapsed_w(const NodeRecord& record, const NodeTimes& times, double
     more_w += std::max(0.0, s.most_w - drawn_w);
   }
   return more_w;
+}
+
+// Notes the limits that the node does not keep: as it said last, they are above what was ordered last. The difference
+// is also there while a new order is under way.
+void note_limits_not_kept(const NodeRecord& record, NodeNow& node) {
+  for (const collect::Limit& limit : record.ordered)
+    for (const Device& device : node.devices)
+      if (device.setting == limit.setting && device.present_w && *device.present_w > kKept * limit.watts)
+        node.notes.push_back(fmt::format("{} has a limit of {:.0f} W, and {:.0f} W were ordered last", device.scope,
+                                         *device.present_w, limit.watts));
 }
 
 // Enters the devices whose limits can be set, or why there are none.
@@ -95,6 +107,7 @@ NodeNow node_now(const NodeRecord& record, const NodeTimes& times, double node_m
   node.name = record.name;
   node.notes = record.notes;
   add_devices(record, times, node);
+  note_limits_not_kept(record, node);
   double sum_w = 0;
   bool measured = false;
   node.until_s = times.now_s;

@@ -23,6 +23,7 @@ struct NodeRecord {
   std::vector<ScopePower> scopes;
   std::optional<collect::Limitable> limitable;  // what it said that it can limit
   double asked_s = 0;                           // when it said so
+  std::vector<collect::Limit> ordered = {};     // that it is to keep now
   std::vector<std::string> notes = {};          // what of it could not be used
 };
 

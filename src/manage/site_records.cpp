@@ -109,6 +109,21 @@ void read_limitable(const std::string& database, const Caps& caps, double now_s,
   }
 }
 
+// Enters the limits that the nodes are to keep now.
+void read_ordered(const std::string& database, double now_s, Records& records) {
+  const auto rows =
+      collect::database_rows(database, fmt::format("SELECT node, limits FROM energy_limits WHERE until_s > {}", now_s));
+  for (const auto& row : rows) {
+    NodeRecord& record = record_of(records, row.at(0).value());
+    const std::string origin = fmt::format("energy_limits of {}", record.name);
+    try {
+      record.ordered = collect::limits_of(parse_json(row.at(1).value(), origin), origin);
+    } catch (const UsageError& error) {
+      record.notes.push_back(error.what());
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<NodeRecord> read_nodes(const std::string& database, const Caps& caps, const std::set<std::string>& named,
@@ -117,6 +132,7 @@ std::vector<NodeRecord> read_nodes(const std::string& database, const Caps& caps
   read_fresh(database, caps, now_s, records);
   read_future(database, now_s, records);
   read_limitable(database, caps, now_s, records);
+  read_ordered(database, now_s, records);
   const double since_s = now_s - caps.forget_after.value;
   for (const auto& row : collect::database_rows(
            database,
