@@ -60,6 +60,16 @@ EnergyDecision decide(const EnergyCap& cap, double measured_j, double assumed_j,
   return decision;
 }
 
+double joules_of_gaps(const std::vector<ScopeCover>& covers) {
+  double joules = 0;
+  for (const ScopeCover& cover : covers) {
+    if (cover.covered_s <= 0) continue;
+    const double gap_s = std::max(0.0, cover.last_s - cover.first_s - cover.covered_s);
+    joules += cover.joules / cover.covered_s * gap_s;
+  }
+  return joules;
+}
+
 double assumed_joules(const std::vector<NodeNow>& nodes, double from_s, double now_s) {
   double joules = 0;
   for (const NodeNow& node : nodes)

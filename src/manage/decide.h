@@ -40,6 +40,16 @@ struct EnergyDecision {
 // `measured_j`: in this period, over the scopes that count. `assumed_j`: of the time for which nodes have no readings.
 EnergyDecision decide(const EnergyCap& cap, double measured_j, double assumed_j, const std::set<int>& warned);
 
+// The readings of a scope that counts, in one period of an energy cap.
+struct ScopeCover {
+  std::string node, scope;
+  double joules = 0;               // measured
+  double covered_s = 0;            // that the readings are of
+  double first_s = 0, last_s = 0;  // from the begin of the first to the end of the last
+};
+// Returns the joules for the time between the readings of each scope, at the mean power of its readings.
+double joules_of_gaps(const std::vector<ScopeCover>& covers);
+
 // Returns the joules of nodes for the time from the end of their readings, or from `from_s`, until `now_s`, at the
 // power that they count with. A node with a reading that is not old adds nothing.
 double assumed_joules(const std::vector<NodeNow>& nodes, double from_s, double now_s);

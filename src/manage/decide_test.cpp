@@ -214,6 +214,15 @@ TEST(EnergyCap, EachLevelWarnsOnce) {
   EXPECT_EQ(decide(cap, 2000, 0, {}).percent, 200);
 }
 
+TEST(EnergyCap, AGapHasTheMeanPowerOfItsScope) {
+  EXPECT_EQ(joules_of_gaps({{"n1", "node", 6000, 60, 100, 160}}), 0) << "no gap";
+  EXPECT_EQ(joules_of_gaps({{"n1", "node", 6000, 60, 100, 260}}), 100 * 100.0);
+  EXPECT_EQ(joules_of_gaps({{"n1", "a", 6000, 60, 100, 260}, {"n1", "b", 0, 10, 0, 30}, {"n2", "a", 10, 1, 0, 3}}),
+            100 * 100.0 + 0 + 2 * 10.0);
+  EXPECT_EQ(joules_of_gaps({{"n1", "node", 6000, 120, 100, 160}}), 0) << "two senders: more is covered than there was";
+  EXPECT_EQ(joules_of_gaps({{"n1", "node", 0, 0, 0, 0}}), 0) << "nothing was read";
+}
+
 TEST(EnergyCap, WhatNobodyMeasuresIsAssumed) {
   NodeNow measured = seen(cray()), late = seen(cray(kNow - 1000)), never;
   never.how = NodeNow::How::kAssumed;

@@ -7,7 +7,6 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "collect/sums.h"
 #include "manage/site_records.h"
 
 namespace molen::manage {
@@ -65,10 +64,10 @@ SiteStatus Manager::look() {
   after_orders_.clear();
   const auto records = read_nodes(options_.database, options_.caps, named_nodes(options_.caps), status.time_s);
   for (const PowerCap& cap : options_.caps.power) look_at_power(cap, records, status);
-  for (const EnergyCap& cap : options_.caps.energy) look_at_energy(cap, records, status);
   for (const PowerStatus& power : status.power) status.limits = least_of(status.limits, power.decision.limits);
-  // The limits first, so that nothing that happens beside them can keep them from being renewed.
+  // The limits first, so that neither a long sum of energy nor what happens beside them keeps them from being renewed.
   order(status);
+  for (const EnergyCap& cap : options_.caps.energy) look_at_energy(cap, records, status);
   for (const auto& happens : after_orders_) happens(status);
   (void)tend_scripts();
   status.happened.insert(status.happened.end(), ended_.begin(), ended_.end());
@@ -106,15 +105,14 @@ void Manager::look_at_power(const PowerCap& cap, const std::vector<NodeRecord>& 
 void Manager::look_at_energy(const EnergyCap& cap, const std::vector<NodeRecord>& records, SiteStatus& status) {
   EnergyStatus energy{cap, {}, 0, 0, 0, 0, 0, nodes_of(cap, records, options_.caps, status.time_s)};
   std::tie(energy.from_s, energy.until_s) = period_of(cap, status.time_s);
-  collect::SumQuery query;
-  query.since_s = energy.from_s;
-  query.until_s = energy.until_s;
-  for (const collect::EnergySum& sum : collect::energy_sums(options_.database, query)) {
-    if (!cap.has(sum.key)) continue;
-    energy.measured_j += sum.joules.value_or(0.0);
+  std::vector<ScopeCover> covers;
+  for (const PeriodSum& sum : read_sums(options_.database, energy.from_s, std::min(energy.until_s, status.time_s))) {
+    if (!cap.has(sum.cover.node)) continue;
+    energy.measured_j += sum.cover.joules;
     energy.without_reading += sum.without_reading;
+    covers.push_back(sum.cover);
   }
-  energy.assumed_j = assumed_joules(energy.nodes, energy.from_s, status.time_s);
+  energy.assumed_j = joules_of_gaps(covers) + assumed_joules(energy.nodes, energy.from_s, status.time_s);
   std::set<int> warned;
   for (const CapEvent& event : read_events(options_.database, cap.name, {}, "warning", energy.from_s))
     warned.insert(static_cast<int>(event.count));

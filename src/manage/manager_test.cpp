@@ -264,6 +264,26 @@ TEST_F(Managing, AnEnergyCapWarnsOncePerPeriodAndRunsItsScript) {
   EXPECT_EQ(events("day").size(), 4u) << "and again on the next day";
 }
 
+TEST_F(Managing, AGapIsNotZeroJoules) {
+  const std::string caps =
+      "[[energy_cap]]\nname = \"day\"\nnodes = [\"*\"]\nnode_most = \"2 kW\"\nenergy = \"1 GJ\"\nperiod = \"day\"\n";
+  send("n1", 1000, 600, 3605);  // it was silent for an hour, without a minute
+  send("n1", 2000, 600, 5);
+  const SiteStatus status = manager(caps).look();
+  EXPECT_NEAR(status.energy[0].measured_j, 60 * 3000.0, 1e-6);
+  EXPECT_NEAR(status.energy[0].assumed_j, 3540 * 1500.0, 1e-3);
+  // Periods without a reading are a gap as well.
+  collect::Batch batch{"n1", "s", ++seq_, {}, {}};
+  batch.periods.push_back(
+      {"node", time_ - 5, time_ + 55, std::nullopt, "no answer", "null", energy::Source::kNone, true, "", "", ""});
+  ASSERT_TRUE(database_->store({&batch, 1}).ok());
+  time_ += 120;
+  send("n1", 1500, 600, 5);
+  const SiteStatus later = manager(caps).look();
+  EXPECT_NEAR(later.energy[0].assumed_j, 3600 * 1500.0, 1e-3);
+  EXPECT_EQ(later.energy[0].without_reading, 1);
+}
+
 TEST_F(Managing, ADryRunChangesNothing) {
   const fs::path program = script("touch " + (folder_ / "ran").string() + "\n");
   send("n1", 1000, 600);

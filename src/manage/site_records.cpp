@@ -158,6 +158,22 @@ std::vector<NodeRecord> read_nodes(const std::string& database, const Caps& caps
   return nodes;
 }
 
+std::vector<PeriodSum> read_sums(const std::string& database, double since_s, double until_s) {
+  constexpr const char* kRead = "CASE WHEN counted = 1 AND joules IS NOT NULL THEN";
+  std::vector<PeriodSum> sums;
+  for (const auto& row : collect::database_rows(
+           database,
+           fmt::format("SELECT node, scope, SUM({0} joules END), SUM({0} end_s - start_s END), MIN({0} start_s "
+                       "END), MAX({0} end_s END), SUM(CASE WHEN joules IS NULL THEN 1 ELSE 0 END) FROM "
+                       "energy_periods WHERE start_s >= {1} AND start_s < {2} GROUP BY node, scope",
+                       kRead, since_s, until_s))) {
+    const auto value = [&](std::size_t at) { return row.at(at) ? std::stod(*row[at]) : 0.0; };
+    sums.push_back({{row.at(0).value(), row.at(1).value(), value(2), value(3), value(4), value(5)},
+                    std::stoll(row.at(6).value())});
+  }
+  return sums;
+}
+
 std::vector<CapEvent> read_events(const std::string& database, const std::string& cap,
                                   const std::vector<std::string>& kinds, const std::string& all_of, double since_s) {
   const std::string node = sql_text(collect::kCapPrefix + cap);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "manage/caps_file.h"
+#include "manage/decide.h"
 #include "manage/nodes.h"
 
 namespace molen::manage {
@@ -24,5 +25,12 @@ struct CapEvent {
 // Returns the last event of each kind, of those in `kinds`, and all of the kind `all_of` since a time.
 std::vector<CapEvent> read_events(const std::string& database, const std::string& cap,
                                   const std::vector<std::string>& kinds, const std::string& all_of, double since_s);
+
+// The sums of a scope over the periods that began between two times.
+struct PeriodSum {
+  ScopeCover cover;                  // of the periods that count and have a reading
+  std::int64_t without_reading = 0;  // periods
+};
+std::vector<PeriodSum> read_sums(const std::string& database, double since_s, double until_s);
 
 }  // namespace molen::manage

@@ -620,7 +620,7 @@ def caps_of_a_site(case):
         node = next(n for n in looks(manage(wide, "--once", "--json", "--dry-run").stdout)[0]["power_caps"][0]["nodes"] if n["node"] == "n2")
         assert "the energy daemon" in node["without_limits"] and "limits" not in node, node
         # A cap below the least limits.
-        case.refused("energy", "manage", caps_file("unmet.toml", 'power = "100 W"\nkind = "hard"'), "--database", "sqlite:caps.db", "--once", code=1, says="cannot be met")
+        case.refused("energy", "manage", caps_file("unmet.toml", 'power = "100 W"\nkind = "hard"', name="unmet"), "--database", "sqlite:caps.db", "--once", code=1, says="cannot be met")
         # Levels of energy, each once; a script has its environment and its exit status is kept.
         script = work / "warn.sh"
         script.write_text(f"#!/bin/sh\necho $MOLEN_CAP $MOLEN_CAP_EVENT $MOLEN_CAP_LEVEL >> {work}/warned\nexit 4\n")
@@ -645,7 +645,7 @@ def caps_of_a_site(case):
         assert "was killed at the end of the manager" in rows_of("caps.db", "SELECT text FROM energy_events WHERE node = 'cap:hangs' AND kind = 'script'")[0][0]
     # Limits are renewed in time whatever the period of the sender.
     slow = caps_file("slow.toml", 'power = "110 W"\nkind = "hard"', stale_after="60 s")
-    with collector(case, "--database", "sqlite:slow.db", "--listen", "unix:slow"), limited_node(case, "n", work / "slow", "slow", every=600) as (package, _, _):
+    with collector(case, "--database", "sqlite:slow.db", "--listen", "unix:slow"), limited_node(case, "n", work / "sys_slow", "slow", every=600) as (package, _, _):
         manager = started([MOLEN, *case.words_of(["energy", "manage", slow, "--database", "sqlite:slow.db"])], env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         try:
             until(lambda: package.limit() < 250)
