@@ -166,8 +166,8 @@ std::unique_ptr<collect::Spool> open_spool(const SendArguments& o, const collect
   }
 }
 
-// Sends until a time. With `limits` it also asks for the limits of the node: every `every_s`, and as often as they need to
-// be renewed. Returns whether a signal came.
+// Sends until a time. With `limits` it also asks for the limits of the node: every `every_s`, and as often as they need
+// to be renewed. Returns whether a signal came.
 bool send_until(double until_s, double every_s, collect::Sender& sender, int stop, daemon::LimitClient* limits,
                 double& asked_s) {
   if (limits == nullptr) return sender.run(until_s, stop);

@@ -71,10 +71,18 @@ double joules_of_gaps(const std::vector<ScopeCover>& covers) {
 }
 
 double assumed_joules(const std::vector<NodeNow>& nodes, double from_s, double now_s) {
+  const auto since = [&](double until_s) { return std::max(0.0, now_s - std::max(until_s, from_s)); };
   double joules = 0;
-  for (const NodeNow& node : nodes)
-    if (node.how != NodeNow::How::kMeasured)
-      joules += node.watts() * std::max(0.0, now_s - std::max(node.until_s, from_s));
+  for (const NodeNow& node : nodes) {
+    if (node.how == NodeNow::How::kMeasured) continue;
+    double more_w = node.watts();
+    // What the other scopes of the node have measured since is in the sum already.
+    for (const NodeNow::Reading& reading : node.readings) {
+      if (reading.old) joules += reading.watts * since(reading.until_s);
+      more_w -= reading.watts;
+    }
+    joules += std::max(0.0, more_w) * since(node.until_s);
+  }
   return joules;
 }
 

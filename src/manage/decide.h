@@ -50,8 +50,8 @@ struct ScopeCover {
 // Returns the joules for the time between the readings of each scope, at the mean power of its readings.
 double joules_of_gaps(const std::vector<ScopeCover>& covers);
 
-// Returns the joules of nodes for the time from the end of their readings, or from `from_s`, until `now_s`, at the
-// power that they count with. A node with a reading that is not old adds nothing.
+// Returns the joules of nodes for the time from the end of the last reading of each scope, or from `from_s`, until
+// `now_s`, at the power that they count with. A scope with a reading that is not old adds nothing.
 double assumed_joules(const std::vector<NodeNow>& nodes, double from_s, double now_s);
 
 }  // namespace molen::manage

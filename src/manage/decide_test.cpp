@@ -229,6 +229,9 @@ TEST(EnergyCap, WhatNobodyMeasuresIsAssumed) {
   never.rest_w = 50;
   EXPECT_EQ(assumed_joules({measured}, kNow - 5000, kNow), 0);
   EXPECT_EQ(assumed_joules({measured, late}, kNow - 5000, kNow), 1020 * 2000.0);
+  // One of two scopes is old; what the other one measured since is not counted twice.
+  NodeRecord parts{"n1", {{"a", true, 100.0, kNow - 1000}, {"b", true, 300.0, kNow - 20}}, std::nullopt, 0};
+  EXPECT_EQ(assumed_joules({seen(parts)}, kNow - 5000, kNow), 1000 * 100.0);
   EXPECT_EQ(assumed_joules({late}, kNow - 10, kNow), 10 * 2000.0) << "within the period only";
   EXPECT_EQ(assumed_joules({never}, kNow - 5000, kNow), 5000 * 50.0);
 }

@@ -120,6 +120,7 @@ NodeNow node_now(const NodeRecord& record, const NodeTimes& times, double node_m
       continue;
     }
     sum_w += *s.watts;
+    node.readings.push_back({*s.watts, s.until_s, times.now_s - s.until_s > times.stale_after_s});
     measured = true;
     node.until_s = std::min(node.until_s, s.until_s);
   }

@@ -48,8 +48,13 @@ struct NodeNow {
   };
   std::string name;
   How how = How::kMeasured;
-  double until_s = 0;              // the end of the reading
-  double rest_w = 0;               // what no limit bounds
+  double until_s = 0;  // the end of the reading
+  double rest_w = 0;   // what no limit bounds
+  struct Reading {
+    double watts = 0, until_s = 0;
+    bool old = false;
+  };
+  std::vector<Reading> readings;   // the last one of each scope that counts
   std::vector<Device> devices;     // those that it can limit now
   std::string without;             // why there are none; empty where there are some
   std::vector<std::string> notes;  // what was assumed of it
