@@ -80,6 +80,46 @@ TEST(Actuator, ALadderIsSpreadFromTheGreatestToTheLeast) {
   EXPECT_EQ(found.actuators.at(0)->ladder(2), (State{3000000, 800000}));
 }
 
+// A device whose description has no step.
+class Stepless : public Actuator {
+ public:
+  Stepless() : Actuator(described(), {5}) {}
+  Result<State> read() const override { return State{5}; }
+
+ protected:
+  Result<Done> write(std::size_t, std::int64_t) override { return Done{}; }
+
+ private:
+  static ActuatorInfo described() {
+    ActuatorInfo info;
+    info.parts = {{"only", 2, 5}};
+    info.step = 0;
+    return info;
+  }
+};
+
+TEST(Actuator, ALadderWithoutAStepHasEachValueOnce) {
+  EXPECT_EQ(Stepless().ladder(8), (State{5, 4, 3, 2}));
+}
+
+// A machine with more than ten processors: the order is that of their numbers, not of their texts.
+TEST(Cpufreq, PartsStandInTheOrderOfTheirNumbers) {
+  const FakeTree tree;
+  for (const int p : {10, 2, 1}) {
+    const std::string folder = fmt::format("{}/cpufreq/policy{}", FakeTree::kCpu, p);
+    for (const char* end : {"min", "max"})
+      for (const char* kind : {"cpuinfo", "scaling"})
+        tree.number(fmt::format("{}/{}_{}_freq", folder, kind, end), end[1] == 'i' ? 800000 : 3000000);
+    tree.write(folder + "/affected_cpus", fmt::format("{}\n", p));
+    tree.number(fmt::format("{}/cpu{}/topology/physical_package_id", FakeTree::kCpu, p), 0);
+  }
+  const Actuators found = open_cpufreq(tree.machine);
+  ASSERT_EQ(found.actuators.size(), 1u) << list_text(found);
+  std::vector<std::string> names;
+  for (const Part& part : found.actuators[0]->info().parts) names.push_back(part.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"policy1", "policy2", "policy10"}));
+}
+
 TEST(Actuator, AFailureOnOnePartUndoesTheOthers) {
   const FakeTree tree;
   tree.cpufreq();
@@ -194,7 +234,10 @@ TEST(Cpufreq, NoPermissionNamesTheWayOut) {
 
 TEST(Uncore, SetsAllDiesOfAPackage) {
   const FakeTree tree;
-  EXPECT_TRUE(contains_text(why_not(open_uncore(tree.machine), "uncore", "cpu-package"), "intel_uncore_frequency"));
+  EXPECT_EQ(why_not(open_uncore(tree.machine), "uncore", "cpu-package"),
+            fmt::format("no packages in {}/{}/intel_uncore_frequency; the kernel module intel_uncore_frequency is not "
+                        "loaded, or this processor is not one of Intel's for servers",
+                        tree.root().string(), FakeTree::kCpu));
   tree.uncore();
   const Actuators found = open_uncore(tree.machine);
   ASSERT_EQ(found.actuators.size(), 2u);

@@ -32,9 +32,9 @@ class NvmlSettings : public ::testing::Test {
     EXPECT_EQ(symbol<int()>("fake_nvml_users")(), 0) << "nvmlShutdown for each nvmlInit";
     ::dlclose(handle_);
   }
-  Actuators open(std::optional<std::string> visible = std::nullopt) {
+  Actuators open(std::optional<std::string> visible = std::nullopt, const char* library = MOLEN_FAKE_NVML) {
     energy::NvmlOptions options;
-    options.library = MOLEN_FAKE_NVML;
+    options.library = library;
     options.visible = std::move(visible);
     return open_nvml_settings(tree_.machine, options);
   }
@@ -54,6 +54,7 @@ TEST_F(NvmlSettings, LocksAndUnlocksClocks) {
   Actuator* clock = find_actuator(found, "nvml-clock", "gpu1");
   ASSERT_NE(clock, nullptr);
   EXPECT_EQ(clock->info().id, "nvml-clock:GPU-b0000000");
+  EXPECT_EQ(clock->info().detail, "Fake GPU GPU-b0000000");
   EXPECT_EQ(clock->info().values.size(), 110u);
   EXPECT_EQ(clock->least(), 345000);
   EXPECT_EQ(clock->most(), 1980000);
@@ -107,6 +108,15 @@ TEST_F(NvmlSettings, LimitsPowerAndRestoresIt) {
   EXPECT_EQ(why.find("nvmlDeviceSetPowerManagementLimit: Insufficient Permissions (the driver lets only root"), 0u)
       << why;
   EXPECT_FALSE(find_actuator(found, "nvml-clock", "gpu0")->set(1410000).ok());
+}
+
+TEST_F(NvmlSettings, AnOldDriverSetsNothingAndSaysWhy) {
+  const Actuators found = open(std::nullopt, MOLEN_FAKE_OLD_NVML);
+  EXPECT_TRUE(found.actuators.empty());
+  for (const char* gpu : {"gpu0", "gpu1"}) {
+    EXPECT_EQ(why_not(found, "nvml-power", gpu), "this driver cannot set power limits");
+    EXPECT_EQ(why_not(found, "nvml-clock", gpu), "this driver cannot lock clocks (it is older than NVML 11)");
+  }
 }
 
 TEST_F(NvmlSettings, OnlyVisibleWholeDevices) {

@@ -1,13 +1,20 @@
 // The journals that the next job, or `molen energy restore`, finds.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstdlib>
 #include <functional>
 #include <string>
 
 #include "actuate/journal.h"
 #include "actuate/session.h"
 #include "actuate/test_watchdog.h"
+#include "base/error.h"
 #include "base/file.h"
+#include "base/filesystem.h"
 
 namespace molen::actuate {
 namespace {
@@ -97,6 +104,73 @@ TEST_F(Watchdog, DamagedAndHostileJournalsChangeNothing) {
   Actuators here = open_cpufreq(tree_.machine);
   EXPECT_THROW(recover_journals(journals(), here, options().said, Seconds(1)), UsageError);
   fs::permissions(journals(), fs::perms(0700));
+}
+
+// The parts of all entries count, those that were put back and those that were not.
+TEST_F(Watchdog, APartThatCannotBeRestoredIsCounted) {
+  Journal journal;
+  journal.entries = {{"cpufreq:cpu-package7", {"policy8", "policy9"}, {3000000, 3000000}, {{1500000, 1500000}}},
+                     {kFirst, {"policy0", "policy1"}, {3000000, 3000000}, {{1500000, 1500000}}},
+                     {"uncore:cpu-package0", {"package_00_die_00"}, {2400000}, {{1600000}}}};
+  for (int p = 0; p < 2; ++p) tree_.number(tree_.policy(p), 1500000);
+  Actuators here = open_cpufreq(tree_.machine);
+  const Restoration done = restore_journal(journal, here);
+  EXPECT_EQ(done.failed, 3);
+  EXPECT_EQ(done.restored, 2);
+  EXPECT_FALSE(done.complete());
+  EXPECT_EQ(tree_.clocks(), kFound);
+}
+
+// Whoever starts a guardian learns from its exit status whether something stays changed.
+TEST_F(Watchdog, TheStatusOfAGuardianTellsWhetherAllIsRestored) {
+  make_own_folder(journals());
+  for (const bool readable : {true, false}) {
+    tree_.cpufreq();
+    for (int p = 0; p < 2; ++p) tree_.number(tree_.policy(p), 1500000);
+    Journal j;
+    j.owner = store::Owner::self();
+    j.entries = {{kFirst, {"policy0", "policy1"}, {3000000, 3000000}, {{1500000, 1500000}}}};
+    const fs::path file = journal_file(journals(), j.owner);
+    write_file_atomic(file, journal_text(j));
+    int control[2], ready[2];
+    ASSERT_EQ(::pipe2(control, O_CLOEXEC), 0);
+    ASSERT_EQ(::pipe2(ready, O_CLOEXEC), 0);
+    const pid_t guardian = ::fork();
+    if (guardian == 0) {
+      ::dup2(control[0], STDIN_FILENO);
+      ::dup2(ready[1], STDOUT_FILENO);
+      ::execl(MOLEN_GUARDIAN, MOLEN_GUARDIAN, tree_.root().c_str(), file.c_str(), nullptr);
+      std::_Exit(127);
+    }
+    ::close(ready[1]);
+    char byte = 0;
+    EXPECT_EQ(::read(ready[0], &byte, 1), 1) << "it is ready";
+    if (!readable) fs::remove(tree_.root() / tree_.policy(0));
+    ::close(control[1]);
+    int status = -1;
+    EXPECT_EQ(::waitpid(guardian, &status, 0), guardian);
+    EXPECT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), readable ? 0 : 1);
+    EXPECT_EQ(fs::exists(file), !readable) << "what is not restored is for the next job";
+    ::close(control[0]);
+    ::close(ready[0]);
+  }
+}
+
+// The reason is the one of the disk, not that the folder is missing.
+TEST_F(Watchdog, AFolderThatCannotBeMadeIsSaid) {
+  class Full : public FileSystem {
+    int make_directory(const fs::path& path, int mode) override {
+      return path.filename() == "journals" ? -ENOSPC : FileSystem::make_directory(path, mode);
+    }
+  } full;
+  const FileSystemOverride replaced(full);
+  try {
+    make_own_folder(journals());
+    ADD_FAILURE() << "it was made";
+  } catch (const IoError& error) {
+    EXPECT_NE(std::string(error.what()).find("No space left on device"), std::string::npos) << error.what();
+  }
 }
 
 // A job that was killed while it wrote its first journal has no guardian yet.

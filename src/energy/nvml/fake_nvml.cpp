@@ -1,4 +1,5 @@
-// A library with NVML's functions and devices that the test sets, to exercise loading and reading without a GPU.
+// A library with NVML's functions and devices that the test sets, to exercise loading and reading without a GPU. With
+// FAKE_NVML_SETS_NOTHING it is that of a driver too old to set power limits and to lock clocks.
 #include <cstdio>
 #include <cstring>
 
@@ -105,11 +106,13 @@ int nvmlDeviceGetPowerManagementLimit(void* device, unsigned* milliwatts) {
 int nvmlDeviceGetPowerManagementLimitConstraints(void*, unsigned* least, unsigned* most) {
   return *least = kLeastMilliwatts, *most = kMostMilliwatts, 0;
 }
+#ifndef FAKE_NVML_SETS_NOTHING
 int nvmlDeviceSetPowerManagementLimit(void* device, unsigned milliwatts) {
   if (set_error != 0) return set_error;
   if (milliwatts < kLeastMilliwatts || milliwatts > kMostMilliwatts) return 2;
   return static_cast<FakeGpu*>(device)->limit = milliwatts, 0;
 }
+#endif
 // Like the library, these two want to be told how long the list may be.
 int nvmlDeviceGetSupportedMemoryClocks(void*, unsigned* count, unsigned* mhz) {
   if (*count < 2) return *count = 2, 7;
@@ -123,6 +126,7 @@ int nvmlDeviceGetSupportedGraphicsClocks(void*, unsigned memory_mhz, unsigned* c
   for (unsigned i = 0; i < clocks; ++i) mhz[i] = 1980 - 15 * i;
   return *count = clocks, 0;
 }
+#ifndef FAKE_NVML_SETS_NOTHING
 int nvmlDeviceSetGpuLockedClocks(void* device, unsigned lowest, unsigned highest) {
   if (set_error != 0) return set_error;
   auto* gpu = static_cast<FakeGpu*>(device);
@@ -133,6 +137,7 @@ int nvmlDeviceResetGpuLockedClocks(void* device) {
   auto* gpu = static_cast<FakeGpu*>(device);
   return gpu->lowest_mhz = gpu->highest_mhz = 0, 0;
 }
+#endif
 const char* nvmlErrorString(int error) {
   return error == 3   ? "Not Supported"
          : error == 4 ? "Insufficient Permissions"
