@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "base/error.h"
@@ -125,8 +126,10 @@ TEST(PlanWithin, RefusesWhatCannotBe) {
   EXPECT_THROW(plan_within(graph, std::numeric_limits<double>::infinity()), UsageError);
   graph.edges.push_back({1, 0});
   EXPECT_THROW(plan_within(graph, 9.0), UsageError);
-  graph.edges = {{0, 2}};
-  EXPECT_THROW(plan_within(graph, 9.0), UsageError);
+  for (const Edge& edge : {Edge{0, 2}, Edge{2, 0}, Edge{-1, 0}, Edge{0, -1}}) {
+    graph.edges = {edge};
+    EXPECT_THROW(plan_within(graph, 9.0), UsageError) << edge.from << " to " << edge.to;
+  }
   graph.edges = {};
   graph.tasks[0].choices.clear();
   EXPECT_THROW(plan_within(graph, 9.0), UsageError);
@@ -134,6 +137,33 @@ TEST(PlanWithin, RefusesWhatCannotBe) {
   EXPECT_THROW(plan_within(graph, 9.0), UsageError);
   graph.tasks[0].choices = {{1e9, 1.0, std::numeric_limits<double>::quiet_NaN()}};
   EXPECT_THROW(plan_within(graph, 9.0), UsageError);
+}
+
+// Tasks whose choices differ by less than the solver's unit of time, 2^-30 of the step: it cannot tell them apart, and
+// a chain of a hundred such tasks at their slower choices would end late by more than a rounding of doubles.
+TEST(PlanWithin, IsInTimeWhereChoicesDifferByLessThanAUnit) {
+  TaskGraph graph{.devices = 1};
+  for (int t = 0; t < 100; ++t) {
+    graph.tasks.push_back({{{2e9, 1.0, 20.0 + 0.1 * t}, {1e9, 1.0 + 1e-7, 10.0}}});
+    if (t % 10 == 0) graph.tasks.push_back({{{2e9, 0.1, 1.0}}});
+  }
+  for (int t = 1; t < static_cast<int>(graph.tasks.size()); ++t) graph.edges.push_back({t - 1, t});
+  const double fastest = fastest_seconds(graph);
+  for (const double more : {0.0, 2.5e-7}) {
+    const Plan plan = plan_within(graph, fastest + more);
+    EXPECT_LE(plan.seconds, fastest + more + kExact);
+    // The tasks that save most are the slower ones: as many as there is time for.
+    const auto slower = std::count(plan.choices.begin(), plan.choices.end(), 1);
+    EXPECT_EQ(slower, more > 0.0 ? 2 : 0);
+    if (more > 0.0) EXPECT_EQ(plan.choices.back() + plan.choices[plan.choices.size() - 2], 2);
+  }
+}
+
+TEST(PlanWithin, DevicesWithoutTasksWait) {
+  const Plan plan = plan_within({.devices = 2, .wait_watts = 5.0}, 3.0);
+  EXPECT_DOUBLE_EQ(plan.joules, 30.0);
+  EXPECT_DOUBLE_EQ(plan.bound_joules, 30.0);
+  EXPECT_DOUBLE_EQ(plan.slope_watts, 10.0);
 }
 
 TEST(PlanWithin, AnEmptyGraphTakesNoTime) {

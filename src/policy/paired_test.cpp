@@ -74,6 +74,20 @@ TEST(BlockCollector, StepsWithoutAChangeOfTheCounterCount) {
   EXPECT_EQ(block_of({0.0, 0.0, 0.0, 0.0}), std::nullopt) << "the counter stands still";
 }
 
+TEST(BlockCollector, TheSettlingStepsCount) {
+  SamplingOptions sampling;
+  sampling.settle_steps = 3;
+  sampling.settle_time = Seconds(0.0);
+  sampling.block_steps = 1;
+  sampling.block_time = Seconds(0.0);
+  BlockCollector collector(sampling);
+  collector.begin(true);
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(collector.add({Seconds(5.0), Joules(1)})) << i;
+  EXPECT_TRUE(collector.add({Seconds(5.0), Joules(1)}));
+  collector.begin(false);
+  EXPECT_TRUE(collector.add({Seconds(5.0), Joules(1)})) << "nothing has changed";
+}
+
 TEST(BlockCollector, TheSettlingTimeCounts) {
   SamplingOptions sampling;
   sampling.settle_time = Seconds(0.1);

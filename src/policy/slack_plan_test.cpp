@@ -67,7 +67,9 @@ TEST(SlackPlan, TheLastStageOfAnEvenPipelineKeepsItsClock) {
   const StepGraph step = graph_of(schedule, uneven_choices(schedule, {0.0}, 6), 85.0);
   const SlackPlan plans = slack_plan(step.graph, 0.0);
   EXPECT_LT(plans.slack.joules, plans.highest.joules);
-  for (const ClocksOfKind& row : clocks_of_kinds(step, plans.slack.choices)) {
+  const auto rows = clocks_of_kinds(step, plans.slack.choices);
+  ASSERT_EQ(rows.size(), 8u) << "forward and backward of four stages";
+  for (const ClocksOfKind& row : rows) {
     EXPECT_EQ(row.tasks, 8);
     EXPECT_EQ(row.most_hz, 1.4e9) << row.stage << row.kind;
     if (row.stage == 3) EXPECT_EQ(row.least_hz, 1.4e9) << row.kind;
@@ -95,10 +97,30 @@ TEST(SingleClock, IsTheLowestThatTheSlowdownAllows) {
   for (const Choice& c : choices.forward[0])
     if (c.seconds <= 1.2 * choices.forward[0][0].seconds) lowest = std::min(lowest, c.clock_hz);
   ASSERT_LT(lowest, 1.4e9);
-  for (const ClocksOfKind& row : clocks_of_kinds(step, plans.single.choices)) {
+  const auto rows = clocks_of_kinds(step, plans.single.choices);
+  ASSERT_EQ(rows.size(), 4u) << "forward and backward of two stages";
+  for (const ClocksOfKind& row : rows) {
     EXPECT_EQ(row.least_hz, lowest);
     EXPECT_EQ(row.most_hz, lowest);
   }
+}
+
+// A device may have two clocks alone.
+TEST(ClocksOfKinds, AreThoseOfTasksWithAChoice) {
+  StepGraph step;
+  const std::vector<Choice> two{{2e9, 1.0, 2.0}, {1e9, 2.0, 1.0}};
+  step.graph = {.tasks = {{two}, {two}, {{{2e9, 5.0, 0.0}}}, {two}, {two}}, .edges = {}, .devices = 2};
+  step.activities = {{1, "forward", 0}, {0, "forward", 0}, {0, "update", 0}, {0, "forward", 1}, {-1, "", -1}};
+  const auto rows = clocks_of_kinds(step, {1, 0, 0, 1, 1});
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[0].stage, 0);
+  EXPECT_EQ(rows[0].kind, "forward");
+  EXPECT_EQ(rows[0].tasks, 2);
+  EXPECT_EQ(rows[0].least_hz, 1e9);
+  EXPECT_EQ(rows[0].most_hz, 2e9);
+  EXPECT_EQ(rows[1].stage, 1);
+  EXPECT_EQ(rows[1].tasks, 1);
+  EXPECT_EQ(rows[1].median_hz, 1e9);
 }
 
 TEST(ClockChanges, AreCountedBetweenTheTasksOfAStage) {

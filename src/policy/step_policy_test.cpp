@@ -182,6 +182,24 @@ TEST(MinTimeEnergy, GoesUpOrDown) {
   EXPECT_LE(waits.joules(*down->chosen()), 1.02 * least_joules(waits, 6, 0.05));
 }
 
+// Up from the reference, faster is better; down from it, fewer joules.
+TEST(MinTimeEnergy, GoesFurtherWhereThatIsBetter) {
+  const auto strategy = make_strategy("min_time_energy", options_of(StepMachine{}, 6));
+  const auto measured = [](std::size_t setting, double seconds, double joules) {
+    Measured m;
+    m.setting = setting;
+    m.seconds = {seconds, seconds - 0.01, seconds + 0.01, 4};
+    m.joules = Interval{joules, joules - 0.01, joules + 0.01, 4};
+    return m;
+  };
+  const Measured up = measured(4, 0.8, 1.1), further_up = measured(3, 0.7, 1.2), slower_up = measured(3, 0.82, 0.5);
+  EXPECT_TRUE(strategy->better(further_up, up));
+  EXPECT_FALSE(strategy->better(slower_up, up));
+  const Measured down = measured(7, 1.01, 0.9), further_down = measured(8, 1.02, 0.8), worse = measured(8, 1.0, 0.95);
+  EXPECT_TRUE(strategy->better(further_down, down));
+  EXPECT_FALSE(strategy->better(worse, down));
+}
+
 TEST(Sweep, EachSelectorTakesItsBest) {
   StepMachine machine;
   machine.share = 0.4;
