@@ -3,11 +3,13 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
@@ -241,6 +243,28 @@ TEST_F(DetachedProgram, DoesNotWaitForAFileSystem) {
   EXPECT_GE(launched.hold, 0);
   ASSERT_EQ(launched.notes.size(), 1U);
   EXPECT_NE(launched.notes[0].find("has not begun after 1 s"), std::string::npos) << launched.notes[0];
+  ::close(launched.hold);
+  ::close(::open(log_.c_str(), O_RDONLY | O_NONBLOCK));  // lets it go on and end
+}
+
+// Signals interrupt the wait, which then goes on for what is left of it. It begins in the middle of a second of the
+// clock, so that its end lies in the next one.
+TEST_F(DetachedProgram, SignalsDoNotChangeTheWaitForAFileSystem) {
+  ASSERT_EQ(::mkfifo(log_.c_str(), 0600), 0);
+  const std::string path = program("cat\n");
+  const auto handled = ::signal(SIGALRM, [](int) {});
+  const itimerval often{{0, 20'000}, {0, 20'000}}, never{};
+  const double into_s = std::fmod(now().value, 1.0);
+  std::this_thread::sleep_for(std::chrono::duration<double>(std::fmod(1.6 - into_s, 1.0)));
+  const double start_s = now().value;
+  ASSERT_EQ(::setitimer(ITIMER_REAL, &often, nullptr), 0);
+  const Launched launched = start_detached({path}, folder_ / "spool", log_);
+  const double waited_s = now().value - start_s;
+  ::setitimer(ITIMER_REAL, &never, nullptr);
+  ::signal(SIGALRM, handled);
+  EXPECT_GE(waited_s, 0.99);
+  EXPECT_LT(waited_s, 10);
+  EXPECT_EQ(launched.notes.size(), 1U);
   ::close(launched.hold);
   ::close(::open(log_.c_str(), O_RDONLY | O_NONBLOCK));  // lets it go on and end
 }
