@@ -1,6 +1,9 @@
 #include "collect/sender.h"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
 
 #include <atomic>
 #include <chrono>
@@ -339,6 +342,32 @@ TEST_F(Sending, DistrustsTheCollector) {
   }
 }
 
+// A collector that is slow to store has so many batches of a node in its memory, and no more.
+TEST_F(Sending, HasSoManyBatchesUnderWayAtMost) {
+  const Descriptor listening(listen_at(address()).socket);
+  std::string got;
+  std::thread peer([&] {
+    pollfd poll{listening.get(), POLLIN, 0};
+    if (::poll(&poll, 1, 20'000) <= 0) return;
+    const Descriptor connection(::accept4(listening.get(), nullptr, nullptr, 0));
+    const std::string welcome = welcome_line();
+    (void)!::send(connection.get(), welcome.data(), welcome.size(), MSG_NOSIGNAL);
+    char bytes[4096];
+    for (ssize_t size; (size = ::recv(connection.get(), bytes, sizeof bytes, 0)) > 0;)
+      got.append(bytes, static_cast<std::size_t>(size));
+  });
+  Spool spool(folder_ / "spool", "n");
+  add(spool, 20);
+  SenderOptions o = options(address());
+  o.ahead = 3;
+  {
+    Sender sender(o, spool);
+    sender.run(now().value + 0.5, -1);
+  }
+  peer.join();
+  EXPECT_EQ(std::ranges::count(got, '\n'), 1 + 3) << "the hello and three batches";
+}
+
 TEST_F(Sending, TriesOnceMoreBeforeItEnds) {
   Spool spool(folder_ / "spool", "n");
   SenderOptions o = options(address());
@@ -362,6 +391,26 @@ TEST_F(Sending, APeerThatIsSilentIsLeft) {
   Sender sender(o, spool);
   sender.run(now().value + 0.5, -1);
   EXPECT_GE(heard_.count("no answer within 0.1 s"), 1u);
+}
+
+// Without it, a node that lost its power would be a peer for ever.
+TEST(KeepAlive, AsksThePeersOfANetwork) {
+  const Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_GE(socket.get(), 0);
+  const auto option = [&](int level, int name) {
+    int value = -1;
+    socklen_t size = sizeof value;
+    EXPECT_EQ(::getsockopt(socket.get(), level, name, &value, &size), 0);
+    return value;
+  };
+  EXPECT_EQ(option(SOL_SOCKET, SO_KEEPALIVE), 0);
+  keep_alive(socket.get());
+  EXPECT_NE(option(SOL_SOCKET, SO_KEEPALIVE), 0);
+  // A peer that is gone is noticed within minutes, both where nothing is sent and where something is.
+  EXPECT_LE(option(IPPROTO_TCP, TCP_KEEPIDLE) + option(IPPROTO_TCP, TCP_KEEPINTVL) * option(IPPROTO_TCP, TCP_KEEPCNT),
+            300);
+  EXPECT_LE(option(IPPROTO_TCP, TCP_USER_TIMEOUT), 300'000);
+  EXPECT_NE(option(IPPROTO_TCP, TCP_USER_TIMEOUT), 0);
 }
 
 TEST_F(Sending, TriesEachAddressOfAName) {

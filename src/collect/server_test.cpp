@@ -1,9 +1,15 @@
 #include "collect/server.h"
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <chrono>
 #include <fstream>
+#include <future>
 #include <set>
 
 #include "base/error.h"
@@ -364,6 +370,36 @@ TEST(Token, IsReadFromAFileOfTheOwner) {
   EXPECT_TRUE(same_token(token, token));
   EXPECT_FALSE(same_token(token, token + "0"));
   EXPECT_FALSE(same_token(token, ""));
+}
+
+// A collector that is stopped accepts nobody, and the queue of its socket is full: a second one must not wait for it.
+TEST(Listening, DoesNotWaitForAStoppedCollector) {
+  const std::string path = (fs::temp_directory_path() / fmt::format("molen_full_{}", ::getpid())).string();
+  sockaddr_un place{};
+  place.sun_family = AF_UNIX;
+  path.copy(place.sun_path, sizeof place.sun_path - 1);
+  const auto* to = reinterpret_cast<const sockaddr*>(&place);
+  Descriptor stopped(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(::bind(stopped.get(), to, sizeof place), 0);
+  ASSERT_EQ(::listen(stopped.get(), 0), 0);
+  std::vector<std::unique_ptr<Descriptor>> waiting;
+  do {
+    waiting.push_back(std::make_unique<Descriptor>(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
+  } while (::connect(waiting.back()->get(), to, sizeof place) == 0);
+  ASSERT_EQ(errno, EAGAIN);
+  auto second = std::async(std::launch::async, [&]() -> std::string {
+    try {
+      ::close(listen_at({"", 0, path}).socket);
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "it listens";
+  });
+  const bool soon = second.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+  EXPECT_TRUE(soon) << "it waits";
+  if (!soon) ::shutdown(stopped.get(), SHUT_RDWR);  // lets it go on
+  EXPECT_EQ(second.get(), fmt::format("unix:{}: another process listens there", path));
+  fs::remove(path);
 }
 
 TEST(Address, IsReadAndWritten) {

@@ -80,6 +80,19 @@ TEST_F(SpoolFile, KeepsBatchesUntilTheyAreAcknowledged) {
   EXPECT_EQ(fs::file_size(file_), std::strlen(R"({"molen_energy_spool":1,"node":"n"})") + 1);
 }
 
+// A number counts from the spool's first line ever, and not from the first one that waits.
+TEST_F(SpoolFile, KnowsWhichLineAnAcknowledgementIsOf) {
+  Spool spool(file_, "n");
+  for (int mark = 1; mark <= 5; ++mark) spool.add(marked_batch(mark));
+  spool.acknowledge(spool.session(), 3);
+  ASSERT_EQ(spool.begin(), 3);
+  EXPECT_TRUE(spool.acknowledges(4, spool.session(), 5));
+  EXPECT_FALSE(spool.acknowledges(4, spool.session(), 4)) << "that of the line before";
+  EXPECT_TRUE(spool.acknowledges(3, spool.session(), 4));
+  EXPECT_FALSE(spool.acknowledges(5, spool.session(), 5)) << "there is no such line yet";
+  EXPECT_FALSE(spool.acknowledges(3, "another", 5));
+}
+
 TEST_F(SpoolFile, TakesUpWhatAnEarlierSessionLeft) {
   std::string first;
   {
@@ -115,8 +128,10 @@ TEST_F(SpoolFile, DropsTheOldestAndSaysSo) {
   {
     Spool spool(file_, "n", options);
     for (int mark = 1; mark <= kBatches; ++mark) {
+      const std::int64_t dropped = spool.dropped();
       spool.add(marked_batch(mark, 20'000));
       check(spool);
+      EXPECT_LE(spool.dropped() - dropped, 4) << "an eighth of the spool, and not all that waits";
     }
     EXPECT_GT(spool.dropped(), kBatches / 2);
     EXPECT_EQ(static_cast<std::int64_t>(marks_in(spool).size()) + spool.dropped(), kBatches);
@@ -200,10 +215,11 @@ TEST_F(SpoolFile, ReportsLinesThatCannotBeRead) {
     ASSERT_EQ(said.size(), 1u);
     EXPECT_NE(said[0].find("2 lines could not be read"), std::string::npos) << said[0];
     spool.add(marked_batch(4));
-    EXPECT_EQ(dropped_in(spool), 2);
+    spool.add(marked_batch(5));
+    EXPECT_EQ(dropped_in(spool), 2) << "the next batch reports them, and the one after it does not";
   }
   Spool spool(file_, "n");
-  EXPECT_EQ(marks_in(spool), (std::vector<int>{1, 3, 4}));
+  EXPECT_EQ(marks_in(spool), (std::vector<int>{1, 3, 4, 5}));
 }
 
 TEST_F(SpoolFile, GoesOnInMemoryWhileTheDiskIsFull) {

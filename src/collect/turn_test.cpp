@@ -89,6 +89,24 @@ TEST_F(Turns, WhoWaitsLearnsWhoHasIt) {
   EXPECT_EQ(third.holder(), "");
 }
 
+// It is told who has it while that one still has it, and not when the wait is over.
+TEST_F(Turns, WhoWaitsIsToldInTime) {
+  Turn first(file_, "first"), second(file_, "second");
+  ASSERT_TRUE(first.wait(-1));
+  std::atomic<bool> told{false}, over{false};
+  std::thread ends([&] {
+    for (int i = 0; i < 1000 && !told; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    over = true;
+    first.give_up();
+  });
+  EXPECT_TRUE(second.wait(-1, 0.02, [&](const std::string&) {
+    EXPECT_FALSE(over);
+    told = true;
+  }));
+  ends.join();
+  EXPECT_TRUE(told);
+}
+
 TEST_F(Turns, FileThatCannotBe) {
   EXPECT_THROW(Turn(folder_ / "none/lock"), Error);
   std::ofstream(folder_ / "other") << "kept";

@@ -179,6 +179,7 @@ TEST(Wire, LimitsOfAnotherFormAreRefused) {
 
 TEST(Wire, RefusesARecordThatBreaksALimit) {
   EXPECT_EQ(batch_refusal(with_period(kPeriodText)), "accepted");
+  EXPECT_EQ(batch_refusal(changed("joules", "5.9e7")), "accepted") << "just below 1 MW for 60 s";
   const std::vector<std::array<std::string, 3>> cases{
       {"scope", R"("")", "periods[0]: 'scope' must be 1 to 128"},
       {"scope", R"("a b")", "'scope' must be"},
