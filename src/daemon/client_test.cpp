@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
 
 #include "actuate/nvml.h"
@@ -250,6 +251,35 @@ TEST_F(Job, ThatReadsOftenAsksNoOftenerThanTheReadingsChange) {
   EXPECT_LE(daemon.reads, 1 + static_cast<int>(took_s / 0.1));
   EXPECT_GE(daemon.reads, 5);
   EXPECT_GT(oldest_s, 0.08) << "a repeated reading gets older";
+}
+
+// A lease ends with its connection, so a job that has given the daemon up must let it see the end at once. Whatever
+// call failed before, the wait has an end too.
+TEST_F(Job, ThatGivesTheDaemonUpEndsTheConnection) {
+  const Descriptor listening(collect::listen_at({"", 0, socket().string()}).socket);
+  std::atomic<bool> ended = false;
+  const std::jthread silent([&] {
+    const auto readable = [](int fd) {
+      pollfd polled{fd, POLLIN, 0};
+      return ::poll(&polled, 1, 30'000) > 0;
+    };
+    if (!readable(listening.get())) return;
+    const Descriptor peer(::accept(listening.get(), nullptr, nullptr));
+    const std::string welcome = answer_line(Answer{});
+    (void)!::send(peer.get(), welcome.data(), welcome.size(), MSG_NOSIGNAL);
+    char bytes[4096];
+    while (readable(peer.get()))
+      if (::recv(peer.get(), bytes, sizeof bytes, 0) <= 0) {
+        ended = true;
+        return;
+      }
+  });
+  const auto connected = client();
+  ASSERT_NE(connected, nullptr);
+  errno = EINTR;  // as a signal leaves it that came in another call
+  const auto answer = connected->ask({Request::Kind::kRead}, Answer::Kind::kReadings, Seconds(0.2));
+  EXPECT_EQ(answer.reason(), fmt::format("the energy daemon at {}: no answer in time", socket().string()));
+  EXPECT_TRUE(soon([&] { return ended.load(); })) << "the daemon still waits for requests";
 }
 
 TEST_F(Job, OfAnotherUserIsNoDaemon) {

@@ -53,6 +53,8 @@ TEST_F(Board, AMeterIsReadBeforeItLosesEnergy) {
   EXPECT_EQ(b->keep_every_s(), 10.0);
   b->keep();
   EXPECT_EQ(wrapping.reads, 1);
+  for (int i = 0; i < 4; ++i, time_ += 1.0) b->keep();
+  EXPECT_EQ(wrapping.reads, 1) << "it was read within half the time";
   for (int i = 0; i < 12; ++i, time_ += 5.0) b->keep();
   EXPECT_GE(wrapping.reads, 5);
   EXPECT_EQ(b->read().at(0).reason, "no permission");
