@@ -12,8 +12,10 @@
 #include "base/file.h"
 #include "cluster/cluster.h"
 #include "plan/clock_plan.h"
+#include "plan/resolve.h"
 #include "plan/step_prediction.h"
 #include "plan/trial.h"
+#include "program/build/build.h"
 #include "program/ir/trace.h"
 #include "sim/factors.h"
 
