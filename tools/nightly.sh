@@ -195,7 +195,7 @@ hang() {
   fi
 }
 
-# The plugin and the trials of sweeps on a real Slurm of two nodes, where MOLEN_SLURM_SCRIPTS says how to start one. What starts it may install Slurm and with it
+# The plugin and the trials of sweeps on a real Slurm of two nodes, where MOLEN_SLURM_SCRIPTS says how to start one. The script that starts it may install Slurm, and with it
 # the headers that the plugin needs.
 slurm() {
   [ -n "${MOLEN_SLURM_SCRIPTS:-}" ] || { echo "slurm: skipped, MOLEN_SLURM_SCRIPTS is not set (docs/slurm-plugin.md)"; return; }

@@ -14,7 +14,7 @@
 
 namespace molen::apps {
 
-// What was built, as both programs know it without libtorch.
+// The build of both programs, which each of them knows without libtorch.
 struct Build {
   bool libtorch, cuda;  // whether there is a molen-compute, and whether its libtorch is for CUDA
 };

@@ -1,4 +1,5 @@
-// What the two ways of `molen verify` share: by the verifier alone (verify.cpp), and by training (compute/verify.cpp).
+// `molen verify` has two ways, which share this header: verify.cpp uses the verifier alone, and compute/verify.cpp
+// trains.
 #pragma once
 
 #include <cstddef>

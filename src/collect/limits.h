@@ -26,7 +26,7 @@ struct LimitableSetting {
   bool operator==(const LimitableSetting&) const = default;
 };
 
-// What a node can limit.
+// The power limits that a node can set.
 struct Limitable {
   std::vector<LimitableSetting> settings;
   std::string problem;  // why there are none, or why they do not hold; may be empty

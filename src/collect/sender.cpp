@@ -189,7 +189,7 @@ void Sender::take_limits(const Answer& answer) {
 void Sender::lost(const std::string& reason, bool refused) {
   socket_.reset();
   outgoing_.clear();
-  // Whether the collector has read it, nobody knows; a newer one takes its place.
+  // Nobody knows whether the collector has read it, so it is asked again, unless a newer one has taken its place.
   if (asked_ && !question_) question_ = std::move(asked_->limits);
   asked_.reset();
   state_ = State::kPausing;

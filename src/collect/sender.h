@@ -39,8 +39,8 @@ class Sender {
   // with kEmpty also until nothing waits, and then it begins with a try at once. Returns whether `stop` is readable.
   bool run(double until_s, int stop, Until until = Until::kTime);
 
-  // Asks for the limits of this node, once there is a connection and the last question is answered. Of questions that
-  // wait, the last one is asked.
+  // Asks for the limits of this node, once there is a connection and the last question is answered. If
+  // several questions wait, only the last one is asked.
   void ask(Limitable limits);
 
   std::int64_t connections() const { return connections_; }  // that were welcomed

@@ -46,7 +46,7 @@ std::string batch_line(const Batch& batch);
 std::string welcome_line(int protocol = kProtocol);
 std::string stored_line(const std::string& session, std::int64_t seq);
 std::string refused_line(std::string_view reason);
-// What a node can limit, which asks for its limits; and the answer. Protocol 2 only.
+// A node asks for its limits with the settings that it can limit, and gets an answer. Protocol 2 only.
 std::string ask_line(const Limitable& limits, const std::string& nonce);
 std::string limits_line(const LimitOrder& order, const std::string& proof = "");
 

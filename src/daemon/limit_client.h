@@ -28,7 +28,8 @@ class LimitClient {
 
   // Returns what this node can limit; where it can limit nothing, the reason.
   collect::Limitable limitable();
-  // Has the daemon keep these limits. What it refuses is said, and is the problem of the next `limitable`.
+  // Makes the daemon keep these limits. A limit that it refuses is reported, also as the reason in the next
+  // `limitable`.
   void keep(const collect::LimitOrder& order);
   // Returns for how long after a question the next one may wait: half of the time that the last limits have, so that
   // they are renewed, and kAskAgain at most.

@@ -17,7 +17,7 @@ struct Script {
   Seconds limit{60};  // then it and what it started are killed
 };
 
-// What both kinds of cap have.
+// The keys that both kinds of cap have.
 struct CapOfNodes {
   std::string name;
   std::vector<std::string> nodes;  // patterns of names, as fnmatch(3) takes them

@@ -76,7 +76,7 @@ double assumed_joules(const std::vector<NodeNow>& nodes, double from_s, double n
   for (const NodeNow& node : nodes) {
     if (node.how == NodeNow::How::kMeasured) continue;
     double more_w = node.watts();
-    // What the other scopes of the node have measured since is in the sum already.
+    // The sum already has the joules that the other scopes of the node have measured since.
     for (const NodeNow::Reading& reading : node.readings) {
       if (reading.old) joules += reading.watts * since(reading.until_s);
       more_w -= reading.watts;

@@ -1,4 +1,4 @@
-// What a power cap asks of its nodes, and what an energy cap has to say. Pure and deterministic.
+// Decides the limits that a power cap asks of its nodes, and the warnings of an energy cap. Pure and deterministic.
 #pragma once
 
 #include <map>

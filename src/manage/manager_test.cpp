@@ -92,7 +92,7 @@ class Managing : public ::testing::Test {
   std::unique_ptr<collect::Database> database_;
 };
 
-// What a soft cap does, whatever the kind of the database.
+// Tests a soft cap on each kind of database.
 void Managing::expect_soft_cap() {
   const std::string caps = power_caps("power = \"1.9 kW\"\nkind = \"soft\"\n");
   send("n1", 1000, 600);

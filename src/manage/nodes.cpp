@@ -22,7 +22,7 @@ const ScopePower* find_scope(const NodeRecord& record, const std::string& scope)
   return at == record.scopes.end() ? nullptr : &*at;
 }
 
-// Whether the joules of a scope are part of what the node's sum has.
+// Returns whether the node's sum already has the joules of a scope.
 bool is_in_sum(const NodeRecord& record, const std::string& scope) {
   return std::any_of(record.scopes.begin(), record.scopes.end(), [&](const ScopePower& s) {
     return s.counted && s.watts && (s.scope == scope || energy::contains(s.scope, scope));

@@ -17,7 +17,7 @@ struct ScopePower {
   double until_s = 0;           // the end of that period, seconds since 1970
 };
 
-// What the database has of a node.
+// The figures that the database has of a node.
 struct NodeRecord {
   std::string name;
   std::vector<ScopePower> scopes;

@@ -1,4 +1,4 @@
-// What a manager reads in the collector's database.
+// The manager's queries of the collector's database.
 #pragma once
 
 #include <set>

@@ -58,7 +58,7 @@ struct Outcome {
   TrialMachine machine;          // of a measured trial with a step
 };
 
-// What steps are predicted on, as --cluster names it: the description of a cluster, or a calibration of a machine.
+// The machine on which steps are predicted, as --cluster names it: the description of a cluster, or a calibration.
 struct PredictedOn {
   std::string name;               // of the cluster; of a calibration its path as it was given
   std::string text;               // what the file says, for the identity of a trial

@@ -1,4 +1,4 @@
-// What a sim::Framework changes of the cost of ops.
+// Tests how a sim::Framework changes the costs of ops.
 #include <gtest/gtest.h>
 
 #include <set>

@@ -165,7 +165,7 @@ def calibrated_sweep(case):
     equal("without --ranks, one", [(t["ranks"], t["extrapolated"]) for t in one], [(1, None)] * 2)
     four = sweep(case, "tiny.toml", {**FP32, "batch.micro": 1}, "--cluster", made, "--scaling", "strong", "--ranks", "2,4")["trials"]
     assert four[0]["extrapolated"] is None and "2 rank" in four[1]["extrapolated"] and four[1]["speed_up"] > 0, four
-    # What was not measured is a row that says what would measure it; the others stay.
+    # A trial that the calibration lacks is a row that says which measurement is missing; the others stay.
     types = sweep(case, "tiny.toml", "--cluster", made, "--ranks", 2, "--grid", "precision.compute=fp32,bf16")["trials"]
     equal("a type that was not measured", [t["outcome"] for t in types], ["step", "not_calibrated"])
     assert "`molen calibrate --ranks 2 --threads 1 --compute bf16` measures it" in types[1]["why"] and types[1]["step_s"] is None, types[1]

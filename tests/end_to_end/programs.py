@@ -53,7 +53,7 @@ for words in (["--version"], ["--help"], ["train", "--help"], ["generate", "--he
         continue
     ok(f"{' '.join(words[:3])}: without libtorch", not (found := heavy(loaded(*words))), found)
 ok("an option that is refused: without libtorch", not heavy(loaded("train", "run.toml", "--resmue", "never", code=2)))
-# What molen refuses it says itself, and what only a run can tell comes from molen-compute.
+# These commands compute, or need a run to know their answer, so molen-compute answers.
 for words, code in ((["doctor"], 0), (["generate", "runs/one", "--prompt", "de", "--max-tokens", "2"], 0), (["bench", "run.toml", "--steps", "1"], 0), (["verify", "run.toml", "--ranks", "2", "--layouts", "given", "--steps", "1"], 0),
                     (["train", "nowhere.toml"], 2), (["program", "run.toml", "--set", "precision.compute=auto"], 0)):
     ok(f"{' '.join(words[:2])}: with libtorch", any(n.startswith("libtorch_cpu") for n in loaded(*words, code=code)))
