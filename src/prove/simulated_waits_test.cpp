@@ -5,8 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 
 #include "base/rng.h"
 #include "plan/layouts.h"
@@ -39,14 +37,13 @@ std::vector<program::Timeline> simulate_waits(const program::Stages& stages, int
 }
 
 // Returns the largest relative difference between the simulated and the executed step over all ranks. The executor
-// takes some 50 us for each op on this machine, where the threads of all ranks share a few cores. So the sleeps of a
-// program with more ops are longer.
-double largest_difference(const program::Stages& stages, int ranks) {
-  constexpr double kSecondsOfAnOp = 4e-3;
+// takes some 50 us for each op where the threads of all ranks share a few quiet cores. So the sleeps of a program with
+// more ops are longer: the step takes at least `seconds_of_an_op` for each op.
+double largest_difference(const program::Stages& stages, int ranks, double seconds_of_an_op) {
   std::size_t ops = 0;
   for (std::size_t s = 0; s < stages.size(); ++s) ops = std::max(ops, stages.ops(s).size());
   const double once = sim::step_seconds(simulate_waits(stages, ranks, 1.0));
-  const double factor = std::max(1.0, kSecondsOfAnOp * static_cast<double>(ops) / once);
+  const double factor = std::max(1.0, seconds_of_an_op * static_cast<double>(ops) / once);
   const auto simulated = simulate_waits(stages, ranks, factor);
   std::vector<double> off(static_cast<std::size_t>(ranks));
   on_ranks(ranks, [&](comm::Communicator& world) {
@@ -72,6 +69,7 @@ class SimulatedWaits : public testing::TestWithParam<int> {};
 
 TEST_P(SimulatedWaits, AreThoseOfTheExecutor) {
   constexpr double kBound = 0.03;
+  constexpr double kSecondsOfAnOp = 4e-3;
   const int ranks = GetParam();
   auto a = llama(false);
   a.layers = 4;
@@ -85,12 +83,11 @@ TEST_P(SimulatedWaits, AreThoseOfTheExecutor) {
   std::size_t compared = 0;
   for (std::size_t i = 0; i < layouts.size(); i += every) {
     const program::Stages stages(program::build_stages(a, layouts[i].setting));
-    // Other work on this machine can only lengthen a step. The test repeats the measurement until that work is done.
-    double off = largest_difference(stages, ranks);
-    for (int wait = 1; wait <= 16 && std::abs(off) > kBound; wait *= 2) {
-      std::this_thread::sleep_for(std::chrono::seconds(wait));
-      if (const double again = largest_difference(stages, ranks); std::abs(again) < std::abs(off)) off = again;
-    }
+    // The executor's own time of an op grows with the other work on this machine, but not with the sleeps, while a
+    // wrong order costs a share of the sleeps. So each repetition sleeps for twice as long: only the wrong order stays.
+    double off = largest_difference(stages, ranks, kSecondsOfAnOp);
+    for (int times = 2; times <= 16 && std::abs(off) > kBound; times *= 2)
+      off = largest_difference(stages, ranks, times * kSecondsOfAnOp);
     EXPECT_NEAR(off, 0.0, kBound) << layouts[i].name;
     if (std::abs(off) > std::abs(largest)) largest = off;
     ++compared;
