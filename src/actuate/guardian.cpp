@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,8 +17,7 @@
 #include "base/clock.h"
 #include "base/console.h"
 #include "base/error.h"
-
-extern char** environ;
+#include "base/spawn.h"
 
 namespace molen::actuate {
 namespace {
@@ -46,36 +44,19 @@ struct Pipe {
 };
 
 // Starts the program with the ends of the pipes as its standard input and output; returns its number, or -errno.
-int spawn_guardian(const std::vector<std::string>& command, int control, int ready, const std::vector<int>& inherited) {
-  posix_spawn_file_actions_t files;
-  posix_spawnattr_t attributes;
-  ::posix_spawn_file_actions_init(&files);
-  ::posix_spawnattr_init(&attributes);
-  ::posix_spawn_file_actions_adddup2(&files, control, STDIN_FILENO);
-  ::posix_spawn_file_actions_adddup2(&files, ready, STDOUT_FILENO);
+pid_t spawn_guardian(const std::vector<std::string>& command, int control, int ready,
+                     const std::vector<int>& inherited) {
+  Spawn spawn;
+  spawn.give(control, STDIN_FILENO);
+  spawn.give(ready, STDOUT_FILENO);
   // The locks come to 3, 4, ... (a sorted list of descriptors from 3 on never overwrites one of its own), and
   // everything else is closed: a socket of the job that stayed open here would hide the job's death from its peers.
   std::vector<int> sorted = inherited;
   std::sort(sorted.begin(), sorted.end());
   int next = STDERR_FILENO + 1;
-  for (const int fd : sorted) ::posix_spawn_file_actions_adddup2(&files, fd, next++);
-#if __GLIBC_PREREQ(2, 34)
-  ::posix_spawn_file_actions_addclosefrom_np(&files, next);
-#endif
-  sigset_t none, all;
-  ::sigemptyset(&none);
-  ::sigfillset(&all);
-  ::posix_spawnattr_setsigmask(&attributes, &none);
-  ::posix_spawnattr_setsigdefault(&attributes, &all);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  std::vector<char*> argv;
-  for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
-  argv.push_back(nullptr);
-  pid_t pid = -1;
-  const int code = ::posix_spawnp(&pid, argv[0], &files, &attributes, argv.data(), environ);
-  ::posix_spawnattr_destroy(&attributes);
-  ::posix_spawn_file_actions_destroy(&files);
-  return code == 0 ? pid : -code;
+  for (const int fd : sorted) spawn.give(fd, next++);
+  spawn.close_from(next);
+  return spawn.start(command, Spawn::Leads::kSession);
 }
 
 // Waits for the end of the pipe, or that of the owner. A child of the owner that was forked may hold the pipe open

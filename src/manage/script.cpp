@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include <cstring>
 
 #include "base/clock.h"
+#include "base/spawn.h"
 
 namespace molen::manage {
 namespace {
@@ -19,31 +19,12 @@ constexpr int kNotStarted = 127;
 constexpr const char* kUsualPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 // Starts the program; returns its number, or -errno.
-int spawn_script(const std::string& program, const std::vector<std::string>& environment) {
-  posix_spawn_file_actions_t files;
-  posix_spawnattr_t attributes;
-  ::posix_spawn_file_actions_init(&files);
-  ::posix_spawnattr_init(&attributes);
-  ::posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  ::posix_spawn_file_actions_adddup2(&files, STDERR_FILENO, STDOUT_FILENO);
-#if __GLIBC_PREREQ(2, 34)
-  ::posix_spawn_file_actions_addclosefrom_np(&files, STDERR_FILENO + 1);
-#endif
-  sigset_t none, all;
-  ::sigemptyset(&none);
-  ::sigfillset(&all);
-  ::posix_spawnattr_setsigmask(&attributes, &none);
-  ::posix_spawnattr_setsigdefault(&attributes, &all);
-  ::posix_spawnattr_setpgroup(&attributes, 0);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  std::vector<char*> argv{const_cast<char*>(program.c_str()), nullptr}, envp;
-  for (const std::string& variable : environment) envp.push_back(const_cast<char*>(variable.c_str()));
-  envp.push_back(nullptr);
-  pid_t pid = -1;
-  const int code = ::posix_spawn(&pid, program.c_str(), &files, &attributes, argv.data(), envp.data());
-  ::posix_spawnattr_destroy(&attributes);
-  ::posix_spawn_file_actions_destroy(&files);
-  return code == 0 ? pid : -code;
+pid_t spawn_script(const std::string& program, const std::vector<std::string>& environment) {
+  Spawn spawn;
+  spawn.open("/dev/null", O_RDONLY, STDIN_FILENO);
+  spawn.give(STDERR_FILENO, STDOUT_FILENO);
+  spawn.close_from(STDERR_FILENO + 1);
+  return spawn.start({program}, Spawn::Leads::kGroup, environment);
 }
 
 ScriptResult result_of(int status) {
