@@ -41,8 +41,10 @@ void add_calculus_options(CLI::App& verb, PlanArguments& o) {
       "--recompute", c.recompute,
       "calculus: the backward computes all activations again, 8 N FLOPs per token instead of 6 N, all of them "
       "in --mfu");
-  verb.add_option("--noise-scale", c.noise_scale,
-                  "calculus: gradient noise scale in tokens, for a table of batch sizes with steps, tokens and days");
+  verb.add_option(
+      "--noise-scale", c.noise_scale,
+      "calculus: gradient noise scale in tokens, or the run that measured it (train.noise_scale_every), for a "
+      "table of batch sizes with steps, tokens and days");
   verb.add_option("--plot", c.plot, "calculus: SVG file for tokens against days, with one line for each size");
 }
 

@@ -11,6 +11,7 @@
 #include "cluster/cluster.h"
 #include "config/values.h"
 #include "plan/calculus_table.h"
+#include "serve/run_data.h"
 
 namespace molen::apps {
 namespace {
@@ -65,6 +66,17 @@ std::optional<double> tokens_until(const config::Config& c) {
   return std::nullopt;
 }
 
+// Returns the tokens that --noise-scale gives, or that the run which it names has measured last.
+double noise_scale_of(const std::string& text) {
+  if (!fs::is_directory(text)) return count_of("--noise-scale", text, "tokens", "4e6 or 4M");
+  const serve::RunData run = serve::read_run(text);
+  for (auto event = run.events.rbegin(); event != run.events.rend(); ++event)
+    if (serve::text_of(*event, "event") == "noise_scale")
+      if (const double tokens = serve::number_of(*event, "tokens"); tokens > 0.0) return tokens;
+  throw UsageError("--noise-scale: the run '{}' has measured no noise scale; train it with train.noise_scale_every",
+                   text);
+}
+
 int run_calculus(const ConfigOptions& options, const CalculusArguments& o) {
   if (o.cluster.empty())
     throw UsageError("--cluster: the name of a cluster, or a file that describes one, is needed; molen has {}",
@@ -88,7 +100,7 @@ int run_calculus(const ConfigOptions& options, const CalculusArguments& o) {
   if (plan.tokens == 0.0)
     throw UsageError("--tokens: the number of tokens to train on is needed, such as 450e9 or 450B{}",
                      has_config ? "; train.until of the configuration does not say it" : "");
-  if (!o.noise_scale.empty()) plan.noise_scale = count_of("--noise-scale", o.noise_scale, "tokens", "4e6 or 4M");
+  if (!o.noise_scale.empty()) plan.noise_scale = noise_scale_of(o.noise_scale);
   plan.recompute = plan.recompute || o.recompute;
   const plan::CalculusReport report = plan::calculate(plan, models);
   if (!o.plot.empty()) write_file_atomic(o.plot, plan::to_svg(report));

@@ -173,6 +173,7 @@ WholeRun whole_run_of(const config::Config& c, const arch::Architecture& arch, c
   p.power = power_of(on, step, machine.ranks);
   p.pue = plan::estimate_of(on.site.pue), p.intensity = plan::estimate_of(on.site.intensity);
   add_evaluations(w, c, arch, setting, costs, counts->of(c.train.validate_every, "train.validate_every"), step.spread);
+  if (const std::int64_t every = c.train.noise_scale_every; every > 0) w.plan.noise_scales = w.plan.steps / every;
   w.run = plan::whole_run(p);
   if (!w.run->ends()) {
     w.absent = fmt::format(
@@ -217,6 +218,7 @@ Json whole_run_json(const WholeRun& w) {
           {"best_total_s", run.best_total_s},
           {"evaluations", w.plan.evaluations},
           {"evaluation_s", w.plan.evaluation.value},
+          {"noise_scales", w.plan.noise_scales},
           {"uncounted_evaluations", w.uncounted.empty() ? Json() : Json(w.uncounted)},
           {"energy_j", interval(run.energy)},
           {"lost_j", interval(run.lost)},

@@ -119,6 +119,7 @@ struct TrainTable {
   std::int64_t seed = 0;
   Horizon validate_every = steps(500);
   std::optional<std::int64_t> validate_batches;
+  std::int64_t noise_scale_every = 0;
   bool deterministic = true;
   std::vector<std::int64_t> trace_steps;
   std::optional<Seconds> hang_timeout;  // nullopt: "auto", max(3 x median step, 30 s)

@@ -269,6 +269,10 @@ std::vector<Field> train_fields() {
            "length of training between validations, where data.validation is set"),
       make("train.validate_batches", t, &T::validate_batches, positive(), Effect::kRun,
            "largest number of global batches of each language of a validation's sets; all where not set"),
+      make("train.noise_scale_every", t, &T::noise_scale_every, natural(), Effect::kRun,
+           "steps between measurements of the gradient noise scale (docs/calculus.md), each of which takes about as "
+           "long "
+           "as a step; 0 measures none"),
       make("train.deterministic", t, &T::deterministic, boolean(), Effect::kRun,
            "the same layout on the same machine repeats bit for bit"),
       make("train.trace_steps", t, &T::trace_steps, positives("a list of steps such as [10, 11]"), Effect::kRun,

@@ -21,7 +21,8 @@ namespace molen::exec {
 struct StepState {
   const StepInput* input = nullptr;
   bool non_finite = false, overflow = false;  // StepResult
-  const Launches* launches = nullptr;         // launches on the rank's device; null on the host
+  bool skips_update() const { return non_finite || !input->update; }
+  const Launches* launches = nullptr;  // launches on the rank's device; null on the host
   // Storage for a micro-batch that is copied after it is loaded: to a device, or to a rank that has part of each
   // sequence.
   std::vector<std::int32_t> ids, labels, document_start;

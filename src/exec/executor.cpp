@@ -375,7 +375,7 @@ class Executor::Impl {
       if (const auto pause = options_.sleep ? options_.sleep(*e.step) : std::nullopt) {
         if (options_.sleep_together) meet(e.step->op);
         std::this_thread::sleep_for(std::chrono::duration<double>(*pause));
-      } else if (!(e.step->unless && state.non_finite))
+      } else if (!(e.step->unless && state.skips_update()))
         run_kernel(i, state, time);
       if (launched_[i]) launches_->end(i);
       if (waits) launches_->wait();

@@ -34,6 +34,9 @@ struct StepInput {
   optim::Options optimizer;  // lr of this step
   double clip = 1.0;         // largest global gradient norm; 0: no clipping
   double loss_scale = 1.0;   // factor of the loss in the backward; the update and grad_norm do not contain it
+  // False: the step computes the gradient and its norm, and leaves parameters and states of the optimizer as they are.
+  // The same on all ranks.
+  bool update = true;
   LoadMicroBatch load;
 };
 

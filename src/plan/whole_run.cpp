@@ -69,7 +69,9 @@ Expected expected_run(const RunPlan& p, const RunValues& moved, std::int64_t sav
   e.of(RunPart::kSlowest) = steps * v.step_s * (e.slowest - 1.0);
   // The loader reads ahead of the steps (data/loader.h), so only what is slower than a step stalls it.
   e.of(RunPart::kData) = steps * std::max(0.0, transfer_seconds(p.batch, v.read, v, p.nodes) - e.slowest * v.step_s);
-  e.of(RunPart::kEvaluation) = static_cast<double>(p.evaluations) * v.evaluation_s * e.slowest;
+  e.of(RunPart::kEvaluation) =
+      (static_cast<double>(p.evaluations) * v.evaluation_s + static_cast<double>(p.noise_scales) * v.step_s) *
+      e.slowest;
   double work_s = 0.0;
   for (const double part : e.parts) work_s += part;
   e.step_s = work_s / steps;

@@ -29,10 +29,11 @@ struct RunPlan {
   std::int64_t save_every = 0;  // steps from one checkpoint to the next, at least 1; or 0, and:
   double save_every_s = 0.0;    // a checkpoint follows the first step that ends so long after the last one, in s
   std::int64_t evaluations = 0;
-  Estimate step;                       // s of a step, without differences between devices
-  Estimate evaluation;                 // s of one evaluation, likewise
-  Bytes checkpoint;                    // of all ranks
-  Bytes batch;                         // that all ranks read for a step
+  std::int64_t noise_scales = 0;  // measurements of the gradient noise scale, each of which takes as long as a step
+  Estimate step;                  // s of a step, without differences between devices
+  Estimate evaluation;            // s of one evaluation, likewise
+  Bytes checkpoint;               // of all ranks
+  Bytes batch;                    // that all ranks read for a step
   int devices_of_node = 1, nodes = 1;  // of the job
   RunFigures figures;
   RunPower power;
@@ -43,7 +44,7 @@ struct RunPlan {
 //   kUseful       the steps, as predicted
 //   kSlowest      waiting for the slowest rank of each step
 //   kData         waiting for training data, where a batch takes longer to read than a step to compute
-//   kEvaluation   validations, with their own waiting for the slowest rank
+//   kEvaluation   validations and measurements of the noise scale, with their own waiting for the slowest rank
 //   kCheckpoints  saving; all ranks wait until the checkpoint is on disk
 //   kRedone       work that failures lost
 //   kRestarts     finding a failure, starting again, and loading the checkpoint

@@ -196,10 +196,19 @@ TEST(WholeRun, KeepsTheEffectiveTimeOfLlama3) {
   EXPECT_LT(run.failures.low(), 419.0 / run.goodput());
 }
 
+// A measurement of the noise scale runs a step again.
+TEST(WholeRun, MeasurementsOfTheNoiseScaleAreSteps) {
+  RunPlan p = usual_plan();
+  p.noise_scales = 40;
+  EXPECT_DOUBLE_EQ(part_of(whole_run(p), RunPart::kEvaluation), 100.0 + 40 * 2.0);
+  EXPECT_DOUBLE_EQ(part_of(whole_run(p), RunPart::kUseful), 2000.0);
+}
+
 RunPlan any_plan() {
   RunPlan p = usual_plan();
   p.steps = *rc::gen::inRange(1, 5000), p.save_every = *rc::gen::inRange(1, 2000);
   p.evaluations = *rc::gen::inRange(0, 10), p.nodes = *rc::gen::inRange(1, 200);
+  p.noise_scales = *rc::gen::inRange(0, 10);
   p.step = {*rc::gen::inRange(1, 300) / 10.0, *rc::gen::inRange(0, 50) / 100.0};
   const auto figure = [](double low, double high) {
     const double at = *rc::gen::inRange(0, 1001) / 1000.0;
@@ -228,7 +237,7 @@ RC_GTEST_PROP(WholeRun, PartsAddUpAndHaveIntervals, ()) {
 RC_GTEST_PROP(WholeRun, WorseFiguresMakeItLonger, ()) {
   const RunPlan p = any_plan();
   RunPlan worse = p;
-  const int which = *rc::gen::inRange(0, 7);
+  const int which = *rc::gen::inRange(0, 8);
   if (which == 0) worse.figures.step_jitter.value += 0.01;
   if (which == 1) worse.figures.slow_node_factor.value += 0.1;
   if (which == 2) worse.figures.node_mtbf.value *= 0.9;
@@ -236,6 +245,7 @@ RC_GTEST_PROP(WholeRun, WorseFiguresMakeItLonger, ()) {
   if (which == 4) worse.figures.node_bandwidth.value *= 0.9;
   if (which == 5) worse.step.value *= 1.1;
   if (which == 6) ++worse.evaluations;
+  if (which == 7) ++worse.noise_scales;
   const WholeRun before = whole_run(p), after = whole_run(worse);
   RC_PRE(before.ends());
   RC_ASSERT(after.total.value >= before.total.value * (1.0 - 1e-12));

@@ -175,6 +175,40 @@ TEST(EmptySteps, UpdateNothing) {
     EXPECT_TRUE(executor.state("param", static_cast<int>(u)).equal(before[u])) << p.units[u].name;
 }
 
+// A step without the update leaves every state of every rank as it is, and its norm is that of the step.
+TEST(StepsWithoutUpdate, ChangeNoState) {
+  auto sparse = mixtral();
+  sparse.experts->scores = arch::RouterScores::kSigmoid;
+  sparse.experts->z_loss = 0.0;
+  sparse.experts->bias_rate = 0.25;
+  const std::vector<std::pair<arch::Architecture, Layout>> cases{
+      {sparse, {1, 0}}, {llama(false), {2, 3}}, {llama(false), over_two_stages({2, 1}, program::ScheduleKind::k1f1b)}};
+  for (const auto& [a, layout] : cases) {
+    const auto stages = program::build_stages(a, setting_of(layout, DType::kF32));
+    on_ranks(layout.ranks(), [&](comm::Communicator& world) {
+      const auto& p =
+          stages[static_cast<std::size_t>(program::at_rank(stages.front().setting, world.rank()).pipeline.stage)];
+      at::set_num_threads(p.setting.threads);
+      exec::Executor probed(p, world.rank(), &world, {}), plain(p, world.rank(), &world, {});
+      for (exec::Executor* executor : {&probed, &plain}) launch::initialize_parameters(*executor, 1, 1);
+      for (int step = 0; step < 2; ++step) {
+        const std::string before = launch::state_hash(probed, world);
+        exec::StepInput without = counting_up(p);
+        without.update = false;
+        const auto first = probed.run(without);
+        EXPECT_FALSE(first.non_finite);
+        EXPECT_EQ(launch::state_hash(probed, world), before);
+        const auto second = probed.run(counting_up(p)), other = plain.run(counting_up(p));
+        EXPECT_EQ(first.grad_norm, second.grad_norm);
+        EXPECT_EQ(second.loss_sum, other.loss_sum);
+        EXPECT_EQ(second.grad_norm, other.grad_norm);
+        EXPECT_NE(launch::state_hash(probed, world), before);
+        EXPECT_EQ(launch::state_hash(probed, world), launch::state_hash(plain, world));
+      }
+    });
+  }
+}
+
 // The forward reads the rounded master weights. This also holds for the biases of routers, which no optimizer updates.
 TEST(RoundedWeights, AreThoseOfTheMaster) {
   auto a = mixtral();

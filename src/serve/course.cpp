@@ -83,6 +83,31 @@ Chart bits_chart(const RunData& run) {
   return c;
 }
 
+// Returns the measured noise scale beside the tokens of a batch. An attempt that resumes drops what was measured beyond
+// its step, as with validations.
+Chart noise_chart(const RunData& run) {
+  std::map<std::int64_t, std::pair<double, double>> measured;  // by step: noise scale and tokens of a batch
+  for (const Json& event : run.events) {
+    const std::string name = text_of(event, "event");
+    const double step = number_of(event, "step");
+    if (!(step >= 0.0 && step <= 1e15)) continue;
+    const auto whole = static_cast<std::int64_t>(step);
+    if (name == "start" || name == "resume") measured.erase(measured.upper_bound(whole), measured.end());
+    if (name == "noise_scale" && event.contains("large"))
+      measured[whole] = {number_of(event, "tokens"), number_of(event["large"], "tokens")};
+  }
+  Chart c = chart(run, "Gradient noise scale", "tokens");
+  if (measured.empty()) return c;
+  Series scale{"noise scale", {}, true}, batch{"a batch", {}, false, 1};
+  for (const auto& [step, values] : measured) {
+    scale.points.emplace_back(static_cast<double>(step), values.first);
+    batch.points.emplace_back(static_cast<double>(step), values.second);
+  }
+  c.series = {scale, batch};
+  c.from_zero = true;
+  return c;
+}
+
 Chart memory_chart(const RunData& run) {
   std::int64_t most = 0;
   for (const auto& m : run.metrics.steps) most = std::max({most, m.memory_peak_bytes, m.memory_planned_bytes});
@@ -161,6 +186,7 @@ std::string course_section(const RunData& run, Charts& charts) {
   lr.from_zero = true;
   s += charts.add(norm);
   s += charts.add(lr);
+  if (const Chart noise = noise_chart(run); !noise.series.empty()) s += charts.add(noise);
   return s + "</div>";
 }
 

@@ -256,6 +256,33 @@ TEST_F(Report, DropsWhatLiesBeyondALaterResume) {
   EXPECT_TRUE(summary(dir_)["validation"].is_null());
 }
 
+// A measurement without an estimate is a gap, and a run without measurements has no such chart.
+TEST_F(Report, ShowsTheNoiseScaleBesideABatch) {
+  const auto charts = [&](const std::string& events) {
+    write("events.jsonl", events);
+    std::vector<Json> found;
+    const Json data = data_of(page());
+    for (const Json& chart : data["charts"])
+      if (chart.is_object() && chart["title"] == "Gradient noise scale") found.push_back(chart);
+    return found;
+  };
+  const auto measured = [](int step, const char* tokens) {
+    return fmt::format("{{\"event\":\"noise_scale\",\"step\":{},\"tokens\":{},\"large\":{{\"tokens\":64}}}}\n", step,
+                       tokens);
+  };
+  write("metrics.jsonl", step_line(1, 3.0));
+  EXPECT_TRUE(charts("{\"event\":\"start\",\"step\":0}\n").empty());
+  const std::string events = measured(4, "null") + measured(8, "900") + measured(12, "800");
+  for (const auto& [more, steps] :
+       {std::pair(std::string(), Json{4, 8, 12}), {std::string("{\"event\":\"resume\",\"step\":8}\n"), Json{4, 8}}}) {
+    const auto found = charts(events + more);
+    ASSERT_EQ(found.size(), 1u);
+    EXPECT_EQ(found[0]["series"][1]["x"], steps);
+    EXPECT_EQ(found[0]["series"][1]["y"][0], 64);
+    EXPECT_EQ(found[0]["series"][0]["y"].back(), steps.size() == 3 ? 800 : 900);
+  }
+}
+
 // Steps without a total have no place in it, and a held-out loss stands at the energy of its step.
 TEST_F(Report, ShowsTheLossAgainstTheEnergy) {
   std::string lines;

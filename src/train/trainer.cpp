@@ -23,6 +23,7 @@
 #include "program/build/build.h"
 #include "train/job/inputs.h"
 #include "train/job/resident.h"
+#include "train/noise_probe.h"
 #include "train/observe/flight_recorder.h"
 #include "train/observe/job_energy.h"
 #include "train/observe/predicted.h"
@@ -88,7 +89,7 @@ class Loop {
     catch_stop_signals();
     data::Loader loader(data_, {state_.next_sample, job_.setting.global_batch, job_.setting.micro_batch, data_rank(),
                                 job_.setting.data_ranks(), 4, job_.setting.document_mask});
-    loader_ = &loader;
+    batches_.emplace(loader);
     energy_->ran(OutsideSteps::kStart, energy_->opened_ns(), now_ns());
     if (job_.options.save_initial && state_.step == 0) save();
     const double begun = now().value;
@@ -174,7 +175,6 @@ class Loop {
 
   void one_step() {
     flight_.phase(store::FlightPhase::kTrain, state_.step + 1);
-    energy_->begin_step();
     double wait = 0.0;
     exec::StepInput input;
     input.step = state_.step + 1 - state_.loss_scale.skipped();
@@ -183,14 +183,12 @@ class Loop {
     input.clip = job_.config.optimizer.clip;
     if (job_.setting.scales_loss()) input.loss_scale = state_.loss_scale.scale();
     input.load = [&](const exec::MicroBatch& to) {
-      const data::Batch batch = loader_->next();
+      const data::Batch batch = batches_->next();
       wait += batch.wait_s;
-      std::copy(batch.ids.begin(), batch.ids.end(), to.ids);
-      std::copy(batch.labels.begin(), batch.labels.end(), to.labels);
-      std::copy(batch.document_start.begin(), batch.document_start.end(), to.document_start);
-      return static_cast<std::int64_t>(
-          std::count_if(batch.labels.begin(), batch.labels.end(), [](std::int32_t l) { return l >= 0; }));
+      return fill(to, batch, job_.setting.sequence, batch.count);
     };
+    const auto small = small_batch(input);
+    energy_->begin_step();
     const exec::StepResult result = executor_.run(input);
     energy_->ran(executor_.ops(), result.timeline);
     if (result.non_finite && !result.overflow) refuse_non_finite(result);
@@ -201,7 +199,26 @@ class Loop {
     state_.next_sample += job_.setting.global_batch;
     state_.tokens_total += static_cast<std::int64_t>(result.valid_tokens);
     record(result, input, wait);
+    if (small) record_noise(*small, result);
     if (predicted_ && !(policy_ && policy_->lowers())) predicted_->add(result.timeline);
+  }
+
+  // Where the noise scale is due, runs the coming step on the first of its samples, whose gradient is compared with
+  // that of the step. Its joules count as those of its phases, outside of any step.
+  std::optional<SmallBatch> small_batch(const exec::StepInput& input) {
+    const std::int64_t every = job_.config.train.noise_scale_every;
+    if (every == 0 || (state_.step + 1) % every != 0) return std::nullopt;
+    SmallBatch small =
+        run_small(executor_, input, *batches_, state_.next_sample + small_batch_of(job_.setting.global_batch));
+    energy_->ran(executor_.ops(), small.timeline);
+    communication_.add(small.timeline, true);
+    return small;
+  }
+
+  void record_noise(const SmallBatch& small, const exec::StepResult& step) {
+    if (!small.norm || step.non_finite || small.tokens >= step.valid_tokens) return;
+    state_.noise_scale.add({small.tokens, step.valid_tokens, *small.norm, step.grad_norm});
+    if (recorder_) recorder_->noise_scale(state_.step, state_.noise_scale);
   }
 
   [[noreturn]] void refuse_non_finite(const exec::StepResult& result) {
@@ -395,7 +412,7 @@ class Loop {
   std::unique_ptr<JobEnergy> energy_;
   std::unique_ptr<EnergyPolicy> policy_;  // null where nothing is set
   std::unique_ptr<Recorder> recorder_;
-  data::Loader* loader_ = nullptr;
+  std::optional<Batches> batches_;
   optim::Schedule schedule_;
   optim::Options optimizer_;
   Period save_every_, validate_every_;

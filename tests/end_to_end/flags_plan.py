@@ -294,6 +294,9 @@ def whole_run(case):
     assert one["evaluation_s"] > 0 and one["uncounted_evaluations"] is None
     close("train.validate_batches", two["evaluation_s"], 2 * one["evaluation_s"])
     equal("train.validate_every", one["evaluations"], 3)
+    measured = json.loads(case.molen("simulate", "tiny.toml", {**held, "train.validate_batches": 1, "train.noise_scale_every": 4}, "--cluster", usual, "--format", "json").stdout)["whole_run"]
+    equal("train.noise_scale_every: steps 4 and 8 run twice", (one["noise_scales"], measured["noise_scales"]), (0, 2))
+    assert value("evaluation", measured["parts_s"]) > value("evaluation", one["parts_s"])
     close("evaluation", value("evaluation", one["parts_s"]), 3 * one["evaluation_s"])
     staged = json.loads(case.molen("simulate", "tiny.toml", {**held, "parallel.pipeline": 2, "parallel.tensor": 2, "batch.micro": 1}, "--ranks", 8, "--cluster", usual, "--format", "json").stdout)["whole_run"]
     assert staged["evaluation_s"] > 0 and staged["uncounted_evaluations"] is None, staged

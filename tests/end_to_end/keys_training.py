@@ -261,6 +261,51 @@ def validate_every(case):
         equal(every, [e["step"] for e in ran.events("validation")], steps)
 
 
+@row("train.noise_scale_every")
+def noise_scale(case):
+    """A run that measures trains as one that does not, and the small batch has the gradient of its own samples alone."""
+    sets = {"batch.global": 16, "batch.micro": 2, "train.until": "6 steps", "checkpoint.every": "3 steps"}
+    plain = case.train(sets)
+    equal("without the key", plain.events("noise_scale"), [])
+    for ranks, more in ((1, {}), (2, {"parallel.zero": 3, "batch.micro": 8}), (2, {"parallel.pipeline": 2}), (2, {"parallel.tensor": 2})):
+        ran = case.train(sets, more, {"train.noise_scale_every": 2}, "--ranks", ranks)
+        measured = ran.events("noise_scale")
+        equal(f"{more}: steps", [e["step"] for e in measured], [2, 4, 6])
+        all_close(f"{more}: losses", ran.column("loss"), plain.column("loss"), 0 if ranks == 1 else 1e-9)
+        equal(f"{more}: tokens", [(e["small"]["tokens"], e["large"]["tokens"]) for e in measured], [(2 * 16, 16 * 16)] * 3)
+        all_close(f"{more}: the norm of the step", [e["large"]["grad_norm"] for e in measured], ran.column("grad_norm")[1::2], 1e-12)
+        if "parallel.zero" in more:  # the last step was measured, and its traffic is that of one step
+            equal("traffic", ran.events("stop")[-1]["traffic"], case.train(sets, more, "--ranks", ranks).events("stop")[-1]["traffic"])
+        if ranks == 1:
+            norms = [e["small"]["grad_norm"] for e in measured]
+        all_close(f"{more}: norms of small batches", [e["small"]["grad_norm"] for e in measured], norms, 1e-9)
+        pairs = [tuple(e[k][w] for k in ("small", "large") for w in ("tokens", "grad_norm")) for e in measured]
+        noise = sum((s**2 - l**2) / (1 / b - 1 / g) for b, s, g, l in pairs)
+        squares = sum((g * l**2 - b * s**2) / (g - b) for b, s, g, l in pairs)
+        assert noise > 0 and squares > 0, pairs
+        close(f"{more}: the estimate", measured[-1]["tokens"], noise / squares)
+        assert measured[-1]["low"] <= measured[-1]["tokens"] <= measured[-1]["high"] and measured[0]["high"] is None
+    # At the first step, the small batch is that of a run whose whole batch it is.
+    first = case.train(sets, {"train.stop_after": "1 steps", "train.noise_scale_every": 1}).events("noise_scale")[0]
+    alone = case.train(sets, {"train.stop_after": "1 steps", "batch.global": 2})
+    close("the norm of a small batch", first["small"]["grad_norm"], alone.column("grad_norm")[0], 1e-9)
+    # A run that stopped goes on with the measurements that it had.
+    every = {**sets, "train.noise_scale_every": 1}
+    whole = case.train(every).events("noise_scale")[-1]
+    case.train(every, {"train.stop_after": "3 steps"}, name="in-two-parts")
+    later = case.train(every, name="in-two-parts").events("noise_scale")[-1]
+    for key in ("step", "measurements", "tokens", "low", "high"):
+        equal(f"after a restart: {key}", later[key], whole[key])
+    case.refused("train", "tiny.toml", {"batch.global": 1, "batch.micro": 1, "train.noise_scale_every": 1}, "--dry-run", says=["train.noise_scale_every", "batch.global is 1"])
+    # The plan of batches takes what the run measured.
+    report = json.loads(case.molen("plan", "--calculus", "--cluster", "snellius-h100", "--tokens", "450e9", "--sizes", "30e9", "--noise-scale", "runs/in-two-parts", "--format", "json").stdout)
+    close("--noise-scale RUN", report["plan"]["noise_scale_tokens"], later["tokens"])
+    case.refused("plan", "--calculus", "--cluster", "snellius-h100", "--tokens", "450e9", "--sizes", "30e9", "--noise-scale", str(plain.path), says=["--noise-scale", "train.noise_scale_every"])
+    page = work / "noise.html"
+    case.molen("report", "runs/in-two-parts", "--output", page)
+    assert "Gradient noise scale" in page.read_text()
+
+
 # --- batches and the course of a training -------------------------------------------------------------------------------------------
 @row("batch.global", "batch.micro")
 def batch(case):

@@ -128,6 +128,10 @@ RunLength run_length_of(const Job& job, const data::Dataset& data) {
   run_length.validate_every = period(c.train.validate_every, "train.validate_every");
   if (run_length.validate_every.steps == 0)
     throw UsageError("{}: give steps, tokens or epochs", c.where("train.validate_every"));
+  if (c.train.noise_scale_every > 0 && job.setting.global_batch < 2)
+    throw UsageError(
+        "{}: the gradient of a part of the batch is compared with that of the whole, and batch.global is 1",
+        c.where("train.noise_scale_every"));
   return run_length;
 }
 

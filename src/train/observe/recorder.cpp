@@ -213,6 +213,31 @@ class Recorder::Impl {
                               v.tokens, text));
   }
 
+  void noise_scale(std::int64_t step, const NoiseScale& scale) {
+    const NoisePair& last = scale.pairs().back();
+    const auto estimate = scale.estimate();
+    const auto tokens = [](std::optional<double> value) { return value ? Json(*value) : Json(); };
+    run_.event("noise_scale", {{"step", step},
+                               {"small", {{"tokens", last.small_tokens}, {"grad_norm", last.small_norm}}},
+                               {"large", {{"tokens", last.large_tokens}, {"grad_norm", last.large_norm}}},
+                               {"measurements", scale.pairs().size()},
+                               {"tokens", estimate ? Json(estimate->tokens) : Json()},
+                               {"low", estimate ? tokens(estimate->low) : Json()},
+                               {"high", estimate ? tokens(estimate->high) : Json()}});
+    if (!estimate) {
+      console_.note(fmt::format("noise scale after step {}: not yet told from the noise of {} measurements", step,
+                                scale.pairs().size()));
+      return;
+    }
+    tensorboard_.scalar("noise_scale/tokens", estimate->tokens, step, wall_time());
+    telemetry([&] { tensorboard_.flush(); });
+    const std::string interval =
+        estimate->high ? fmt::format(" [{}, {}]", human_count(*estimate->low), human_count(*estimate->high)) : "";
+    console_.note(fmt::format("noise scale after step {}: {} tokens{} from {} measurements; a batch has {}", step,
+                              human_count(estimate->tokens), interval, estimate->measurements,
+                              human_count(last.large_tokens)));
+  }
+
   void checkpoint(std::int64_t step, const std::string& path, double seconds) {
     run_.event("checkpoint", {{"step", step}, {"path", path}, {"seconds", seconds}});
     console_.note(fmt::format("saved {} in {}", path, human(Seconds(seconds))));
@@ -533,6 +558,9 @@ void Recorder::trace(std::int64_t step, const std::vector<program::Expanded>& op
 }
 void Recorder::validation(std::int64_t step, const ValidationResult& result) {
   impl_->validation(step, result);
+}
+void Recorder::noise_scale(std::int64_t step, const NoiseScale& scale) {
+  impl_->noise_scale(step, scale);
 }
 void Recorder::checkpoint(std::int64_t step, const std::string& path, double seconds) {
   impl_->checkpoint(step, path, seconds);

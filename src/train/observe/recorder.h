@@ -11,6 +11,7 @@
 #include "program/ir/timeline.h"
 #include "train/observe/job_energy.h"
 #include "train/observe/predicted.h"
+#include "train/state/noise_scale.h"
 #include "train/trainer.h"
 #include "train/validation.h"
 
@@ -53,6 +54,7 @@ class Recorder {
   void step(const StepRecord& record);
   void trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline);
   void validation(std::int64_t step, const ValidationResult& result);
+  void noise_scale(std::int64_t step, const NoiseScale& scale);  // after a measurement
   void checkpoint(std::int64_t step, const std::string& path, double seconds);
   // Records prediction beside measurement. `touched`: the touched bytes of the arena (exec::Arena::touched).
   void prediction(const Prediction& prediction, const MemoryPrediction& memory, std::int64_t planned_peak,

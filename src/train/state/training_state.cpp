@@ -15,6 +15,8 @@ void TrainingState::restore(const Json& state, const std::string& origin, const 
     next_sample = fields.integer("next_sample");
     tokens_total = fields.integer("tokens_total");
     restore_loss_scale(state, origin, config);
+    if (const auto noise = state.find("noise_scale"); noise != state.end())
+      noise_scale = NoiseScale::from_json(*noise, origin + "/state.json: noise_scale");
     totals = state.at("totals");
   } catch (const Json::exception& e) {
     throw UsageError("{}: state.json is incomplete: {}", origin, e.what());
@@ -47,6 +49,7 @@ Json TrainingState::to_json(bool scales_loss) const {
   // which are fewer than steps.
   if (const auto& scale = loss_scale.state(); scales_loss || scale.skipped > 0)
     state["loss_scale"] = {{"scale", scale.scale}, {"good_steps", scale.good_steps}, {"skipped_steps", scale.skipped}};
+  if (!noise_scale.pairs().empty()) state["noise_scale"] = noise_scale.to_json();
   return state;
 }
 

@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "config/config.h"
 #include "optim/loss_scale.h"
+#include "train/state/noise_scale.h"
 
 namespace molen::train {
 
@@ -25,6 +26,7 @@ struct TrainingState {
   std::int64_t next_sample = 0;  // in the global order
   std::int64_t tokens_total = 0;
   optim::LossScale loss_scale;  // used when Setting::scales_loss
+  NoiseScale noise_scale;       // of train.noise_scale_every
   std::optional<Json> totals;   // of the attempts before this one: time, tokens, joules
 
  private:

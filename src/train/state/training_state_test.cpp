@@ -1,4 +1,4 @@
-// Tests what a checkpoint's state says of the loss scale.
+// Tests what a checkpoint's state says of the loss scale and of the noise scale.
 #include "train/state/training_state.h"
 
 #include <gtest/gtest.h>
@@ -47,6 +47,26 @@ TEST(TrainingStates, ARunInFp16HasItsLossScale) {
                    state_of(fp16, Json{{"scale", 128.0}, {"good_steps", 0}, {"skipped_steps", 6}}), "origin", fp16),
                UsageError)
       << "6 of 5 steps skipped";
+}
+
+TEST(TrainingStates, TheNoiseScaleGoesOn) {
+  const auto config = config_of("bf16");
+  TrainingState before(config);
+  EXPECT_FALSE(before.to_json(false).contains("noise_scale"));
+  before.noise_scale.add({8.0, 64.0, 2.0, 1.0});
+  before.noise_scale.add({7.0, 64.0, 2.5, 1.25});
+  Json state = state_of(config, std::nullopt);
+  state.update(before.to_json(false));
+  TrainingState after(config);
+  after.restore(state, "origin", config);
+  EXPECT_EQ(after.noise_scale.pairs(), before.noise_scale.pairs());
+  state["noise_scale"][1]["small_tokens"] = 64.0;
+  try {
+    TrainingState(config).restore(state, "origin", config);
+    ADD_FAILURE() << "a small batch is smaller than the large one";
+  } catch (const UsageError& error) {
+    EXPECT_STREQ(error.what(), "origin/state.json: noise_scale[1]: no pair of gradient norms");
+  }
 }
 
 }  // namespace
