@@ -1,4 +1,4 @@
-// molen energy list | live | account | restore | guard | daemon | collect | send | manage
+// molen energy list | live | account | calibrate | restore | guard | daemon | collect | send | manage
 #include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -15,6 +15,7 @@
 #include "apps/energy_collect.h"
 #include "apps/energy_daemon.h"
 #include "apps/energy_manage.h"
+#include "apps/energy_model.h"
 #include "base/error.h"
 #include "base/utf8.h"
 #include "collect/sums.h"
@@ -32,15 +33,19 @@ energy::Meters open_here(const std::vector<std::string>& meters) {
   return energy::open_meters(meters, options);
 }
 
-int list_meters(const std::vector<std::string>& meters, const std::string& format) {
+int list_meters(const std::vector<std::string>& meters, const ModelArguments& asked, const std::string& format) {
   const auto found = open_here(meters);
+  const auto model = open_model_here(asked, found);
+  const bool modelled = asked.model != "off";
   const auto settings = daemon::open_actuators_here();
   if (format == "json") {
     Json all = energy::list_json(found);
     all["settings"] = actuate::list_json(settings);
+    if (modelled) all["model"] = energy::model_json(model.get());
     fmt::print("{}\n", all.dump(2));
   } else {
-    fmt::print("{}\nsettings:\n{}", energy::list_text(found), actuate::list_text(settings));
+    fmt::print("{}{}\nsettings:\n{}", energy::list_text(found), modelled ? energy::model_text(model.get()) : "",
+               actuate::list_text(settings));
   }
   return kOk;
 }
@@ -52,27 +57,35 @@ std::pair<std::size_t, std::size_t> terminal_size() {
   return {size.ws_col > 0 ? size.ws_col : 100, size.ws_row > 0 ? size.ws_row : 24};
 }
 
-int live(const std::vector<std::string>& meters, double every_s, int count, const std::string& format) {
+int live(const std::vector<std::string>& meters, const ModelArguments& asked, double every_s, int count,
+         const std::string& format) {
   energy::LiveReading reading(open_here(meters));
+  const auto model = open_model_here(asked, reading.meters());
   const bool refreshed = format != "json" && ::isatty(STDOUT_FILENO) == 1;
   energy::LiveTable table(reading.meters());
   std::ptrdiff_t shown = 0;  // lines of the table on the terminal
   for (int i = 0; i < count; ++i) {
     std::this_thread::sleep_for(std::chrono::duration<double>(every_s));
     const auto line = reading.next();
+    const auto modelled = model ? std::optional(model->end_step()) : std::nullopt;
     if (refreshed) {
       table.add(line);
       const auto [columns, lines] = terminal_size();
-      const std::string text = table.text(columns, lines - 1);
+      const std::string estimates = modelled ? energy::modelled_live_text(*modelled, line.seconds) : "";
+      const std::string text =
+          table.text(columns, lines - (modelled ? 2 : 1)) + (modelled ? estimates.substr(0, columns) + "\n" : "");
       if (shown > 0) fmt::print("\x1b[{}F\x1b[J", shown);  // to the table's first line, and clear what is below
       fmt::print("{}", text);
       shown = std::count(text.begin(), text.end(), '\n');
     } else {
-      fmt::print("{}\n", format == "json" ? energy::live_json(line).dump() : energy::live_text(line));
+      Json json = energy::live_json(line);
+      if (modelled) json["model"] = energy::modelled_live_json(*modelled, line.seconds);
+      const std::string estimates = modelled ? "  " + energy::modelled_live_text(*modelled, line.seconds) : "";
+      fmt::print("{}\n", format == "json" ? json.dump() : energy::live_text(line) + estimates);
     }
     std::fflush(stdout);
   }
-  return reading.measures() ? kOk : kFailed;
+  return reading.measures() || model ? kOk : kFailed;
 }
 
 }  // namespace
@@ -141,6 +154,7 @@ void add_energy_verb(CLI::App& app, Chosen& chosen) {
   verb->require_subcommand(1);
   add_account_verb(*verb, chosen);
   add_collect_verbs(*verb, chosen);
+  add_power_calibration_verb(*verb, chosen);
   add_restore_verbs(*verb, chosen);
   add_daemon_verb(*verb, chosen);
   add_manage_verb(*verb, chosen);
@@ -152,16 +166,19 @@ void add_energy_verb(CLI::App& app, Chosen& chosen) {
   CLI::App* now = verb->add_subcommand("live",
                                        "watts by scope: a table that a terminal shows anew each period, elsewhere a "
                                        "line a period; exits 1 if nothing can be "
-                                       "read");
+                                       "read or, with --model, estimated");
+  auto model = std::make_shared<ModelArguments>();
   for (CLI::App* sub : {all, now}) {
+    add_model_options(*sub, *model);
     sub->add_option("--meters", *meters, fmt::format("{}", fmt::join(energy::meter_names(), ", ")));
     sub->add_option("--format", *format, "text or json")->check(CLI::IsMember({"text", "json"}));
   }
   now->add_option("--every", *every, "seconds of a period")->capture_default_str()->check(CLI::PositiveNumber);
   now->add_option("--count", *count, "periods")->capture_default_str()->check(CLI::PositiveNumber);
-  all->callback([&chosen, meters, format] { chosen.action = [=] { return list_meters(*meters, *format); }; });
-  now->callback([&chosen, meters, format, every, count] {
-    chosen.action = [=] { return live(*meters, *every, *count, *format); };
+  all->callback(
+      [&chosen, meters, model, format] { chosen.action = [=] { return list_meters(*meters, *model, *format); }; });
+  now->callback([&chosen, meters, model, format, every, count] {
+    chosen.action = [=] { return live(*meters, *model, *every, *count, *format); };
   });
 }
 

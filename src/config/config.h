@@ -137,6 +137,7 @@ struct EnergyTable {
   std::optional<Watts> power_budget;
   Seconds sample_every{0.1};
   std::vector<std::string> meters{"auto"};
+  std::string model = "off";
   std::optional<std::string> site;
 };
 

@@ -306,6 +306,10 @@ std::vector<Field> outer_fields() {
       make("energy.sample_every", &C::energy, &E::sample_every, time(), e,
            "time between readings of the meters, 1 ms or more"),
       make("energy.meters", &C::energy, &E::meters, names(), e, "meters to read; auto takes those this machine has"),
+      make("energy.model", &C::energy, &E::model, path(), e,
+           "estimate of the power of parts that no meter reads, in fields of its own and in no sum of measured joules "
+           "(docs/energy.md): off; on, by the figures of the description that --cluster names; or a file that "
+           "`molen energy calibrate` wrote"),
       make("energy.site", &C::energy, &E::site, path(), e,
            "site whose emissions count: a country such as NL, a cluster that molen ships, or a TOML file "
            "(docs/formats/site.md); where not set, the description of --cluster"),

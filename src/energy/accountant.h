@@ -15,6 +15,7 @@
 
 #include "base/json.h"
 #include "energy/meter.h"
+#include "energy/power_curve.h"
 #include "energy/totals.h"
 
 namespace molen::energy {
@@ -38,6 +39,7 @@ struct StepEnergy {
   // up over steps that are shorter than the counters' updates. Null where a counted scope lost energy or has no
   // reading.
   std::optional<double> added_j;
+  ModelledJoules modelled;  // of parts without a meter, where energy.model asks for it; in none of the values above
 
   // Return the two maps of metrics.jsonl: the joules by scope, and the source by scope.
   std::map<std::string, std::optional<double>> joules() const;

@@ -48,6 +48,57 @@ Json list_json(const Meters& meters) {
   return {{"available", available}, {"unavailable", unavailable}};
 }
 
+std::string model_text(const PowerModel* model) {
+  std::string text = "\nestimated by a model, in no sum of measured joules:\n";
+  if (model == nullptr) return text + "nothing, because meters read all parts of this machine\n";
+  for (const auto& part : model->parts()) {
+    const std::string share = part->share() < 1.0 ? fmt::format(", {:.3g} of it", part->share()) : "";
+    text += fmt::format("{:<16} {:<14} {:<8} {}{}\n", part->figures().scope, "model", name_of(Source::kModel),
+                        part->figures().source, share);
+  }
+  for (const auto& u : model->unavailable()) text += fmt::format("{:<16} not modelled   {}\n", u.scope, u.reason);
+  return text;
+}
+
+Json model_json(const PowerModel* model) {
+  Json parts = Json::array(), unavailable = Json::array();
+  if (model != nullptr) {
+    for (const auto& part : model->parts())
+      parts.push_back({{"scope", part->figures().scope},
+                       {"source", name_of(Source::kModel)},
+                       {"figures", part->figures().source},
+                       {"share", part->share()},
+                       {"summed", part->counted}});
+    for (const auto& u : model->unavailable()) unavailable.push_back({{"scope", u.scope}, {"reason", u.reason}});
+  }
+  return {{"modelled", parts}, {"unavailable", unavailable}};
+}
+
+std::string modelled_live_text(const Modelled& modelled, double seconds) {
+  std::string text = "model:";
+  for (const auto& [scope, e] : modelled.scopes) {
+    if (e) {
+      const Estimate watts = (1.0 / seconds) * *e;
+      text += fmt::format(" {} ~{:.1f} W ({:.1f} to {:.1f})", scope, watts.value, watts.least, watts.most);
+    } else {
+      text += fmt::format(" {} - ({})", scope, modelled.reasons.at(scope));
+    }
+  }
+  return text;
+}
+
+Json modelled_live_json(const Modelled& modelled, double seconds) {
+  Json scopes = Json::object();
+  for (const auto& [scope, e] : modelled.scopes)
+    scopes[scope] = e ? Json{{"joules", e->value},
+                             {"least", e->least},
+                             {"most", e->most},
+                             {"power_w", e->value / seconds},
+                             {"source", name_of(Source::kModel)}}
+                      : Json{{"reason", modelled.reasons.at(scope)}};
+  return scopes;
+}
+
 LiveReading::LiveReading(Meters meters) : accountant_(std::move(meters)), last_(now().value) {}
 
 bool LiveReading::measures() const {

@@ -9,12 +9,17 @@
 #include <vector>
 
 #include "energy/accountant.h"
+#include "energy/power_model.h"
 
 namespace molen::energy {
 
 // Returns one line per meter (scope, meter, source, quantity read), then the unavailable meters and their reasons.
 std::string list_text(const Meters& meters);
 Json list_json(const Meters& meters);
+// Return the parts whose power a model estimates, and those for which it has figures and cannot. `model`: null where
+// meters read all parts.
+std::string model_text(const PowerModel* model);
+Json model_json(const PowerModel* model);
 
 // Measures watts by scope between two calls. The first call covers the time since construction.
 class LiveReading {
@@ -38,6 +43,9 @@ class LiveReading {
 // Returns a text such as "cpu-package0 61.2 W  gpu0 -  total - (gpu0: the counter did not change in this time)".
 std::string live_text(const LiveReading::Line& line);
 Json live_json(const LiveReading::Line& line);
+// Return what a model estimated in these seconds: "model: host ~450.0 W (300.0 to 600.0)".
+std::string modelled_live_text(const Modelled& modelled, double seconds);
+Json modelled_live_json(const Modelled& modelled, double seconds);
 
 // The readings so far, as a table that a terminal shows anew after each: a row for each scope, and the sum.
 class LiveTable {

@@ -31,6 +31,7 @@ std::optional<std::string> number_of(std::string_view scope, std::string_view pr
 Extent extent_of(const std::string& scope) {
   if (scope == "node")
     return {{"cpu", kAll}, {"dram", kAll}, {"sysio", kAll}, {"gpu", kAll}, {"accel", kAll}, {"rest", kAll}};
+  if (scope == "host") return {{"cpu", kAll}, {"dram", kAll}, {"sysio", kAll}, {"rest", kAll}};
   if (scope == "rest") return {{"rest", kAll}};
   if (scope == "psys") return {{"cpu", kAll}, {"dram", kAll}};
   if (scope == "cpu" || scope == "cpu-package") return {{"cpu", kAll}};
@@ -64,6 +65,7 @@ int order_of(const std::string& scope, bool packages) {
   if (is_numbered(scope, "module")) return 2;
   if (is_numbered(scope, "grace")) return 3;
   if (scope == "psys") return packages ? 7 : 4;
+  if (scope == "host") return 4;
   if (scope == "cpu" || scope == "dram" || is_numbered(scope, "accel")) return 5;
   return 6;
 }
@@ -118,27 +120,27 @@ bool contains(const std::string& outer, const std::string& inner) {
   });
 }
 
-void choose_counted(Meters& meters) {
-  std::vector<Meter*> order;
-  bool packages = false;
-  for (const auto& m : meters.meters) {
-    m->set_counted(false);
-    if (m->info().source == Source::kNone) continue;
-    order.push_back(m.get());
-    packages = packages || m->info().scope.rfind("cpu-package", 0) == 0;
-  }
-  std::stable_sort(order.begin(), order.end(), [&](const Meter* a, const Meter* b) {
-    const int x = order_of(a->info().scope, packages), y = order_of(b->info().scope, packages);
-    return x != y ? x < y : a->info().scope.size() < b->info().scope.size();  // a package before its dies
+std::set<std::string> counted_among(std::vector<std::string> scopes) {
+  const bool packages = std::any_of(scopes.begin(), scopes.end(),
+                                    [](const std::string& scope) { return scope.rfind("cpu-package", 0) == 0; });
+  std::stable_sort(scopes.begin(), scopes.end(), [&](const std::string& a, const std::string& b) {
+    const int x = order_of(a, packages), y = order_of(b, packages);
+    return x != y ? x < y : a.size() < b.size();  // a package before its dies
   });
-  std::vector<std::string> counted;
-  for (Meter* m : order) {
-    const std::string& scope = m->info().scope;
-    if (std::any_of(counted.begin(), counted.end(), [&](const std::string& other) { return overlap(other, scope); }))
-      continue;
-    m->set_counted(true);
-    counted.push_back(scope);
-  }
+  std::set<std::string> counted;
+  for (const std::string& scope : scopes)
+    if (std::none_of(counted.begin(), counted.end(), [&](const std::string& other) { return overlap(other, scope); }))
+      counted.insert(scope);
+  return counted;
+}
+
+void choose_counted(Meters& meters) {
+  std::vector<std::string> read;
+  for (const auto& m : meters.meters)
+    if (m->info().source != Source::kNone) read.push_back(m->info().scope);
+  const auto counted = counted_among(std::move(read));
+  for (const auto& m : meters.meters)
+    m->set_counted(m->info().source != Source::kNone && counted.contains(m->info().scope));
 }
 
 }  // namespace molen::energy

@@ -34,8 +34,8 @@ bool overlap(const std::string& a, const std::string& b);
 bool contains(const std::string& outer, const std::string& inner);
 
 // Returns the parts of a machine that a scope measures for certain: "node" and "superchip0" {cpu, dram, gpu},
-// "module0", "grace0" and "psys" {cpu, dram}, "cpu" and "cpu-package0" {cpu}, "dram0" {dram}, "accel0" and "gpu1"
-// {gpu}; empty for a name of another kind.
+// "module0", "grace0", "host" and "psys" {cpu, dram}, "cpu" and "cpu-package0" {cpu}, "dram0" {dram}, "accel0" and
+// "gpu1" {gpu}; empty for a name of another kind.
 std::set<std::string> parts_of(const std::string& scope);
 
 // Returns the numbers of the GPUs, among those that the job may use, that a scope measures: {1} for "gpu1" and
@@ -43,9 +43,11 @@ std::set<std::string> parts_of(const std::string& scope);
 // node's maker.
 std::vector<int> gpus_of(const std::string& scope);
 
-// Decides which of the meters a sum adds (MeterInfo::counted). A measured node counts rather than the sum of its parts,
-// because it also has fans, adapters and losses. So do other scopes that contain some which are read. psys is an
-// exception: it gives way to packages, because on some machines it sees less than they do.
+// Returns those of several scopes that a sum adds. A node counts rather than the sum of its parts, because it also has
+// fans, adapters and losses. So do other scopes that contain some of the others. psys is an exception: it gives way to
+// packages, because on some machines it sees less than they do.
+std::set<std::string> counted_among(std::vector<std::string> scopes);
+// Decides so which of the meters a sum adds (MeterInfo::counted), among those that give readings.
 void choose_counted(Meters& meters);
 
 }  // namespace molen::energy

@@ -9,6 +9,7 @@
 
 #include "base/json.h"
 #include "energy/coverage.h"
+#include "energy/power_curve.h"
 
 namespace molen::energy {
 
@@ -35,7 +36,8 @@ struct EnergySoFar {
   // The ledger divides the joules of each counter among phases: {scope: {"entries": {name: {"joules", ...}}, ...}}
   // (docs/formats/energy.md). Empty when no counter was sampled.
   Json phases = Json::object();
-  AtSite at_site;  // of total_j
+  AtSite at_site;           // of total_j
+  ModelledJoules modelled;  // of parts without a meter; in none of the values above
 };
 
 struct RunTotals {

@@ -321,6 +321,29 @@ std::string phases_of_attempts(const RunData& run) {
          rows + "</table></div>";
 }
 
+// The joules that a model estimated for parts without a meter, apart from all that is measured; "" where there are
+// none.
+std::string modelled_table(const RunData& run) {
+  const Json& line = run.energy_modelled;
+  if (!line.is_object() || !line.contains("energy_j") || !line["energy_j"].is_object()) return "";
+  std::string rows;
+  for (const auto& [scope, e] : line["energy_j"].items()) {
+    const double joules = number_of(e, "joules"), least = number_of(e, "least"), most = number_of(e, "most");
+    const bool described = line.contains("scopes") && line["scopes"].is_object() && line["scopes"].contains(scope);
+    const Json known = described ? line["scopes"][scope] : Json::object();
+    rows += "<tr><th scope=row>" + escape(scope);
+    rows += std::isfinite(joules)
+                ? fmt::format("<td>{:.4g} kJ<td>{:.4g} to {:.4g} kJ", joules * 1e-3, least * 1e-3, most * 1e-3)
+                : "<td>-<td>-";
+    rows += "<td class=text>model: " + escape(text_of(known, "figures"));
+  }
+  if (rows.empty()) return "";
+  return "<h3>Estimated by a model in the last attempt</h3><p>No meter reads these parts. None of these joules is in a "
+         "figure above or in a chart.</p><div class=scroll><table><tr><th scope=col>scope<th scope=col>energy<th "
+         "scope=col>bounds<th scope=col class=text>source" +
+         rows + "</table></div>";
+}
+
 }  // namespace
 
 std::string energy_section(const RunData& run, Charts& charts) {
@@ -342,7 +365,7 @@ std::string energy_section(const RunData& run, Charts& charts) {
       s += ": this run recorded no meter (<code>molen doctor</code> says which meters this machine has and why others "
            "cannot be read)";
     for (const std::string& n : none) s += "; " + escape(n);
-    return s + ".</p>" + whole_run(run) + reasons;
+    return s + ".</p>" + whole_run(run) + modelled_table(run) + reasons;
   }
   Chart joules = chart(run, "Energy of a step", "joules"), per_token = chart(run, "Energy per token", "joules");
   joules.from_zero = per_token.from_zero = true;
@@ -365,7 +388,7 @@ std::string energy_section(const RunData& run, Charts& charts) {
   s += charts.add(joules);
   s += charts.add(per_token);
   s += charts.add(loss_by_energy(run));
-  return s + "</div>" + reasons;
+  return s + "</div>" + modelled_table(run) + reasons;
 }
 
 }  // namespace molen::serve

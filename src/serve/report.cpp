@@ -122,6 +122,7 @@ Json summary(const fs::path& run_directory) {
          {"energy_j", Json::object()},
          {"energy_totals", run.energy_totals},
          {"energy_phases", run.energy_phases},
+         {"energy_modelled", run.energy_modelled},
          {"footprint", footprint_json(run)},
          {"predicted", run.predicted},
          {"notices", run.notices}};

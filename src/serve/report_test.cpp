@@ -230,6 +230,33 @@ TEST_F(Report, ShowsTheEndsOfManyEvents) {
   EXPECT_EQ(shown(150), std::pair(120, true));
 }
 
+TEST_F(Report, ShowsWhatAModelEstimatesApart) {
+  const auto written = [&](const std::string& energy) {
+    store::StepMetrics m;
+    m.step = 1;
+    m.energy_j = {{"dram0", 900.0}};
+    m.energy_source = {{"dram0", "counter"}};
+    m.energy_model_j = {{"host", store::StepMetrics::Modelled{5000.0, 4000.0, 6000.0}}};
+    write("metrics.jsonl", store::to_line(m) + "\n");
+    write("energy.jsonl", energy);
+  };
+  written("");
+  EXPECT_EQ(page().find("Estimated by a model"), std::string::npos);
+  const Json without = summary(dir_);
+  written(R"({"event":"modelled","energy_j":{"host":{"joules":5000,"least":4000,"most":6000},"gpu0":null},)"
+          R"("scopes":{"host":{"figures":"a<b"}}})"
+          "\n");
+  const std::string html = page();
+  EXPECT_NE(html.find("<th scope=row>host<td>5 kJ<td>4 to 6 kJ<td class=text>model: a&lt;b"), std::string::npos);
+  EXPECT_NE(html.find("<th scope=row>gpu0<td>-<td>-"), std::string::npos);
+  EXPECT_EQ(summary(dir_)["energy_j"], without["energy_j"]) << "in no sum";
+  EXPECT_EQ(summary(dir_)["energy_modelled"]["energy_j"]["host"]["joules"], 5000);
+  for (const char* damage : {"7", "{}", R"({"g":7})", R"({"g":{"joules":"x"}})"}) {
+    written(std::string(R"({"event":"modelled","scopes":7,"energy_j":)") + damage + "}\n");
+    EXPECT_NO_THROW(page()) << damage;
+  }
+}
+
 TEST_F(Report, NamesTheSourcesThatMeasuredNothing) {
   store::StepMetrics m;
   m.step = 1;

@@ -32,6 +32,7 @@ struct ConsoleStep {
   double data_wait_s = 0;
   std::optional<double> j_per_token, watts;
   std::optional<double> kwh_total, kg_co2e_total;  // of the run so far
+  std::optional<double> modelled_watts;            // of parts that no meter reads; in none of the values above
   bool energy_partial = false;                     // the energy values leave something out; they are marked with ~
   std::optional<double> eta_s;
 };

@@ -149,6 +149,16 @@ TEST(Console, EnergyOfAPartIsMarked) {
   EXPECT_NE(step_line(s).find(" ~0.0123 J/tok | ~152 W"), std::string::npos) << step_line(s);
 }
 
+TEST(Console, WattsOfAModelStandApart) {
+  ConsoleStep s = sample_step();
+  const std::string without = step_line(s);
+  s.modelled_watts = 450.4;
+  std::string line = step_line(s);
+  const std::string field = " | model 450 W";
+  ASSERT_NE(line.find(field), std::string::npos) << line;
+  EXPECT_EQ(line.erase(line.find(field), field.size()), without) << "and change no other field";
+}
+
 TEST(Console, WhatSaysNothingIsLeftOut) {
   ConsoleStep s = sample_step();
   s.energy_partial = true;

@@ -74,6 +74,9 @@ std::string to_line(const StepMetrics& m) {
   if (m.dropped_share) j["dropped_share"] = number(m.dropped_share);
   if (!m.flops_formula.empty()) j["flops_formula"] = m.flops_formula;
   if (!m.energy_coverage.empty()) j["energy_coverage"] = m.energy_coverage;
+  for (const auto& [scope, e] : m.energy_model_j)
+    j["energy_model_j"][scope] =
+        e ? Json{{"joules", number(e->joules)}, {"least", number(e->least)}, {"most", number(e->most)}} : Json();
   if (m.policy_setting) j["policy_setting"] = number(m.policy_setting);
   if (!m.run_id.empty()) {
     j["run_id"] = m.run_id;
@@ -130,6 +133,12 @@ StepMetrics from_json(const Json& j, std::string_view origin) {
       m.energy_j[scope] = joules.is_null() ? std::nullopt : std::optional<double>(joules.get<double>());
     for (const auto& [scope, kind] : json_member(j, "energy_source", origin).items())
       m.energy_source[scope] = kind.get<std::string>();
+    if (j.contains("energy_model_j"))
+      for (const auto& [scope, e] : j.at("energy_model_j").items()) {
+        auto& modelled = m.energy_model_j[scope];
+        if (!e.is_null())
+          modelled = {e.at("joules").get<double>(), e.at("least").get<double>(), e.at("most").get<double>()};
+      }
   } catch (const Json::exception& e) {
     throw UsageError("{}: {}", origin, e.what());
   }

@@ -37,6 +37,13 @@ struct StepMetrics {
   std::map<std::string, double> phase_s;                  // with "bubble" and "idle" they sum to step_s
   std::map<std::string, std::optional<double>> energy_j;  // joules by scope (energy/meter.h)
   std::map<std::string, std::string> energy_source;       // "counter", "power", "model", "none"
+  // Joules that a model estimates for parts that no meter reads, with their bounds; null without an estimate. Where the
+  // run asks for no model, there is no key. They are in none of the other values.
+  struct Modelled {
+    double joules = 0, least = 0, most = 0;
+    bool operator==(const Modelled&) const = default;
+  };
+  std::map<std::string, std::optional<Modelled>> energy_model_j;
   std::optional<double> j_per_token;
   // The energy and the emissions of the run so far, over all attempts and with the time between steps. Both are null if
   // nothing was measured; the emissions are null too if the site's carbon intensity is unknown. Older files lack the

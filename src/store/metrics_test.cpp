@@ -101,6 +101,14 @@ TEST(MetricsLine, AllOfItComesBack) {
       "samples":[8,15],"balance_loss":1.25,"z_loss":10.5,"dropped_share":0.125,"flops_formula":"palm","energy_coverage":"gpu only","run_id":"7f3a",
       "history":4})");
   EXPECT_EQ(Json::parse(to_line(from_json(line, "test"))), line);
+  Json modelled = line;
+  modelled["energy_model_j"] = Json::parse(R"({"host":{"joules":9.5,"least":7.25,"most":11.0},"gpu1":null})");
+  const StepMetrics with_model = from_json(modelled, "test");
+  EXPECT_EQ(Json::parse(to_line(with_model)), modelled);
+  EXPECT_EQ(with_model.energy_model_j.at("host")->least, 7.25);
+  EXPECT_EQ(with_model.energy_j, from_json(line, "test").energy_j);
+  modelled["energy_model_j"]["host"].erase("most");
+  EXPECT_THROW(from_json(modelled, "test"), UsageError);
   const StepMetrics m = from_json(line, "test");
   EXPECT_EQ(m.samples, (std::array<std::int64_t, 2>{8, 15}));
   EXPECT_EQ(m.energy_j.at("cpu"), std::nullopt);

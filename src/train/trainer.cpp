@@ -58,8 +58,8 @@ class Loop {
     });
     if (job.options.cluster) predicted_ = std::make_unique<Predicted>(job, executor_, data_, world);
     open_validation();
-    energy_ = std::make_unique<JobEnergy>(world, job.config,
-                                          job.machine.cuda ? std::optional<int>(job.machine.device) : std::nullopt);
+    energy_ = std::make_unique<JobEnergy>(
+        world, job.config, job.machine.cuda ? std::optional<int>(job.machine.device) : std::nullopt, job.power_figures);
     policy_ = EnergyPolicy::open(world, *energy_, job.config, program::clocks_set_by(job.program),
                                  [&] { return policy_options_here(job.machine.cuda); });
   }

@@ -8,6 +8,7 @@
 
 #include "comm/communicator.h"
 #include "config/config.h"
+#include "energy/power_figures.h"
 #include "measure/device_peak.h"
 #include "plan/resolve.h"
 #include "program/ir/program.h"
@@ -38,6 +39,7 @@ struct Job {
   std::shared_ptr<const checkpoint::Checkpoint> from;  // the same, opened; released once it is loaded
   std::vector<Damaged> damaged;                        // rank 0: newer checkpoints that were skipped, newest first
   std::string note;                                    // what the user should know before the start; mostly empty
+  std::optional<energy::PowerFigures> power_figures;   // of energy.model
   measure::DevicePeak peak;                            // the denominator of MFU and HFU
 };
 

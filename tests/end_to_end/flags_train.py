@@ -12,7 +12,8 @@ import time
 
 import torch_model
 from effects import all_close, close, equal, lines_of, row
-from harness import MOLEN, run, work
+from harness import ENV, MOLEN, run, work
+from packages import power_of_this_machine, processors
 
 LLAMA = {"model.vocabulary": 320, "math.threads": 1, "data.sequence_length": 16, "data.train": [{"path": "data/train"}], "batch.global": 2, "train.until": "1 steps", "schedule.warmup": "1 steps", "precision.compute": "fp64", "energy.meters": ["none"]}
 
@@ -293,6 +294,61 @@ def energy(case):
     case.molen("energy", "live", "--meters", "none", "--every", 0.01, "--count", 1, code=1)
     shown = case.terminal("energy", "live", "--meters", "replay:watts.jsonl", "--every", 0.05, "--count", 3)
     assert sum("mean W" in x for x in shown) == 3 and sum("\x1b[3F\x1b[J" in x for x in shown) == 2, f"a table of three lines that is shown anew: {shown}"
+
+
+@row("energy list --model", "energy list --cluster", "energy live --model", "energy live --cluster")
+def modelled(case):
+    file = power_of_this_machine("power100.json", 100)
+    listed = ["energy", "list", "--meters", "none"]
+    value = json.loads(case.molen(*listed, "--model", file, "--format", "json").stdout)
+    equal("what is modelled", [(p["scope"], p["source"], p["summed"]) for p in value["model"]["modelled"]], [("cpu-package0", "model", True)])
+    equal("and not available", value["available"], [])
+    text = case.molen(*listed, "--model", file).stdout
+    assert "in no sum of measured joules" in text and "power100.json: measured on n1" in text, text
+    value = json.loads(case.molen(*listed, "--model", "on", "--cluster", "snellius-h100", "--format", "json").stdout)
+    equal("of a description", [p["scope"] for p in value["model"]["modelled"]], ["host"])
+    assert "node.host_power" in value["model"]["modelled"][0]["figures"], value
+    assert "model" not in json.loads(case.molen(*listed, "--format", "json").stdout)
+    live = ["energy", "live", "--meters", "none", "--every", 0.5, "--count", 3]
+    lines = [json.loads(x) for x in case.molen(*live, "--model", file, "--format", "json").stdout.splitlines()]
+    for x in lines[1:]:
+        close("watts", x["model"]["cpu-package0"]["power_w"], 100 * len(os.sched_getaffinity(0)) / processors(), 0.4)  # windows of 0.1 s
+        equal("the total", (x["total_j"], x["energy_j"]), (None, {}))
+    text = case.molen(*live, "--model", "on", "--cluster", "snellius-h100").stdout
+    assert "model: host ~" in text, text
+    case.refused(*listed, "--model", "on", says=["--model", "molen energy calibrate"])
+    case.refused(*listed, "--cluster", "snellius-h100", says=["--cluster", "--model is off"])
+    case.refused("energy", "live", "--model", "none.json", says=["--model", "none.json"])
+
+
+@row("energy calibrate --output", "energy calibrate --meters", "energy calibrate --seconds", "energy calibrate --settle", "energy calibrate --rounds")
+def power_calibration(case):
+    """The figures are judged in src/energy/power_calibration_test.cpp. Other tests may keep this machine busy, which is then refused."""
+    (work / "watts.jsonl").write_text("".join(json.dumps({"time_s": t, "energy_j": {"cpu-package0": 40 * t}}) + "\n" for t in (0.0, 1e5)))
+    cpus = processors()
+    loads = sorted({q * cpus // 4 for q in range(5)})
+    for rounds, seconds, settle in ((1, 0.3, 0.0), (2, 0.1, 0.2)):
+        words = case.words_of(["energy", "calibrate", "--output", "measured.json", "--meters", "replay:watts.jsonl", "--rounds", rounds, "--seconds", seconds, "--settle", settle])
+        (work / "measured.json").unlink(missing_ok=True)
+        start = time.monotonic()
+        r = subprocess.run([MOLEN, *words], cwd=work, env=ENV, capture_output=True, text=True, timeout=240)
+        took = time.monotonic() - start
+        if len(os.sched_getaffinity(0)) < cpus:
+            assert r.returncode == 1 and "a calibration loads all of them" in r.stderr, r.stderr
+            continue
+        equal("loads", [int(n) for n in re.findall(r"round \d+ of \d+: (\d+) of", r.stdout)], loads * rounds)
+        assert took >= rounds * len(loads) * (seconds + settle), took
+        if r.returncode == 0:
+            written = json.loads((work / "measured.json").read_text())
+            equal("of this machine", written["cpus"], cpus)
+            for p in written["scopes"]["cpu-package0"]["points"]:
+                close("watts", p["watts"], 40, 0.2)
+            case.molen("energy", "list", "--meters", "none", "--model", "measured.json")
+        else:
+            assert r.returncode == 1 and "end other work on this machine" in r.stderr, r.stderr
+            assert not (work / "measured.json").exists()
+    case.refused("energy", "calibrate", "--output", "measured.json", "--meters", "watts", says="watts")
+    case.refused("energy", "calibrate", "--output", "measured.json", "--rounds", 0, says="--rounds")
 
 
 def journal_of(name, **changes):

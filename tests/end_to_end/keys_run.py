@@ -14,7 +14,7 @@ import time
 import huggingface_hub
 from effects import all_close, close, equal, lines_of, row
 from harness import ENV, MOLEN, started, work
-from packages import LimitedPackage, until
+from packages import LimitedPackage, power_of_this_machine, processors, until
 
 HELD = {"data.validation": [{"path": "held/heldout"}]}
 FP32 = {"precision.compute": "fp32"}
@@ -212,6 +212,39 @@ def meters(case):
         assert 0.6 * due - 2 <= asked <= 1.1 * due + 4 * len(ran.steps) + 8, (every, asked, due, len(ran.steps))
 
 
+@row("energy.model")
+def power_model(case):
+    (work / "memory.jsonl").write_text("".join(json.dumps({"time_s": t, "energy_j": {"dram0": 8 * t}}) + "\n" for t in (0.0, 1e5)))
+    memory = {"energy.meters": ["replay:memory.jsonl"]}
+    slow = {"train.until": "1000000 steps", "train.stop_after": "1.5 s", "model.hidden": 96, "model.ffn": 256, "model.head_dim": 24, "batch.global": 16}
+    last = lambda ran, event: [e for e in lines_of(ran.path / "energy.jsonl") if e["event"] == event][-1:]
+    share = len(os.sched_getaffinity(0)) / processors()
+    off = case.train(memory, {"energy.model": "off"})
+    assert not any("energy_model_j" in m for m in off.steps) and not last(off, "modelled") and not off.events("energy_model")
+    for watts in (100, 300):
+        ran = case.train({**memory, **slow, "energy.model": power_of_this_machine(f"{watts}.json", watts)})
+        said = last(ran, "modelled")[0]
+        equal("its words", (said["source"], list(said["energy_j"]), said["scopes"]["cpu-package0"]["summed"]), ("model", ["cpu-package0"], True))
+        joules = said["energy_j"]["cpu-package0"]
+        close(f"{watts} W", joules["joules"] / said["seconds"], watts * share, 0.25)  # windows of 0.1 s in some 2 s
+        close("its least", joules["least"] / joules["joules"], 0.9, 1e-9)
+        close("its most", joules["most"] / joules["joules"], 1.2, 1e-9)
+        of_steps = sum(m["energy_model_j"]["cpu-package0"]["joules"] for m in ran.steps if m["energy_model_j"]["cpu-package0"])
+        assert 0.5 * joules["joules"] < of_steps <= joules["joules"] * (1 + 1e-9), (of_steps, joules)
+        # What is measured is that of the memory alone.
+        totals = last(ran, "totals")[0]
+        equal("in no total", (totals["summed"], totals["partial"], set(totals["energy_j"])), (["dram0"], off.steps[0]["energy_coverage"], {"dram0"}))
+        close("8 W", totals["total_j"] / totals["seconds"], 8, 0.25)
+        equal("in no step", {s for m in ran.steps for s in m["energy_j"]}, {"dram0"})
+        out = " ".join(ran.out.split())
+        assert f"{watts}.json: measured on n1" in out and "in no sum above: cpu-package0" in out, ran.out
+    refused = lambda value, *says: case.refused("train", "tiny.toml", memory, {"energy.model": value}, says=["energy.model", *says])
+    refused(power_of_this_machine("memory.json", 5, scope="dram0"), "cpu", "a meter reads dram0", "molen energy calibrate")
+    refused(power_of_this_machine("larger.json", 5, cpus=4097), "4097 processors")
+    refused("on", "--cluster names none", "molen energy calibrate")
+    refused("none.json", "none.json")
+
+
 @row("energy.site")
 def site(case):
     """Emissions of the joules of a recording: those of the country, of a file, and of each hour."""
@@ -331,6 +364,8 @@ def policies(case):
         equal("what it saved", [e["savings"]["joules"] for e in searched.events("policy")], [None])
         equal("its limit at the end", package.limit(), 250)
         case.refused("train", "tiny.toml", {"energy.policy": "min_energy", "energy.meters": ["none"]}, env=package.env, says=["energy.policy", "joules"])
+        estimated = {"energy.meters": ["none"], "energy.model": power_of_this_machine("estimated.json", 100)}
+        case.refused("train", "tiny.toml", {"energy.policy": "min_energy", **estimated}, env=package.env, says=["energy.policy", "joules"])
         (package.zone / "constraint_0_power_limit_uw").unlink()
         case.refused("train", "tiny.toml", {"energy.policy": "sweep", "energy.meters": ["rapl-powercap"]}, env=package.env, says=["energy.policy", "can be set on all hosts", "constraint_0_power_limit_uw"])
     assert plain.steps
@@ -342,6 +377,7 @@ def policies(case):
     equal("a variable", (value.split("=")[1].strip(), origin.strip()), ('"monitor"', "MOLEN_ENERGY_POLICY"))
     equal("--set wins", of(case.train({"energy.policy": "none", "energy.power_budget": "none"}, env=asked), "policy")[1].strip(), "--set")
     case.refused("train", "tiny.toml", {"energy.meters": ["none"]}, env=asked, says=["MOLEN_ENERGY_POWER_BUDGET: energy.power_budget", "joules"])
+    case.refused("train", "tiny.toml", estimated, env=asked, says=["MOLEN_ENERGY_POWER_BUDGET: energy.power_budget", "joules"])
     case.refused("train", "tiny.toml", env={"MOLEN_ENERGY_POLICY": "race"}, says=["MOLEN_ENERGY_POLICY: energy.policy", "min_energy"])
     # A launcher need not pass variables on to other hosts: what rank 0 has holds on all ranks, and none waits for another one.
     only_on = lambda rank: ["mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none", "sh", "-c", f'[ $OMPI_COMM_WORLD_RANK = {rank} ] || unset {" ".join(asked)}; exec "$@"', "sh"]

@@ -1,7 +1,24 @@
-"""A package that stands in for the machine's, for the rows of energy."""
+"""What stands in for parts of the machine, for the rows of energy: a package, and a calibration of its power."""
+import json
 import os
+import re
 import threading
 import time
+
+from harness import work
+
+
+def power_of_this_machine(name, watts, scope="cpu-package0", cpus=None):
+    """Writes a file as `molen energy calibrate` would for this machine, with the same power at any utilisation, and returns its name."""
+    model = next((x.split(":", 1)[1].strip() for x in open("/proc/cpuinfo") if x.startswith("model name")), "")
+    part = {"meter": "rapl-perf: made up", "source": "counter", "points": [{"utilisation": 0, "watts": watts, "least_w": 0.9 * watts, "most_w": 1.2 * watts}]}
+    (work / name).write_text(json.dumps({"power_format": 1, "host": "n1", "created": "2026-01-01T00:00:00Z", "processor": model, "cpus": cpus or processors(), "scopes": {scope: part}}))
+    return name
+
+
+def processors():
+    """The number of processors of this machine, of which this process may use fewer."""
+    return sum(bool(re.match(r"cpu\d", x)) for x in open("/proc/stat"))
 
 
 class LimitedPackage:

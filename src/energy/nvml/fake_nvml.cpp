@@ -10,6 +10,7 @@ struct FakeGpu {
   int energy_error = 0, power_error = 0;
   unsigned limit = 700000;                   // mW
   unsigned lowest_mhz = 0, highest_mhz = 0;  // locked clocks; 0: not locked
+  unsigned busy_percent = 0;
 };
 FakeGpu gpus[8];
 unsigned gpu_count = 2;
@@ -55,6 +56,9 @@ void fake_nvml_model(const char* name) {
 void fake_nvml_mig(unsigned mode) {
   mig = mode;
 }
+void fake_nvml_busy(unsigned index, unsigned percent) {
+  gpus[index].busy_percent = percent;
+}
 int fake_nvml_users() {
   return users;
 }
@@ -94,6 +98,11 @@ int nvmlDeviceGetPowerUsage(void* device, unsigned* milliwatts) {
   const auto* gpu = static_cast<FakeGpu*>(device);
   *milliwatts = gpu->milliwatts;
   return gpu->power_error;
+}
+// A percentage above 100 stands for a GPU that does not tell.
+int nvmlDeviceGetUtilizationRates(void* device, unsigned* rates) {
+  rates[0] = static_cast<FakeGpu*>(device)->busy_percent, rates[1] = 0;
+  return rates[0] > 100 ? 3 : 0;
 }
 int nvmlDeviceGetPciInfo_v3(void* device, FakePci* pci) {
   *pci = {};

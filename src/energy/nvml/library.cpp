@@ -57,6 +57,7 @@ Result<std::shared_ptr<NvmlLibrary>> NvmlLibrary::load(const std::string& file) 
   l.get("nvmlDeviceGetMigMode", l.mig_mode);
   l.get("nvmlDeviceGetPciInfo_v3", l.pci);
   l.get("nvmlDeviceGetTotalEnergyConsumption", l.energy);
+  l.get("nvmlDeviceGetUtilizationRates", l.utilisation);
   l.get("nvmlDeviceGetPowerManagementLimit", l.power_limit);
   l.get("nvmlDeviceGetPowerManagementDefaultLimit", l.power_limit_default);
   l.get("nvmlDeviceGetPowerManagementLimitConstraints", l.power_limit_bounds);

@@ -15,6 +15,10 @@ namespace molen::energy {
 using NvmlDevice = void*;
 inline constexpr int kNvmlSuccess = 0;
 
+struct NvmlUtilisation {  // nvmlUtilization_t, in percent
+  unsigned gpu_percent, memory_percent;
+};
+
 struct NvmlPci {  // nvmlPciInfo_t
   char legacy[16];
   unsigned domain, bus, device, pci_device_id, pci_subsystem_id;
@@ -52,7 +56,8 @@ class NvmlLibrary {
   int (*mig_mode)(NvmlDevice, unsigned*, unsigned*) = nullptr;
   int (*pci)(NvmlDevice, NvmlPci*) = nullptr;
   int (*energy)(NvmlDevice, unsigned long long*) = nullptr;  // millijoules
-  int (*power_limit)(NvmlDevice, unsigned*) = nullptr;       // milliwatts
+  int (*utilisation)(NvmlDevice, NvmlUtilisation*) = nullptr;
+  int (*power_limit)(NvmlDevice, unsigned*) = nullptr;  // milliwatts
   int (*power_limit_default)(NvmlDevice, unsigned*) = nullptr;
   int (*power_limit_bounds)(NvmlDevice, unsigned*, unsigned*) = nullptr;
   int (*set_power_limit)(NvmlDevice, unsigned) = nullptr;

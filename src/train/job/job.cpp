@@ -17,6 +17,7 @@
 #include "program/provenance/provenance.h"
 #include "program/text/text.h"
 #include "program/values/attributes.h"
+#include "sim/described_power.h"
 #include "store/history.h"
 #include "store/run_directory.h"
 #include "train/policy/energy_policy.h"
@@ -230,6 +231,9 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
     plan::require_training(config, problems);
     problems.raise();
     return std::string();
+  });
+  launch::throw_on_all_ranks(world, [&] {
+    job.power_figures = sim::power_figures(config.energy.model, options.cluster, config.where("energy.model"));
   });
   job.arch = plan::resolve_architecture(config);
   job.named = config.run.name.has_value();

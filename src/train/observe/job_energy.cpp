@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/utf8.h"
 #include "daemon/client.h"
+#include "energy/cpu_busy.h"
 #include "energy/open.h"
 #include "launch/gather_texts.h"
 #include "launch/throw_on_all_ranks.h"
@@ -65,7 +66,9 @@ EnergyHost this_host(std::optional<int> device) {
   // The boot id identifies a host here. Counters belong to a running kernel, which containers with different host names
   // may share.
   const auto boot = energy::read_small("/proc/sys/kernel/random/boot_id");
-  return {boot && !boot.value().empty() ? boot.value() : name, name, energy::visible_gpus(std::getenv), device};
+  const auto cpus = energy::allowed_cpus(energy::Machine());
+  return {boot && !boot.value().empty() ? boot.value() : name, name, energy::visible_gpus(std::getenv), device,
+          cpus ? cpus.value() : ""};
 }
 
 OpenMeters open_as(const config::Config& config) {
@@ -79,12 +82,33 @@ OpenMeters open_as(const config::Config& config) {
   };
 }
 
+OpenModel model_of(const config::Config& config, const std::optional<energy::PowerFigures>& figures) {
+  if (!figures) return {};
+  return [&](const energy::Meters& measured, bool gpus, const energy::VisibleGpus& visible,
+             const std::optional<std::string>& cpus) {
+    energy::ModelOptions o;
+    o.nvml.visible = visible.nvidia;
+    o.cpus = cpus;
+    o.read_every_s = std::max(config.energy.sample_every.value, energy::kModelWindowS);
+    o.key = config.where("energy.model");
+    return energy::open_model(*figures, measured, gpus, o);
+  };
+}
+
 bool gpus_here(const energy::VisibleGpus& visible) {
   return energy::has_gpus(energy::Machine(), visible);
 }
 
 Json list_json(const std::optional<std::string>& list) {
   return list ? Json(replace_invalid_utf8(*list)) : Json(nullptr);
+}
+
+// Returns the processors of all ranks of a host; nothing where a rank's are not known.
+std::optional<std::string> cpus_of(const std::vector<Json>& ranks) {
+  std::vector<std::string> lists;
+  for (const Json& rank : ranks) lists.push_back(rank["cpus"].get<std::string>());
+  if (std::find(lists.begin(), lists.end(), "") != lists.end()) return std::nullopt;
+  return union_of_cpus(lists);
 }
 
 // Returns what a host tells the others, or an error when its meters could not be opened.
@@ -103,18 +127,21 @@ Json describe_host(const std::string& name, const energy::Accountant& accountant
 
 }  // namespace
 
-JobEnergy::JobEnergy(comm::Communicator& world, const config::Config& config, std::optional<int> device)
-    : JobEnergy(world, this_host(device), open_as(config), gpus_here, config.energy.sample_every) {}
+JobEnergy::JobEnergy(comm::Communicator& world, const config::Config& config, std::optional<int> device,
+                     const std::optional<energy::PowerFigures>& figures)
+    : JobEnergy(world, this_host(device), open_as(config), gpus_here, config.energy.sample_every,
+                model_of(config, figures)) {}
 
 JobEnergy::JobEnergy(comm::Communicator& world, const EnergyHost& host, const OpenMeters& open, const HasGpus& has_gpus,
-                     Seconds sample_every)
+                     Seconds sample_every, const OpenModel& open_model)
     : world_(world),
       host_name_(replace_invalid_utf8(host.name)),
       description_({{"available", Json::object()}, {"unavailable", Json::object()}}) {
   const Json self{{"id", replace_invalid_utf8(host.id)},
                   {"nvidia", list_json(host.visible.nvidia)},
                   {"amd", list_json(host.visible.amd)},
-                  {"device", host.device ? Json(*host.device) : Json(nullptr)}};
+                  {"device", host.device ? Json(*host.device) : Json(nullptr)},
+                  {"cpus", host.cpus}};
   VisibleDevices nvidia, amd;
   int lowest = world.size();
   std::vector<Json> of_host;  // the ranks of this host
@@ -128,17 +155,20 @@ JobEnergy::JobEnergy(comm::Communicator& world, const EnergyHost& host, const Op
     of_host.push_back(other);
   }
   std::string own;
+  std::unique_ptr<energy::PowerModel> model;
   if (world.rank() == lowest) {
     const energy::VisibleGpus visible{nvidia.text(), amd.text()};
     try {
       accountant_ = std::make_unique<energy::Accountant>(open(visible), sample_every);
       own = describe_host(host_name_, *accountant_, has_gpus(visible)).dump();
+      if (open_model) model = open_model(accountant_->meters(), has_gpus(visible), visible, cpus_of(of_host));
     } catch (const UsageError& error) {
       own = Json{{"name", host_name_}, {"error", replace_invalid_utf8(error.what())}}.dump();
     }
   }
   opened_ = now().value;
   exchange(world, own);
+  if (open_model) model_ = std::make_unique<JobModel>(world, std::move(model), host_name_);
   std::vector<int> device_of;
   for (const Json& rank : of_host) {
     const bool of_amd = rank["nvidia"].is_null() && !rank["amd"].is_null();
@@ -275,6 +305,7 @@ void JobEnergy::add_host(const Json& host) {
 
 void JobEnergy::begin_step() {
   if (accountant_) accountant_->begin_step();
+  if (model_) model_->begin_step();
 }
 
 void JobEnergy::end_step(std::vector<double>& sums) {
@@ -290,6 +321,7 @@ void JobEnergy::end_step(std::vector<double>& sums) {
   put(own_.total_j);
   put(own_.so_far_j);
   put(own_.added_j);
+  if (model_) model_->end_step(sums);
 }
 
 energy::StepEnergy JobEnergy::step(std::span<const double> summed) const {
@@ -317,6 +349,7 @@ energy::StepEnergy JobEnergy::step(std::span<const double> summed) const {
   job.total_j = take(unmetered_, own_.total_reason, job.total_reason);
   if (summed[at + 1] > 0) job.so_far_j = summed[at];
   if (summed[at + 3] == static_cast<double>(hosts_)) job.added_j = summed[at + 2];
+  if (model_) job.modelled = model_->step(summed.subspan(at + 4));
   return job;
 }
 
@@ -332,6 +365,7 @@ energy::EnergySoFar JobEnergy::so_far() {
   world_.all_reduce(sums.data(), static_cast<std::int64_t>(sums.size()), DType::kF64, comm::Reduce::kSum);
   energy::EnergySoFar job;
   job.phases = phases();
+  if (model_) job.modelled = model_->so_far();
   job.seconds = seconds;
   if (sums[1] > 0) job.total_j = sums[0];
   std::size_t at = 2;

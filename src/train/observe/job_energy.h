@@ -21,6 +21,7 @@
 #include "energy/totals.h"
 #include "energy/visible.h"
 #include "store/energy_ring.h"
+#include "train/observe/job_model.h"
 #include "train/observe/phase_energy.h"
 
 namespace molen::train {
@@ -31,12 +32,18 @@ struct EnergyHost {
   std::string name;                // for people
   energy::VisibleGpus visible;     // the GPUs of this rank
   std::optional<int> device = {};  // the GPU of this rank: its place among the visible ones
+  std::string cpus = "";           // the processors that this rank may use, as "0-3,8"; empty: not known
 };
 
 // Opens one host's meters; `visible` holds the devices of all its ranks. Throws UsageError when a meter that the
 // configuration names is not there.
 using OpenMeters = std::function<energy::Meters(const energy::VisibleGpus& visible)>;
 using HasGpus = std::function<bool(const energy::VisibleGpus& visible)>;
+// Opens the model of one host's parts without a meter (energy::open_model). `cpus`: those of all ranks of the host,
+// absent where they are not known.
+using OpenModel = std::function<std::unique_ptr<energy::PowerModel>(const energy::Meters& measured, bool gpus,
+                                                                    const energy::VisibleGpus& visible,
+                                                                    const std::optional<std::string>& cpus)>;
 
 class JobEnergy {
  public:
@@ -44,9 +51,11 @@ class JobEnergy {
   // are sampled at this interval to divide their joules among phases; 0: joules are not divided. Throws UsageError on
   // every rank when `open` throws it on one rank.
   JobEnergy(comm::Communicator& world, const EnergyHost& host, const OpenMeters& open, const HasGpus& has_gpus,
-            Seconds sample_every = Seconds(0));
+            Seconds sample_every = Seconds(0), const OpenModel& open_model = {});
   // Uses this machine, with the configuration's meters and the process's environment. `device`: as in EnergyHost.
-  JobEnergy(comm::Communicator& world, const config::Config& config, std::optional<int> device);
+  // `figures`: of energy.model.
+  JobEnergy(comm::Communicator& world, const config::Config& config, std::optional<int> device,
+            const std::optional<energy::PowerFigures>& figures);
 
   void begin_step();
   // Ends the step on this host and appends its joules to `sums`, which the caller then sums over ranks. Every rank
@@ -55,7 +64,7 @@ class JobEnergy {
   // Returns the job's step from the appended values after their sum over ranks. A scope is null, with its reason, when
   // any host has no reading of it; the total is then null too.
   energy::StepEnergy step(std::span<const double> summed) const;
-  std::size_t values() const { return 2 * scopes_.size() + 6; }
+  std::size_t values() const { return 2 * scopes_.size() + 6 + (model_ ? model_->values() : 0); }
 
   // Returns the energy of all hosts since the meters were opened; on rank 0 with its phases, as sum_of_accounts does.
   // Collective.
@@ -93,6 +102,8 @@ class JobEnergy {
   // Returns the meters for the run's events, as Accountant::describe does. When there are several hosts, each key
   // begins with "HOST: ".
   const Json& describe() const { return description_; }
+  // Returns JobModel::describe; null where energy.model is off.
+  Json describe_model() const { return model_ ? model_->describe() : Json(); }
 
  private:
   struct Scope {
@@ -127,8 +138,9 @@ class JobEnergy {
   std::map<std::string, Scope> scopes_;  // the scopes of any host; the values in the sums have this order
   std::jthread syncing_;                 // with several hosts: writes the ring to disk every few seconds
   energy::Coverage coverage_;
-  energy::StepEnergy own_;  // this host's last step: its reasons are exact
-  std::string unmetered_;   // why a host has no total at all
+  std::unique_ptr<JobModel> model_;  // where energy.model asks for it
+  energy::StepEnergy own_;           // this host's last step: its reasons are exact
+  std::string unmetered_;            // why a host has no total at all
   Json description_;
 };
 

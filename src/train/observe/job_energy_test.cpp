@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <bit>
+#include <deque>
 #include <exception>
 #include <fstream>
 #include <thread>
@@ -14,6 +17,7 @@
 #include "comm/threads/threads.h"
 #include "energy/open.h"
 #include "energy/replay.h"
+#include "energy/test_processors.h"
 
 namespace molen::train {
 namespace {
@@ -62,7 +66,7 @@ class Hosts : public ::testing::Test {
 
   // Runs `use(job, world)` on one rank for each element of `hosts`; the element is the rank's host.
   void on(const std::vector<EnergyHost>& hosts, const std::function<void(JobEnergy&, comm::Communicator&)>& use,
-          Seconds sample_every = Seconds(0)) {
+          Seconds sample_every = Seconds(0), const OpenModel& open_model = {}) {
     comm::ThreadWorld world(static_cast<int>(hosts.size()));
     std::vector<std::exception_ptr> errors(hosts.size());
     {
@@ -72,7 +76,7 @@ class Hosts : public ::testing::Test {
           try {
             JobEnergy job(
                 *c, hosts[r], [&](const auto& visible) { return open(hosts[r].name, visible); },
-                [](const auto&) { return false; }, sample_every);
+                [](const auto&) { return false; }, sample_every, open_model);
             use(job, *c);
           } catch (...) {
             errors[r] = std::current_exception();
@@ -164,6 +168,123 @@ TEST_F(Hosts, WithoutCountersThereAreNoPhases) {
         EXPECT_FALSE(job.phases_due());
       },
       Seconds(1e9));
+}
+
+// Opens models of a package of 40 to 140 W on machines of four processors that are busy all the time.
+class ModelHosts : public Hosts {
+ protected:
+  OpenModel model() {
+    return [this](const energy::Meters& measured, bool gpus, const energy::VisibleGpus&,
+                  const std::optional<std::string>& cpus) {
+      const std::lock_guard lock(mutex_);
+      cpus_.push_back(cpus.value_or("unknown"));
+      auto& processors = processors_.emplace_back();
+      energy::ModelOptions o;
+      o.machine = processors.machine.machine;
+      o.machine.clock = [this, &processors] {  // the kernel's times pass with the clock of the meters
+        processors.pass_to(time_.load(), 1.0);
+        return time_.load();
+      };
+      o.cpus = cpus;
+      energy::PowerFigures figures;
+      figures.by_cpus.push_back(
+          {"cpu-package0", energy::PowerCurve({{0.0, {40, 30, 50}}, {1.0, {140, 120, 160}}}), "test figures"});
+      figures.lacking = "test figures would be needed";
+      return energy::open_model(figures, measured, gpus, o);
+    };
+  }
+  std::deque<energy::FakeProcessors> processors_;
+  std::vector<std::string> cpus_;
+};
+
+EnergyHost with_cpus(const std::string& name, const std::string& cpus) {
+  EnergyHost host{"boot-" + name, name, {}, {}};
+  host.cpus = cpus;
+  return host;
+}
+
+TEST_F(ModelHosts, WhatNoMeterReadsIsEstimatedBesideWhatIsMeasured) {
+  record("a", constant({{"cpu-package0", 50}, {"dram0", 8}}));
+  record("b", constant({{"dram0", 4}}));
+  const auto use = [&](JobEnergy& job, comm::Communicator& world) {
+    const auto e = step(job, world, 2.0);
+    ASSERT_EQ(e.modelled.scopes.size(), 1u);
+    const energy::Estimate& package = e.modelled.scopes.at("cpu-package0").value();
+    EXPECT_DOUBLE_EQ(package.value, 0.75 * 280) << "host b's, of three of its four processors";
+    EXPECT_DOUBLE_EQ(package.least, 0.75 * 240);
+    EXPECT_DOUBLE_EQ(package.most, 0.75 * 320);
+    EXPECT_DOUBLE_EQ(e.modelled.total()->value, 0.75 * 280);
+    EXPECT_DOUBLE_EQ(e.scopes.at("dram0").joules.value(), 24.0);
+    EXPECT_EQ(e.scopes.at("cpu-package0").joules, std::nullopt) << "an estimate replaces no reading";
+    const auto used = job.so_far();
+    EXPECT_DOUBLE_EQ(used.modelled.scopes.at("cpu-package0")->value, 0.75 * 280);
+    EXPECT_DOUBLE_EQ(used.joules.at("cpu-package0"), 100.0);
+    EXPECT_EQ(job.coverage().partial(), "without part of cpu") << "an estimate covers nothing";
+    const Json described = job.describe_model();
+    EXPECT_EQ(described["scopes"]["cpu-package0"]["hosts"], 1);
+    EXPECT_EQ(described["scopes"]["cpu-package0"]["share"], 0.75);
+    EXPECT_EQ(described["scopes"]["cpu-package0"]["figures"], "test figures");
+  };
+  on({with_cpus("a", "0-3"), with_cpus("b", "0"), with_cpus("b", "2-3"), with_cpus("a", "0-3")}, use, Seconds(0),
+     model());
+  std::sort(cpus_.begin(), cpus_.end());
+  EXPECT_EQ(cpus_, (std::vector<std::string>{"0,1,2,3", "0,2,3"})) << "those of all ranks of a host";
+}
+
+// All values that metrics, totals, budgets and policies take are the same bits with and without a model.
+TEST_F(ModelHosts, MeasuredJoulesAreTheSameBitsWithAndWithoutAModel) {
+  record("a", constant({{"dram0", 8.1}, {"gpu0", 301.7}}));
+  const auto measured = [&](const OpenModel& open_model) {
+    std::vector<std::uint64_t> bits;
+    const auto put = [&](const std::optional<double>& value) {
+      bits.push_back(value ? std::bit_cast<std::uint64_t>(*value) : 0);
+    };
+    time_ = 0;
+    on(
+        {with_cpus("a", "0-3"), with_cpus("a", "0-3")},
+        [&](JobEnergy& job, comm::Communicator& world) {
+          for (const double seconds : {0.3, 1.7, 0.001}) {
+            const auto e = step(job, world, seconds);
+            if (world.rank() != 0) continue;
+            EXPECT_EQ(e.modelled.scopes.empty(), open_model == nullptr);
+            for (const auto& [scope, read] : e.scopes) put(read.joules);
+            for (const auto& value : {e.total_j, e.so_far_j, e.added_j}) put(value);
+          }
+          const auto used = job.so_far();
+          if (world.rank() != 0) return;
+          put(used.total_j);
+          for (const auto& [scope, joules] : used.joules) put(joules);
+          const auto totals = energy::add({}, 3, 300, used, job.coverage());
+          put(totals.total_j), put(totals.spent_total_j), put(totals.j_per_token());
+          EXPECT_EQ(totals.partial(), "dram+gpu only");
+        },
+        Seconds(0), open_model);
+    return bits;
+  };
+  const auto off = measured({}), with = measured(model());
+  EXPECT_EQ(off.size(), 3u * 5 + 6);
+  EXPECT_EQ(off, with);
+}
+
+TEST_F(ModelHosts, FiguresThatModelNothingStopTheStartOnAllRanks) {
+  const OpenModel none = [](const energy::Meters& measured, bool gpus, const auto&, const auto&) {
+    energy::PowerFigures figures;
+    figures.lacking = "test figures would be needed";
+    return energy::open_model(figures, measured, gpus, {});
+  };
+  record("a", constant({{"cpu-package0", 50}, {"dram0", 8}}));
+  const auto nothing = [](JobEnergy&, comm::Communicator&) { FAIL() << "started"; };
+  try {
+    on({at("a"), at("b")}, nothing, Seconds(0), none);
+    FAIL() << "no error";
+  } catch (const UsageError& error) {
+    const std::string what = error.what();
+    for (const char* said : {"b: energy.model", "cpu, dram", "test figures would be needed"})
+      EXPECT_NE(what.find(said), std::string::npos) << what;
+  }
+  on(
+      {at("a")}, [](JobEnergy& job, comm::Communicator&) { EXPECT_TRUE(job.describe_model()["scopes"].empty()); },
+      Seconds(0), none);
 }
 
 TEST_F(Hosts, OneHostWithoutMetersMakesNullWithItsReason) {

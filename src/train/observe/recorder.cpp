@@ -168,13 +168,18 @@ class Recorder::Impl {
         m.kg_co2e_total =
             energy::sum(before_.spent_at_site, before_.spent_total_j > 0.0, at_site_so_far(r.energy.so_far_j)).kg_co2e;
     }
+    for (const auto& [scope, e] : r.energy.modelled.scopes) {
+      auto& modelled = m.energy_model_j[scope];
+      if (e) modelled = {e->value, e->least, e->most};
+    }
     m.energy_coverage = partial_;
     m.policy_setting = r.policy_setting;
     run_.append(m);
     unread(r.step, r.energy);
     telemetry([&] { to_tensorboard(m); });
     telemetry([&] { to_prometheus(m); });
-    console_.step(m, r.skipped);
+    const auto modelled = r.energy.modelled.total();
+    console_.step(m, r.skipped, modelled ? std::optional(modelled->value / r.step_s) : std::nullopt);
   }
 
   void trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
@@ -287,17 +292,18 @@ class Recorder::Impl {
           job_.peak.source));
     }
     const energy::RunTotals all = totals_of(step, tokens, used);
-    energy_lines(step, all, used.phases);
+    energy_lines(step, all, used);
     run_.event("stop", {{"step", step},
                         {"reason", reason},
                         {"communication", communication.axes()},
                         {"traffic", launch::to_json(communication.traffic())}});
-    console_.end(step, reason, communication.text(), all.text(), phase_line(used.phases, energy_.coverage().summed));
+    console_.end(step, reason, communication.text(), all.text(), phase_line(used.phases, energy_.coverage().summed),
+                 modelled_text(used.modelled));
   }
 
   Json totals(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used) {
     const energy::RunTotals all = totals_of(step, tokens, used);
-    energy_lines(step, all, used.phases);
+    energy_lines(step, all, used);
     Json j{{"attempts", run_.attempt()}};
     j.update(energy::to_json(all));
     return j;
@@ -373,8 +379,18 @@ class Recorder::Impl {
     return energy::add(before_, step - start_step_, tokens - start_tokens_, used, energy_.coverage());
   }
 
-  void energy_lines(std::int64_t step, const energy::RunTotals& all, const Json& phases) {
-    if (!phases.empty()) energy_line("phases", step, {{"scopes", phases}});
+  void energy_lines(std::int64_t step, const energy::RunTotals& all, const energy::EnergySoFar& used) {
+    if (!used.phases.empty()) energy_line("phases", step, {{"scopes", used.phases}});
+    if (const Json model = energy_.describe_model(); !model.is_null()) {
+      const auto total = used.modelled.total();
+      energy_line("modelled", step,
+                  {{"source", name_of(energy::Source::kModel)},
+                   {"energy_j", to_json(used.modelled)},
+                   {"total", total ? to_json(*total) : Json()},
+                   {"seconds", used.seconds},
+                   {"scopes", model["scopes"]},
+                   {"unavailable", model["unavailable"]}});
+    }
     energy_line("totals", step, energy::to_json(all));
   }
 
@@ -398,6 +414,10 @@ class Recorder::Impl {
     meters["coverage"] = energy::to_json(energy_.coverage());
     run_.event("meters", meters);
     console_.energy(meters, !energy_.coverage().summed.empty(), partial_);
+    if (const Json model = energy_.describe_model(); !model.is_null()) {
+      run_.event("energy_model", model);
+      note(model_note(model));
+    }
     if (emissions_) energy_line("site", start_step_, site_json(emissions_->site()));
     for (const std::string& problem : reading_problems_) note(problem + "; these joules are missing");
     if (last_ && last_->attempt == attempt() - 1)

@@ -443,6 +443,60 @@ TEST_F(Records, TotalsCountFromTheStartOfTheAttempt) {
   EXPECT_EQ(said.find("communication of rank 0"), std::string::npos) << said;
 }
 
+// The joules of a model have fields of their own, and change nothing of what is measured.
+TEST_F(Records, WhatAModelEstimatesStandsApart) {
+  const c10::InferenceMode inference;
+  Job one = small_job(folder);
+  const exec::Executor executor(one.program, 0, world.get(), {at::kCPU, true});
+  energy::EnergySoFar used;
+  used.seconds = 30, used.joules = {{"cpu-package0", 256.0}}, used.total_j = 256.0;
+  StepRecord record = record_of(7);
+  const auto records = [&] {
+    const std::string said = recorded([&](Recorder& r) {
+      r.step(record);
+      r.end(7, 640, used, launch::Communication(executor), "enough");
+    });
+    Json metrics = lines("metrics.jsonl").back(), totals = lines("energy.jsonl").back();
+    for (const char* varies : {"wall_time_s", "attempt", "run_id", "history"})
+      metrics.erase(varies), totals.erase(varies);
+    return std::tuple(said, metrics, totals);
+  };
+  const auto [off_said, off, off_totals] = records();
+  fs::remove_all(run);
+  energy::FakeProcessors processors;
+  energy = std::make_unique<JobEnergy>(
+      *world, EnergyHost{"boot", "host", {}}, [&](const auto&) { return recorded_meters(folder / "joules"); },
+      [](const auto&) { return true; }, Seconds(0),
+      [&](const auto& measured, bool gpus, const auto&, const auto&) {
+        energy::PowerFigures figures;
+        figures.by_cpus.push_back(
+            {"dram0", energy::PowerCurve(std::vector<energy::PowerPoint>{{0.0, {5, 4, 6}}}), "test figures"});
+        return energy::open_model(figures, measured, gpus, {processors.machine.machine, {}, {}, 0.0, "energy.model"});
+      });
+  record.energy.modelled.scopes = {{"dram0", energy::Estimate{200.0, 150.0, 260.0}}, {"gpu0", std::nullopt}};
+  record.energy.modelled.summed = {"dram0", "gpu0"};
+  used.modelled.scopes = {{"dram0", energy::Estimate{12000.0, 9000.0, 15600.0}}};
+  used.modelled.summed = {"dram0"};
+  auto [said, metrics, totals] = records();
+  EXPECT_FALSE(off.contains("energy_model_j"));
+  EXPECT_EQ(metrics["energy_model_j"],
+            Json::parse(R"({"dram0":{"joules":200.0,"least":150.0,"most":260.0},"gpu0":null})"));
+  metrics.erase("energy_model_j");
+  EXPECT_EQ(metrics.dump(), off.dump());
+  EXPECT_EQ(totals.dump(), off_totals.dump());
+  Json line;
+  for (const Json& one_line : lines("energy.jsonl"))
+    if (one_line["event"] == "modelled") line = one_line;
+  EXPECT_EQ(line["source"], "model");
+  EXPECT_EQ(line["energy_j"]["dram0"], Json::parse(R"({"joules":12000.0,"least":9000.0,"most":15600.0})"));
+  EXPECT_EQ(line["total"], line["energy_j"]["dram0"]);
+  EXPECT_EQ(line["scopes"]["dram0"]["figures"], "test figures");
+  EXPECT_EQ(event("energy_model")["scopes"]["dram0"]["hosts"], 1);
+  EXPECT_NE(said.find("dram0 (test figures)"), std::string::npos) << said;
+  EXPECT_NE(said.find("dram0 1.2e+04 J (9000 to 1.56e+04)"), std::string::npos) << said;
+  EXPECT_EQ(off_said.find("estimate"), std::string::npos) << off_said;
+}
+
 TEST_F(Records, WhatIsNotReadIsSaidWhenThatChanges) {
   StepRecord lacking = record_of(2);
   lacking.energy.scopes["cpu-package0"] = {std::nullopt, energy::Source::kNone, "too short"};
@@ -500,10 +554,10 @@ TEST_F(Records, ALogHasTheWattsOfAllDevices) {
   m.step_s = 1;
   m.tokens_per_s = 64, m.tokens_per_s_per_device = 16;
   m.j_per_token = 0.5;
-  console.step(m, false);
+  console.step(m, false, 450.4);
   std::fflush(stdout);
   const std::string said = ::testing::internal::GetCapturedStdout();
-  EXPECT_NE(said.find("| 32 W |"), std::string::npos) << said;
+  EXPECT_NE(said.find("| 32 W | model 450 W |"), std::string::npos) << said;
 }
 
 // Runs `use` while standard output is a terminal of 90 columns, and returns the text that the terminal received.
@@ -537,7 +591,7 @@ TEST_F(Records, ATerminalKeepsTheFirstAndTheLastStep) {
       m.step = step;
       m.loss = 3.25;
       m.step_s = 1;
-      console.step(m, false);
+      console.step(m, false, std::nullopt);
     }
     console.note(std::string(60, 'a') + " " + std::string(60, 'b'));
   };

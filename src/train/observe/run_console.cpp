@@ -98,7 +98,7 @@ void RunConsole::energy(const Json& meters, bool some, const std::string& partia
                                asked == 1 ? "no meter" : fmt::format("none of {} meters", asked)));
 }
 
-void RunConsole::step(const store::StepMetrics& m, bool skipped) {
+void RunConsole::step(const store::StepMetrics& m, bool skipped, std::optional<double> modelled_w) {
   recent_.push_back(m.step_s);
   if (recent_.size() > 50) recent_.pop_front();
   double mean = 0;
@@ -124,6 +124,7 @@ void RunConsole::step(const store::StepMetrics& m, bool skipped) {
   c.j_per_token = m.j_per_token;
   c.energy_partial = !m.energy_coverage.empty();
   if (m.j_per_token) c.watts = *m.j_per_token * m.tokens_per_s;
+  c.modelled_watts = modelled_w;
   c.kwh_total = m.kwh_total, c.kg_co2e_total = m.kg_co2e_total;
   c.eta_s = mean * static_cast<double>(stop_step_ - m.step);
   if (keeps_line(m.step)) live_.note(store::step_line(c, style_));
@@ -151,12 +152,14 @@ void RunConsole::prediction(const Prediction& p, std::optional<double> measured_
 }
 
 void RunConsole::end(std::int64_t step, const std::string& reason, const std::string& communication,
-                     const std::string& totals, const std::string& phases) {
+                     const std::string& totals, const std::string& phases, const std::string& modelled) {
   live_.finish();
   if (!communication.empty()) say("communication of rank 0 in a step: " + communication);
   say(fmt::format("stopped after step {}: {}", step, reason));
   if (!phases.empty()) say("energy by phase in this attempt: " + phases);
   say("whole run: " + totals);
+  if (!modelled.empty())
+    say("estimated by a model in this attempt, measured by nothing and in no sum above: " + modelled);
 }
 
 }  // namespace molen::train

@@ -22,13 +22,15 @@ class RunConsole {
   // Prints what is measured. `meters`: the meters' description, with the "unavailable" ones and why. `partial`: what
   // the joules leave out; empty when they leave out nothing. `some`: whether anything is measured.
   void energy(const Json& meters, bool some, const std::string& partial);
-  void step(const store::StepMetrics& metrics, bool skipped);
+  // `modelled_w`: the mean power of the parts that a model estimates.
+  void step(const store::StepMetrics& metrics, bool skipped, std::optional<double> modelled_w);
   void note(const std::string& line);
   // `measured_j`: joules of a step, if they are measured; `partial`: what they leave out, as in `energy`.
   void prediction(const Prediction& prediction, std::optional<double> measured_j, const std::string& partial);
-  // `communication` and `phases` (the shares of phases in this attempt's joules) may be empty.
+  // `communication`, `phases` (the shares of phases in this attempt's joules) and `modelled` (joules that were not
+  // measured, in this attempt) may be empty.
   void end(std::int64_t step, const std::string& reason, const std::string& communication, const std::string& totals,
-           const std::string& phases);
+           const std::string& phases, const std::string& modelled);
 
  private:
   const Job& job_;

@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "comm/self/self.h"
 #include "energy/open.h"
+#include "energy/test_processors.h"
 #include "program/build/build.h"
 #include "store/tensorboard.h"
 #include "train/observe/recorder.h"
