@@ -8,12 +8,19 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "energy/uncertainty.h"
 
 namespace molen::energy {
 
 std::map<std::string, std::optional<double>> StepEnergy::joules() const {
   std::map<std::string, std::optional<double>> map;
   for (const auto& [scope, e] : scopes) map[scope] = e.joules;
+  return map;
+}
+
+std::map<std::string, std::optional<double>> StepEnergy::resolutions() const {
+  std::map<std::string, std::optional<double>> map;
+  for (const auto& [scope, e] : scopes) map[scope] = e.resolution_j;
   return map;
 }
 
@@ -106,7 +113,8 @@ std::vector<std::vector<Sample>> Accountant::take_samples() {
 
 Accountant::Snapshot Accountant::snapshot(For what) {
   const std::lock_guard lock(mutex_);
-  Snapshot all;
+  Snapshot snapshot{{}, clock_()};
+  auto& all = snapshot.readings;
   for (std::size_t i = 0; i < meters_.meters.size(); ++i)
     all.push_back(what == For::kSamples ? sample(i) : meters_.meters[i]->read());
   spans_.resize(all.size());
@@ -116,12 +124,31 @@ Accountant::Snapshot Accountant::snapshot(For what) {
     s.failing = !all[i];
     if (!s.first && s.failing) s.late = true;
     if (s.failing) continue;
-    if (!s.first) s.first = all[i].value();
-    s.last = all[i].value();
+    if (!s.first) s.first = all[i].value(), s.first_s = snapshot.time_s;
+    s.last = all[i].value(), s.last_s = snapshot.time_s;
     since_start_j_[i] = (s.last->total - s.first->total).value;
   }
   tell_sink();
-  return all;
+  return snapshot;
+}
+
+ScopeEnergy Accountant::between(const MeterInfo& info, const Result<Reading>& a, const Result<Reading>& b,
+                                double seconds) {
+  ScopeEnergy e;
+  if (!b)
+    e.reason = b.reason();
+  else if (!a)
+    e.reason = "at the start: " + a.reason();
+  else if (a.value().gaps != b.value().gaps)
+    e.reason = "energy was lost between readings";
+  else if (!(b.value().total > a.value().total))
+    e.reason = "the counter did not change in this time", e.unchanged = true;
+  else
+    e.joules = (b.value().total - a.value().total).value;
+  if (!e.joules) return e;
+  e.source = info.source;
+  e.resolution_j = resolution_j(info, *e.joules, seconds);
+  return e;
 }
 
 void Accountant::begin_step() {
@@ -178,6 +205,7 @@ EnergySoFar Accountant::so_far() {
     if (!(joules > 0) || s.late || s.failing || s.first->gaps != s.last->gaps) all.lost[info.scope] = 1;
     if (!(joules > 0)) continue;
     all.joules[info.scope] = joules;
+    all.resolution_j[info.scope] = resolution_j(info, joules, s.last_s - s.first_s);
   }
   return all;
 }
@@ -185,31 +213,22 @@ EnergySoFar Accountant::so_far() {
 StepEnergy Accountant::between(const Snapshot& a, const Snapshot& b) const {
   StepEnergy step;
   double total = 0;
+  std::optional<double> resolution = 0.0;
   bool any = false;
   for (std::size_t i = 0; i < meters_.meters.size(); ++i) {
     const MeterInfo& info = meters_.meters[i]->info();
     ScopeEnergy& e = step.scopes[info.scope];
-    if (!b[i])
-      e.reason = b[i].reason();
-    else if (!a[i])
-      e.reason = "at the start: " + a[i].reason();
-    else if (a[i].value().gaps != b[i].value().gaps)
-      e.reason = "energy was lost between readings";
-    else if (!(b[i].value().total > a[i].value().total))
-      e.reason = "the counter did not change in this time", e.unchanged = true;
-
-    else
-      e.joules = (b[i].value().total - a[i].value().total).value;
-    if (e.joules) e.source = info.source;
+    e = between(info, a.readings[i], b.readings[i], b.time_s - a.time_s);
     if (!info.counted || info.source == Source::kNone) continue;
     any = true;
     if (e.joules)
       total += *e.joules;
     else if (step.total_reason.empty())
       step.total_reason = fmt::format("{}: {}", info.scope, e.reason);
+    resolution = resolution && e.resolution_j ? std::optional(*resolution + *e.resolution_j) : std::nullopt;
   }
   if (!any) step.total_reason = "no meter";
-  if (step.total_reason.empty()) step.total_j = total;
+  if (step.total_reason.empty()) step.total_j = total, step.total_resolution_j = resolution;
   return step;
 }
 

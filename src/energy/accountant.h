@@ -25,6 +25,9 @@ struct ScopeEnergy {
   Source source = Source::kNone;  // kNone when there are no joules
   std::string reason;             // the reason for missing joules
   bool unchanged = false;         // why: the counter did not change, so its next change has the joules of this time too
+  // The most by which the joules may be off by the resolution of the meters (uncertainty.h); nothing where that is not
+  // known.
+  std::optional<double> resolution_j = {};
 };
 
 struct StepEnergy {
@@ -33,6 +36,9 @@ struct StepEnergy {
   // has no reading in this step.
   std::optional<double> total_j;
   std::string total_reason;
+  // That of the total. Meters that are read at one time are off together, so theirs add up linearly; nothing where that
+  // of one is not known.
+  std::optional<double> total_resolution_j;
   // The joules of the counted scopes since the meters were opened, at the step's end, as EnergySoFar::total_j has them.
   std::optional<double> so_far_j;
   // By how much so_far_j rose in this step: 0 where a counter did not change, unlike total_j, so that it can be added
@@ -41,8 +47,9 @@ struct StepEnergy {
   std::optional<double> added_j;
   ModelledJoules modelled;  // of parts without a meter, where energy.model asks for it; in none of the values above
 
-  // Return the two maps of metrics.jsonl: the joules by scope, and the source by scope.
+  // Return the maps of metrics.jsonl: the joules, their resolution and the source by scope.
   std::map<std::string, std::optional<double>> joules() const;
+  std::map<std::string, std::optional<double>> resolutions() const;
   std::map<std::string, std::string> sources() const;
 };
 
@@ -89,10 +96,14 @@ class Accountant {
   const Meters& meters() const { return meters_; }
 
  private:
-  using Snapshot = std::vector<Result<Reading>>;
+  struct Snapshot {
+    std::vector<Result<Reading>> readings;
+    double time_s = 0;
+  };
   enum class For { kStep, kSamples };
   Snapshot snapshot(For what);
   StepEnergy between(const Snapshot& a, const Snapshot& b) const;
+  static ScopeEnergy between(const MeterInfo& info, const Result<Reading>& a, const Result<Reading>& b, double seconds);
   std::optional<double> counted_so_far() const;
   // Returns whether each counted scope has a reading, be it that its counter did not change.
   bool reads_all_counted(const StepEnergy& step) const;
@@ -104,8 +115,9 @@ class Accountant {
 
   struct Span {
     std::optional<Reading> first, last;
-    bool late = false;     // the first reading failed
-    bool failing = false;  // the last reading failed
+    double first_s = 0, last_s = 0;  // their times, on `clock_`
+    bool late = false;               // the first reading failed
+    bool failing = false;            // the last reading failed
   };
   Meters meters_;
   bool samples_;

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/utf8.h"
 #include "energy/scope.h"
+#include "energy/uncertainty.h"
 
 namespace molen::energy {
 namespace {
@@ -26,8 +27,8 @@ std::string list_text(const Meters& meters) {
   std::string text;
   for (const auto& m : meters.meters)
     if (m->info().source != Source::kNone)
-      text += fmt::format("{:<16} {:<14} {:<8} {}{}\n", m->info().scope, m->info().name, name_of(m->info().source),
-                          m->info().detail, left_out(meters, m->info()));
+      text += fmt::format("{:<16} {:<14} {:<8} {}{}; {}\n", m->info().scope, m->info().name, name_of(m->info().source),
+                          m->info().detail, left_out(meters, m->info()), uncertainty_text(m->info()));
   if (text.empty()) text = "no energy meter gives readings on this machine\n";
   if (!meters.unavailable.empty()) text += "\nnot available:\n";
   for (const auto& u : meters.unavailable) text += fmt::format("{:<16} {:<14} {}\n", u.scope, u.meter, u.reason);
@@ -42,7 +43,8 @@ Json list_json(const Meters& meters) {
                            {"meter", m->info().name},
                            {"source", name_of(m->info().source)},
                            {"reads", m->info().detail},
-                           {"summed", m->info().counted}});
+                           {"summed", m->info().counted},
+                           {"uncertainty", uncertainty_json(m->info())}});
   for (const auto& u : meters.unavailable)
     unavailable.push_back({{"scope", u.scope}, {"meter", u.meter}, {"reason", u.reason}});
   return {{"available", available}, {"unavailable", unavailable}};
@@ -188,15 +190,21 @@ std::string LiveTable::text(std::size_t columns, std::size_t lines) const {
 
 Json live_json(const LiveReading::Line& line) {
   Json joules = Json::object(), watts = Json::object(), source = Json::object(), reason = Json::object();
+  Json resolution = Json::object();
   for (const auto& [scope, e] : line.energy.scopes) {
     joules[scope] = e.joules ? Json(*e.joules) : Json();
     watts[scope] = e.joules ? Json(*e.joules / line.seconds) : Json();
     source[scope] = name_of(e.source);
+    resolution[scope] = e.resolution_j ? Json(*e.resolution_j) : Json();
     if (!e.joules) reason[scope] = e.reason;
   }
-  return {{"seconds", line.seconds}, {"energy_j", joules},
-          {"power_w", watts},        {"energy_source", source},
-          {"reason", reason},        {"total_j", line.energy.total_j ? Json(*line.energy.total_j) : Json()}};
+  return {{"seconds", line.seconds},
+          {"energy_j", joules},
+          {"power_w", watts},
+          {"energy_source", source},
+          {"energy_resolution_j", resolution},
+          {"reason", reason},
+          {"total_j", line.energy.total_j ? Json(*line.energy.total_j) : Json()}};
 }
 
 }  // namespace molen::energy

@@ -15,6 +15,16 @@ std::optional<double> RunTotals::j_per_token() const {
   return *total_j / static_cast<double>(tokens);
 }
 
+std::optional<double> RunTotals::total_resolution_j() const {
+  std::optional<double> sum;
+  for (const std::string& scope : summed) {
+    const auto known = resolution_j.find(scope);
+    if (known == resolution_j.end() || !known->second) return std::nullopt;
+    sum = sum.value_or(0.0) + *known->second;
+  }
+  return sum;
+}
+
 double RunTotals::undone_j() const {
   const double undone = spent_total_j - total_j.value_or(0.0);
   return undone > 1e-9 * spent_total_j ? undone : 0.0;  // less is rounding of the two sums
@@ -43,6 +53,7 @@ std::string RunTotals::text() const {
   const std::string beside = undone > 0.0 ? fmt::format("; failures undid steps of {:.6g} J more", undone) : "";
   if (!total_j) return text + "energy not measured" + beside;
   text += fmt::format("{:.6g} J", *total_j);
+  if (const auto resolution = total_resolution_j()) text += fmt::format(" +- {:.3g} J of resolution", *resolution);
   if (const std::string left_out = partial(); !left_out.empty()) text += fmt::format(" (partial: {})", left_out);
   if (const auto per_token = j_per_token()) text += fmt::format(", {:.4g} J/token", *per_token);
   return text + beside;
@@ -67,6 +78,11 @@ RunTotals add(RunTotals t, std::int64_t steps, std::int64_t tokens, const Energy
   t.seconds += energy.seconds;
   t.spent_s += energy.seconds;
   for (const auto& [scope, joules] : energy.joules) {
+    const auto more = energy.resolution_j.find(scope);
+    const bool known = more != energy.resolution_j.end() && more->second;
+    std::optional<double>& resolution = t.resolution_j[scope];
+    if (!t.joules.contains(scope)) resolution = 0.0;
+    resolution = known && resolution ? std::optional(*resolution + *more->second) : std::nullopt;
     t.joules[scope] += joules;
     t.spent_j[scope] += joules;
     if (coverage.summed.contains(scope)) t.summed.insert(scope);
@@ -94,6 +110,8 @@ Json to_json(const RunTotals& t) {
   Json joules = Json::object(), missing = Json::object(), spent = Json::object();
   for (const auto& [scope, j] : t.spent_j) spent[scope] = j;
   for (const auto& [scope, j] : t.joules) joules[scope] = j;
+  Json resolution = Json::object();
+  for (const auto& [scope, j] : t.resolution_j) resolution[scope] = j ? Json(*j) : Json();
   for (const auto& [what, n] : t.missing) missing[what] = n;
   const auto per_token = t.j_per_token();
   const auto or_null = [](const std::optional<double>& value) { return value ? Json(*value) : Json(); };
@@ -102,6 +120,7 @@ Json to_json(const RunTotals& t) {
           {"tokens", t.tokens},
           {"seconds", t.seconds},
           {"energy_j", joules},
+          {"resolution_j", resolution},
           {"phases_j", t.phases_j},
           {"spent_j", spent},
           {"spent_total_j", t.spent_total_j},
@@ -114,6 +133,7 @@ Json to_json(const RunTotals& t) {
           {"spent_embodied_kg_co2e", or_null(t.spent_at_site.embodied_kg_co2e)},
           {"undone_j", t.undone_j()},
           {"total_j", t.total_j ? Json(*t.total_j) : Json()},
+          {"total_resolution_j", or_null(t.total_resolution_j())},
           {"kg_co2e", t.kg_co2e ? Json(*t.kg_co2e) : Json()},
           {"j_per_token", per_token ? Json(*per_token) : Json()},
           {"hosts", t.hosts},
@@ -135,6 +155,13 @@ RunTotals totals_from_json(const Json& json, std::int64_t step_done, const std::
   t.tokens = count_member(json, "tokens", where);
   t.seconds = amount_member(json, "seconds", where);
   t.joules = amounts_member(json, "energy_j", where);
+  // Older checkpoints have no resolutions, so those of their joules stay unknown.
+  for (const auto& [scope, joules] : t.joules) t.resolution_j[scope];
+  if (json.contains("resolution_j")) {
+    if (!json["resolution_j"].is_object()) throw UsageError("{}: resolution_j is no object", where);
+    for (const auto& [scope, j] : json["resolution_j"].items())
+      if (!j.is_null()) t.resolution_j[scope] = amount_value(j, "resolution_j." + scope, where);
+  }
   if (json.contains("phases_j")) {  // older checkpoints have none
     if (!json["phases_j"].is_object()) throw UsageError("{}: phases_j is no object", where);
     for (const auto& [scope, entries] : json["phases_j"].items())

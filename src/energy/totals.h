@@ -30,7 +30,10 @@ AtSite sum(const AtSite& before, bool joules_before, const AtSite& more);
 struct EnergySoFar {
   double seconds = 0;
   std::map<std::string, double> joules;  // by scope; a scope that has not changed yet is absent, never 0
-  std::optional<double> total_j;         // over the summed scopes that have joules
+  // The most by which they may be off by the resolution of their meters (uncertainty.h); nothing where that is not
+  // known.
+  std::map<std::string, std::optional<double>> resolution_j;
+  std::optional<double> total_j;  // over the summed scopes that have joules
   // By scope: the number of hosts on which joules are missing (gaps, failed readings).
   std::map<std::string, std::int64_t> lost;
   // The ledger divides the joules of each counter among phases: {scope: {"entries": {name: {"joules", ...}}, ...}}
@@ -45,6 +48,10 @@ struct RunTotals {
   std::int64_t steps = 0, tokens = 0;
   double seconds = 0;  // wall time of the training processes, from the opening of the meters
   std::map<std::string, double> joules;
+  // As in EnergySoFar; attempts add up. Nothing where any attempt that measured the scope does not know it.
+  std::map<std::string, std::optional<double>> resolution_j;
+  // That of total_j: the sum over its scopes, because meters that are read together are off together.
+  std::optional<double> total_resolution_j() const;
   std::map<std::string, std::map<std::string, double>> phases_j;  // by scope and entry
   // The consumption of all attempts: `joules` and `total_j`, and beside them that of steps which a failure undid.
   std::map<std::string, double> spent_j;

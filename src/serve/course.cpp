@@ -244,6 +244,10 @@ std::string whole_run(const RunData& run) {
   if (!std::isfinite(joules) || !std::isfinite(steps) || !std::isfinite(tokens)) return "";
   const std::string partial = text_of(t, "partial");
   std::string s = fmt::format("<p>Whole run, with start, validation and checkpoints: {:.4g} kJ", joules * 1e-3);
+  if (const double off = number_of(t, "total_resolution_j"); std::isfinite(off))
+    s += fmt::format(" &plusmn; {:.3g} kJ by the resolution of the meters, whose accuracy is not known", off * 1e-3);
+  else
+    s += " (the resolution of a meter is not known)";
   if (const double per_token = number_of(t, "j_per_token"); std::isfinite(per_token))
     s += fmt::format(", {:.3g} J/token", per_token);
   s += fmt::format(" over {:.0f} steps and {} tokens", steps, human_count(tokens));
@@ -321,6 +325,10 @@ std::string phases_of_attempts(const RunData& run) {
          rows + "</table></div>";
 }
 
+std::string resolution_text(double joules) {
+  return std::isfinite(joules) ? fmt::format("{:.3g} kJ", joules * 1e-3) : "not known";
+}
+
 // The joules that a model estimated for parts without a meter, apart from all that is measured; "" where there are
 // none.
 std::string modelled_table(const RunData& run) {
@@ -369,16 +377,18 @@ std::string energy_section(const RunData& run, Charts& charts) {
   }
   Chart joules = chart(run, "Energy of a step", "joules"), per_token = chart(run, "Energy per token", "joules");
   joules.from_zero = per_token.from_zero = true;
-  s += "<div class=scroll><table><tr><th scope=col>scope<th scope=col>energy<th scope=col>steps with a value<th "
-       "scope=col class=text>source";
+  s +=
+      "<div class=scroll><table><tr><th scope=col>scope<th scope=col>energy<th scope=col>&plusmn; by resolution, whole "
+      "run<th scope=col>steps with a value<th scope=col class=text>source";
+  const Json known = run.energy_totals.is_object() ? run.energy_totals.value("resolution_j", Json()) : Json();
   for (const auto& [scope, total] : totals) {
     joules.series.push_back(over_steps(run, scope + " (" + total.source + ")", [&scope = scope](const auto& m) {
       const auto at = m.energy_j.find(scope);
       return at == m.energy_j.end() ? std::nan("") : at->second.value_or(std::nan(""));
     }));
     s += "<tr><th scope=row>" + escape(scope) +
-         fmt::format("<td>{:.4g} kJ<td>{} of {}<td class=text>", total.joules * 1e-3, total.steps,
-                     run.metrics.steps.size()) +
+         fmt::format("<td>{:.4g} kJ<td>{}<td>{} of {}<td class=text>", total.joules * 1e-3,
+                     resolution_text(number_of(known, scope)), total.steps, run.metrics.steps.size()) +
          escape(total.source);
   }
   per_token.series.push_back(over_steps(run, "J/token" + energy_left_out(run),

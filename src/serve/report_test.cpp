@@ -230,6 +230,27 @@ TEST_F(Report, ShowsTheEndsOfManyEvents) {
   EXPECT_EQ(shown(150), std::pair(120, true));
 }
 
+TEST_F(Report, ShowsTheResolutionOfJoules) {
+  store::StepMetrics m;
+  m.step = 1;
+  m.energy_j = {{"dram0", 900.0}, {"gpu0", 5000.0}};
+  m.energy_source = {{"dram0", "power"}, {"gpu0", "counter"}};
+  write("metrics.jsonl", store::to_line(m) + "\n");
+  EXPECT_NE(page().find("<th scope=row>gpu0<td>5 kJ<td>not known<td>"), std::string::npos) << "an older run";
+  const std::string totals = R"({"event":"totals","steps":1,"tokens":10,"total_j":5900,"total_resolution_j":)";
+  const std::string scopes = R"(,"resolution_j":{"gpu0":70,"dram0":null}})";
+  write("energy.jsonl", totals + "null" + scopes + "\n");
+  std::string html = page();
+  EXPECT_NE(html.find("<th scope=row>gpu0<td>5 kJ<td>0.07 kJ<td>"), std::string::npos);
+  EXPECT_NE(html.find("<th scope=row>dram0<td>0.9 kJ<td>not known<td>"), std::string::npos);
+  EXPECT_NE(html.find("5.9 kJ (the resolution of a meter is not known)"), std::string::npos);
+  write("energy.jsonl", totals + "80" + scopes + "\n");
+  EXPECT_NE(page().find("5.9 kJ &plusmn; 0.08 kJ by the resolution of the meters, whose accuracy is not known"),
+            std::string::npos);
+  write("energy.jsonl", totals + "80" + R"(,"resolution_j":7})" + "\n");
+  EXPECT_NO_THROW(page());
+}
+
 TEST_F(Report, ShowsWhatAModelEstimatesApart) {
   const auto written = [&](const std::string& energy) {
     store::StepMetrics m;

@@ -74,6 +74,7 @@ std::string to_line(const StepMetrics& m) {
   if (m.dropped_share) j["dropped_share"] = number(m.dropped_share);
   if (!m.flops_formula.empty()) j["flops_formula"] = m.flops_formula;
   if (!m.energy_coverage.empty()) j["energy_coverage"] = m.energy_coverage;
+  for (const auto& [scope, joules] : m.energy_resolution_j) j["energy_resolution_j"][scope] = number(joules);
   for (const auto& [scope, e] : m.energy_model_j)
     j["energy_model_j"][scope] =
         e ? Json{{"joules", number(e->joules)}, {"least", number(e->least)}, {"most", number(e->most)}} : Json();
@@ -133,6 +134,9 @@ StepMetrics from_json(const Json& j, std::string_view origin) {
       m.energy_j[scope] = joules.is_null() ? std::nullopt : std::optional<double>(joules.get<double>());
     for (const auto& [scope, kind] : json_member(j, "energy_source", origin).items())
       m.energy_source[scope] = kind.get<std::string>();
+    if (j.contains("energy_resolution_j"))
+      for (const auto& [scope, joules] : j.at("energy_resolution_j").items())
+        m.energy_resolution_j[scope] = joules.is_null() ? std::nullopt : std::optional<double>(joules.get<double>());
     if (j.contains("energy_model_j"))
       for (const auto& [scope, e] : j.at("energy_model_j").items()) {
         auto& modelled = m.energy_model_j[scope];

@@ -36,7 +36,10 @@ struct StepMetrics {
   double data_wait_s = 0;
   std::map<std::string, double> phase_s;                  // with "bubble" and "idle" they sum to step_s
   std::map<std::string, std::optional<double>> energy_j;  // joules by scope (energy/meter.h)
-  std::map<std::string, std::string> energy_source;       // "counter", "power", "model", "none"
+  std::map<std::string, std::string> energy_source;       // "counter", "power", "none"
+  // The most by which the joules of a scope, or "total", may be off by the resolution of their meters; null where that
+  // is not known. Empty (no key) in older files.
+  std::map<std::string, std::optional<double>> energy_resolution_j;
   // Joules that a model estimates for parts that no meter reads, with their bounds; null without an estimate. Where the
   // run asks for no model, there is no key. They are in none of the other values.
   struct Modelled {

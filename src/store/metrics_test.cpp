@@ -107,6 +107,11 @@ TEST(MetricsLine, AllOfItComesBack) {
   EXPECT_EQ(Json::parse(to_line(with_model)), modelled);
   EXPECT_EQ(with_model.energy_model_j.at("host")->least, 7.25);
   EXPECT_EQ(with_model.energy_j, from_json(line, "test").energy_j);
+  Json resolved = line;
+  resolved["energy_resolution_j"] = Json::parse(R"({"gpu0":0.5,"total":null})");
+  EXPECT_EQ(Json::parse(to_line(from_json(resolved, "test"))), resolved);
+  EXPECT_EQ(from_json(resolved, "test").energy_resolution_j.at("gpu0"), 0.5);
+  EXPECT_EQ(from_json(resolved, "test").energy_resolution_j.at("total"), std::nullopt);
   modelled["energy_model_j"]["host"].erase("most");
   EXPECT_THROW(from_json(modelled, "test"), UsageError);
   const StepMetrics m = from_json(line, "test");

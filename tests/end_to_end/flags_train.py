@@ -280,6 +280,8 @@ def energy(case):
     (work / "watts.jsonl").write_text("".join(json.dumps({"time_s": t, "energy_j": {"cpu-package0": 40 * t}}) + "\n" for t in (0.0, 1e5)))
     found = formats(case, "energy", "list", "--meters", "replay:watts.jsonl", shows=lambda v: [v["available"][0]["scope"], v["available"][0]["meter"]])
     equal("what is read", [a["scope"] for a in found["available"]], ["cpu-package0"])
+    uncertainty = found["available"][0]["uncertainty"]
+    equal("its uncertainty", (uncertainty["tick_j"], uncertainty["changes_every_s"], uncertainty["accuracy"]), (1e-6, 1e-6, None))
     equal("none", json.loads(case.molen("energy", "list", "--meters", "none", "--format", "json").stdout)["available"], [])
     for every, count in ((0.05, 3), (0.3, 2)):
         start = time.monotonic()

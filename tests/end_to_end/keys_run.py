@@ -189,6 +189,12 @@ def meters(case):
     ran = case.train({"energy.meters": ["replay:recorded.jsonl"], "train.until": "30 steps"})
     joules, seconds = sum(sum(m["energy_j"].values()) for m in ran.steps), sum(m["step_s"] for m in ran.steps)
     close("58 W", joules / seconds, 58, 0.25)  # steps of milliseconds, whose edges count
+    # A recording has ticks of 1 uJ and changes each microsecond.
+    resolution = [m["energy_resolution_j"] for m in ran.steps]
+    equal("of each scope", {tuple(r) for r in resolution}, {("cpu-package0", "dram0", "total")})
+    close("of both together", statistics.median(r["total"] for r in resolution), 58e-6 + 2e-6, 0.3)
+    totals = [e for e in lines_of(ran.path / "energy.jsonl") if e["event"] == "totals"][-1]
+    close("of the run", totals["total_resolution_j"], 1e-6 * totals["total_j"] / totals["seconds"] + 2e-6, 0.3)
     none = case.train({"energy.meters": ["none"]})
     equal("none", (none.steps[0]["j_per_token"], none.events("meters")[0]["available"]), (None, {}))
     assert "no meter is asked for" in none.out

@@ -314,11 +314,18 @@ void JobEnergy::end_step(std::vector<double>& sums) {
     sums.push_back(joules.value_or(0.0));
     sums.push_back(joules ? 1.0 : 0.0);  // number of hosts with a reading, after the sum
   };
+  // The sum over hosts is not finite where one that reads joules does not know their resolution.
+  const auto put_resolution = [&](const std::optional<double>& joules, const std::optional<double>& resolution) {
+    sums.push_back(resolution.value_or(joules ? std::numeric_limits<double>::infinity() : 0.0));
+  };
   for (const auto& [scope, s] : scopes_) {
-    const auto read = own_.scopes.find(scope);
-    put(read == own_.scopes.end() ? std::nullopt : read->second.joules);
+    const auto at = own_.scopes.find(scope);
+    const energy::ScopeEnergy read = at == own_.scopes.end() ? energy::ScopeEnergy{} : at->second;
+    put(read.joules);
+    put_resolution(read.joules, read.resolution_j);
   }
   put(own_.total_j);
+  put_resolution(own_.total_j, own_.total_resolution_j);
   put(own_.so_far_j);
   put(own_.added_j);
   if (model_) model_->end_step(sums);
@@ -340,13 +347,19 @@ energy::StepEnergy JobEnergy::step(std::span<const double> summed) const {
                  : fmt::format("no reading in this step on {} of {} hosts", std::llround(all - read), hosts_);
     return std::optional<double>();
   };
+  const auto resolution = [&](const std::optional<double>& joules) {
+    const double sum = summed[at++];
+    return joules && std::isfinite(sum) ? std::optional(sum) : std::nullopt;
+  };
   for (const auto& [scope, s] : scopes_) {
     energy::ScopeEnergy& e = job.scopes[scope];
     const auto own = own_.scopes.find(scope);
     e.joules = take(s.lacking, own == own_.scopes.end() ? "" : own->second.reason, e.reason);
     if (e.joules) e.source = s.source;
+    e.resolution_j = resolution(e.joules);
   }
   job.total_j = take(unmetered_, own_.total_reason, job.total_reason);
+  job.total_resolution_j = resolution(job.total_j);
   if (summed[at + 1] > 0) job.so_far_j = summed[at];
   if (summed[at + 3] == static_cast<double>(hosts_)) job.added_j = summed[at + 2];
   if (model_) job.modelled = model_->step(summed.subspan(at + 4));
@@ -360,6 +373,9 @@ energy::EnergySoFar JobEnergy::so_far() {
     const auto joules = own.joules.find(scope);
     sums.push_back(joules == own.joules.end() ? 0.0 : joules->second);
     sums.push_back(own.lost.contains(scope) ? 1.0 : 0.0);
+    const auto resolution = own.resolution_j.find(scope);
+    const bool read = joules != own.joules.end(), known = resolution != own.resolution_j.end() && resolution->second;
+    sums.push_back(known ? *resolution->second : read ? std::numeric_limits<double>::infinity() : 0.0);
   }
   const double seconds = now().value - opened_;
   world_.all_reduce(sums.data(), static_cast<std::int64_t>(sums.size()), DType::kF64, comm::Reduce::kSum);
@@ -372,7 +388,9 @@ energy::EnergySoFar JobEnergy::so_far() {
   for (const auto& [scope, s] : scopes_) {
     if (sums[at] > 0) job.joules[scope] = sums[at];
     if (sums[at + 1] > 0) job.lost[scope] = std::llround(sums[at + 1]);
-    at += 2;
+    if (sums[at] > 0)
+      job.resolution_j[scope] = std::isfinite(sums[at + 2]) ? std::optional(sums[at + 2]) : std::nullopt;
+    at += 3;
   }
   return job;
 }

@@ -64,7 +64,7 @@ class JobEnergy {
   // Returns the job's step from the appended values after their sum over ranks. A scope is null, with its reason, when
   // any host has no reading of it; the total is then null too.
   energy::StepEnergy step(std::span<const double> summed) const;
-  std::size_t values() const { return 2 * scopes_.size() + 6 + (model_ ? model_->values() : 0); }
+  std::size_t values() const { return 3 * scopes_.size() + 7 + (model_ ? model_->values() : 0); }
 
   // Returns the energy of all hosts since the meters were opened; on rank 0 with its phases, as sum_of_accounts does.
   // Collective.

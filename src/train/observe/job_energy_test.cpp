@@ -35,6 +35,17 @@ RecordedLines constant(const std::vector<std::pair<std::string, double>>& watts)
   return lines;
 }
 
+// 10 W of memory, as samples of power would give it.
+class SampledMeter : public energy::Meter {
+ public:
+  explicit SampledMeter(const std::atomic<double>& time)
+      : Meter({"hwmon", "dram0", energy::Source::kPower, "samples", Seconds(0), true}), time_(time) {}
+  Result<energy::Reading> read() override { return energy::Reading{Joules(10.0 * time_), 0, 0}; }
+
+ private:
+  const std::atomic<double>& time_;
+};
+
 class Hosts : public ::testing::Test {
  protected:
   fs::path folder_ = fs::temp_directory_path() / ("molen_job_energy_" + std::to_string(::getpid()));
@@ -58,6 +69,11 @@ class Hosts : public ::testing::Test {
     amd_of_[host] = visible.amd.value_or("all");
     energy::Meters none;
     none.unavailable.push_back({"rapl", "cpu-package", "Permission denied"});
+    if (host == "sampled") {  // a power that the test's clock integrates
+      energy::Meters sampled;
+      sampled.meters.push_back(std::make_unique<SampledMeter>(time_));
+      return sampled;
+    }
     if (!fs::exists(folder_ / host)) return none;
     energy::OpenOptions o;
     o.machine.clock = [this] { return time_.load(); };
@@ -131,6 +147,26 @@ TEST_F(Hosts, JoulesOfAStepAreTheSumOverHosts) {
     EXPECT_TRUE(used.lost.empty());
   });
   EXPECT_EQ(opened_, 2) << "one rank a host";
+}
+
+TEST_F(Hosts, ResolutionsAddUpOverHostsAndOneUnknownMakesTheSumUnknown) {
+  record("a", constant({{"cpu-package0", 50}, {"dram0", 8}}));
+  record("b", constant({{"cpu-package0", 50}, {"dram0", 8}}));
+  constexpr double kTick = 1e-6;
+  on({at("a"), at("b")}, [&](JobEnergy& job, comm::Communicator& world) {
+    const auto e = step(job, world, 2);
+    EXPECT_GT(e.scopes.at("dram0").resolution_j.value(), 2 * kTick) << "that of both";
+    EXPECT_GT(e.total_resolution_j.value(), 4 * kTick);
+    EXPECT_GT(job.so_far().resolution_j.at("dram0").value(), 2 * kTick);
+  });
+  on({at("a"), at("sampled")}, [&](JobEnergy& job, comm::Communicator& world) {
+    const auto e = step(job, world, 2);
+    EXPECT_DOUBLE_EQ(e.scopes.at("dram0").joules.value(), 36.0);
+    EXPECT_EQ(e.scopes.at("dram0").resolution_j, std::nullopt);
+    EXPECT_EQ(e.total_resolution_j, std::nullopt);
+    EXPECT_EQ(job.so_far().resolution_j.at("dram0"), std::nullopt);
+    EXPECT_TRUE(job.so_far().resolution_j.at("cpu-package0"));
+  });
 }
 
 // The account of all hosts adds up to what their counters counted. So few changes of a counter divide nothing among

@@ -160,6 +160,8 @@ class Recorder::Impl {
       if (step_j_.size() > Predicted::kKept) step_j_.erase(step_j_.begin());
     }
     m.energy_source = r.energy.sources();
+    m.energy_resolution_j = r.energy.resolutions();
+    if (!r.energy.scopes.empty()) m.energy_resolution_j["total"] = r.energy.total_resolution_j;
     if (r.energy.total_j) m.j_per_token = *r.energy.total_j / tokens_per_step_;
     if (r.energy.so_far_j || before_.total_j || undone_before_ > 0.0) {
       const double more = r.energy.so_far_j.value_or(0.0) + undone_before_;
