@@ -3,12 +3,16 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/StreamGuard.h>
+#include <linux/futex.h>
 #include <omp.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <cstring>
 #include <exception>
 #include <map>
@@ -30,34 +34,45 @@ namespace molen::exec {
 
 // Records which ops have ended or, on a device, have been launched; all threads of the rank share the record. Waiting
 // ends early when any thread of the rank has failed. The class is not in an anonymous namespace because Executor::Impl,
-// which is not in one either, holds it.
+// which is not in one either, holds it. A thread that waits sleeps at once. The wait of std::atomic yields the core a
+// few times before, and where more threads than cores have work, each time costs a time slice of another thread.
 class Progress {
  public:
-  explicit Progress(std::size_t ops) : done_(ops) {}
+  explicit Progress(std::size_t ops) : states_(ops) {}
 
   void reset() {
-    for (auto& d : done_) d.store(0, std::memory_order_relaxed);
+    for (auto& s : states_) s.store(kRunning, std::memory_order_relaxed);
     failed_.store(false, std::memory_order_relaxed);
   }
   void mark(std::size_t op) {
-    done_[op].store(1, std::memory_order_release);
-    done_[op].notify_all();
+    State& state = states_[op];
+    if (state.exchange(kEnded, std::memory_order_acq_rel) == kAwaited) call_futex(state, FUTEX_WAKE_PRIVATE, INT_MAX);
   }
   // Returns false if another thread of the rank has failed.
   bool wait(std::size_t op) {
-    done_[op].wait(0, std::memory_order_acquire);
+    State& state = states_[op];
+    for (auto seen = state.load(std::memory_order_acquire); seen != kEnded;) {
+      if (seen == kAwaited || state.compare_exchange_strong(seen, kAwaited, std::memory_order_acquire)) {
+        call_futex(state, FUTEX_WAIT_PRIVATE, kAwaited);  // returns at once if the op has ended by now
+        seen = state.load(std::memory_order_acquire);
+      }
+    }
     return !failed_.load(std::memory_order_acquire);
   }
   void fail() {
     failed_.store(true, std::memory_order_release);
-    for (auto& d : done_) {
-      d.store(1, std::memory_order_release);
-      d.notify_all();
-    }
+    for (std::size_t op = 0; op < states_.size(); ++op) mark(op);
   }
 
  private:
-  std::vector<std::atomic<std::uint32_t>> done_;
+  using State = std::atomic<std::uint32_t>;
+  static_assert(sizeof(State) == sizeof(std::uint32_t) && State::is_always_lock_free, "a futex is 32 bits");
+  static constexpr std::uint32_t kRunning = 0, kAwaited = 1,
+                                 kEnded = 2;  // kAwaited: it runs, and a thread waits for it
+  static void call_futex(State& state, int what, std::uint32_t value) {
+    ::syscall(SYS_futex, &state, what, value, nullptr, nullptr, 0);
+  }
+  std::vector<State> states_;
   std::atomic<bool> failed_{false};
 };
 
