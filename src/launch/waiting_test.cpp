@@ -113,16 +113,15 @@ TEST(Waiting, OfAnyLayoutFollowsFromTheDurationsOfAllRanks) {
     }
 }
 
-TEST(Waiting, ForARankThatSleepsIsSeenAndIsNotSending) {
-  constexpr double kSleep = 0.5;
-  const program::Stages stages(waiting_program(2, 1));
+// The Timelines of two ranks of a step in which rank 1 sleeps before its first collective, with how long each waited.
+std::vector<program::Timeline> timelines_with_a_sleeper(const program::Stages& stages, double sleep_s) {
   const program::Program& p = stages.program(0);
   std::vector<program::Timeline> of(2);
   run_ranks(launch_threads(2), [&](comm::Communicator& world) {
     exec::Options options;
     options.sleep = [&](const program::Step& step) -> std::optional<double> {
       const auto* c = std::get_if<program::Compute>(&step.op);
-      if (world.rank() == 1 && c && c->part == arch::Part::kEmbed && c->pass == program::Pass::kForward) return kSleep;
+      if (world.rank() == 1 && c && c->part == arch::Part::kEmbed && c->pass == program::Pass::kForward) return sleep_s;
       return std::nullopt;
     };
     exec::Executor executor(p, world.rank(), &world, options);
@@ -137,15 +136,25 @@ TEST(Waiting, ForARankThatSleepsIsSeenAndIsNotSending) {
     set_waiting(stages, world.rank(), shortest_durations(p.grid, executor.ops(), timeline, world), timeline);
     of[static_cast<std::size_t>(world.rank())] = std::move(timeline);
   });
+  return of;
+}
+
+// Other work on this machine makes either rank wait, but no longer where the sleep is longer. So each repetition sleeps
+// for twice as long: only a wait for the wrong rank stays.
+TEST(Waiting, ForARankThatSleepsIsSeenAndIsNotSending) {
+  const program::Stages stages(waiting_program(2, 1));
   const auto& ops = stages.ops(0);
-  const auto sums = [&](int rank) {
-    const auto& t = of[static_cast<std::size_t>(rank)];
-    double seconds = 0.0, waited = 0.0;
-    for (const auto& row : program::compare(ops, t, t).rows) seconds += row.measured_s, waited += row.waited_s;
-    return std::pair(seconds, waited);
+  std::vector<program::Timeline> of;
+  const auto waited = [&](std::size_t rank) {
+    double seconds = 0.0;
+    for (const auto& row : program::compare(ops, of[rank], of[rank]).rows) seconds += row.waited_s;
+    return seconds;
   };
-  EXPECT_GT(sums(0).second, 0.5 * kSleep);
-  EXPECT_LT(sums(1).second, 0.5 * kSleep);
+  double sleep_s = 0.25;
+  do of = timelines_with_a_sleeper(stages, sleep_s *= 2);
+  while (sleep_s < 8 && (waited(0) <= 0.5 * sleep_s || waited(1) >= 0.5 * sleep_s));
+  EXPECT_GT(waited(0), 0.5 * sleep_s);
+  EXPECT_LT(waited(1), 0.5 * sleep_s);
   // Without the waiting, rank 0's collectives take no longer than rank 1's.
   double sent[2] = {0.0, 0.0};
   for (std::size_t i = 0; i < ops.size(); ++i)
