@@ -58,10 +58,11 @@ double products_per_s() {
 }
 
 // Checks a measured rate against products of the same size timed here. Other work on the machine slows either
-// measurement; it never speeds one up.
+// measurement; it never speeds one up. So the products are timed again where they seem too slow: the best time counts.
 void expect_measured(std::optional<double> flops_per_s, const std::string& what) {
   ASSERT_TRUE(flops_per_s) << what;
-  const double here = products_per_s();
+  double here = products_per_s();
+  for (int again = 0; again < 20 && *flops_per_s >= 4 * here; ++again) here = std::max(here, products_per_s());
   EXPECT_GT(*flops_per_s, 0.1 * here) << what;
   EXPECT_LT(*flops_per_s, 4 * here) << what;
 }
@@ -89,7 +90,9 @@ TEST_F(DevicePeakKept, IsMeasuredOnceAMachine) {
   const auto rates = precision_rates(1);
   EXPECT_EQ(rates.measured, utc_timestamp(wall_time()).substr(0, 10));
   EXPECT_EQ(precision_rates(1).bf16, rates.bf16);
-  const double bf16 = measure_gemm(DType::kBF16, 1, 0);
+  double bf16 = measure_gemm(DType::kBF16, 1, 0);
+  for (double seconds = 0.5; seconds <= 8 && rates.bf16 >= 4 * bf16; seconds *= 2)
+    bf16 = std::max(bf16, measure_gemm(DType::kBF16, 1, seconds));
   EXPECT_GT(rates.bf16, 0.1 * bf16);
   EXPECT_LT(rates.bf16, 4 * bf16);
   EXPECT_NE(precision_rates(1).measured, "");
