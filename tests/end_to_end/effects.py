@@ -20,6 +20,7 @@ from harness import ENV, MOLEN, root, work
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "oracle"))
 rows = []
+HANGS_S = 1200  # a command that takes this long hangs; a calibration beside other work on two cores takes more than 240 s
 
 TINY = """
 [model]
@@ -107,7 +108,7 @@ class Case:
     def molen(self, *args, code=0, stdin=None, launcher=(), env=None):
         """`args`: words; a dictionary among them is `--set key=value` for each. Exit code 2 or 1 gives the error."""
         words = self.words_of(args)
-        r = subprocess.run([*launcher, MOLEN, *words], cwd=work, env={**ENV, **(env or {})}, input=stdin, capture_output=True, text=True, timeout=240)
+        r = subprocess.run([*launcher, MOLEN, *words], cwd=work, env={**ENV, **(env or {})}, input=stdin, capture_output=True, text=True, timeout=HANGS_S)
         assert r.returncode == code, f"molen {' '.join(words)}: exit {r.returncode}, expected {code}\n{r.stdout[-3000:]}\n{r.stderr[-3000:]}"
         return r
 
@@ -121,7 +122,7 @@ class Case:
     def terminal(self, *args):
         """The lines that a terminal of 100 columns gets; a line that is rewritten is one each time."""
         command = f"stty cols 100; {shlex.join([MOLEN, *self.words_of(args)])}"
-        done = subprocess.run(["script", "-qec", command, "/dev/null"], cwd=work, env={**ENV, "TERM": "dumb"}, stdin=subprocess.DEVNULL, capture_output=True, timeout=300)
+        done = subprocess.run(["script", "-qec", command, "/dev/null"], cwd=work, env={**ENV, "TERM": "dumb"}, stdin=subprocess.DEVNULL, capture_output=True, timeout=HANGS_S)
         assert done.returncode == 0, done.stdout
         return done.stdout.decode().replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
