@@ -17,7 +17,7 @@
 
 namespace molen::apps {
 
-inline constexpr int kOk = 0, kFailed = 1, kUsage = 2;
+inline constexpr int kOk = 0, kFailed = 1, kUsage = 2, kBudgetUsed = 3;
 
 // The chosen verb stores its action here; main runs it.
 struct Chosen {

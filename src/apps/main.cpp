@@ -1,4 +1,5 @@
-// molen <verb>: exit codes 0 ok, 1 failed, 2 usage or configuration error; errors on stderr.
+// molen <verb>: exit codes 0 ok, 1 failed, 2 usage or configuration error, 3 a training that its budget of energy or
+// emissions ended; errors on stderr.
 #include <exception>
 #include <string>
 #include <vector>

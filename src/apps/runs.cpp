@@ -170,6 +170,23 @@ ConfigDifference difference_of(const fs::path& a, const fs::path& b) {
   return d;
 }
 
+// Returns the event by which a budget has last shortened a run's schedule, or null.
+Json shrunk_by_budget(const serve::RunData& run) {
+  Json last;
+  for (const Json& e : run.events)
+    if (serve::text_of(e, "event") == "budget" && serve::text_of(e, "action") == "shrink") last = e;
+  return last;
+}
+
+// Says why train.until is not what the run began with.
+void print_shrunk(const char* name, const Json& event) {
+  if (event.is_null()) return;
+  fmt::print(
+      "{}: after step {}, energy.on_budget = \"shrink\" has ended the learning-rate schedule at {} instead of {} "
+      "steps\n",
+      name, serve::text_of(event, "step"), serve::text_of(event, "paid_steps"), serve::text_of(event, "planned_steps"));
+}
+
 Json difference_json(const ConfigDifference& d) {
   Json rows = Json::array();
   for (const auto& key : d.keys)
@@ -206,7 +223,9 @@ int compare(const std::string& a, const std::string& b, const std::string& forma
   const auto x = steps_of(a), y = steps_of(b);
   const std::string difference = store::first_difference(x, y);
   const ConfigDifference configs = difference_of(a, b);
-  const auto of_a = serve::figures_of(serve::read_run(a)), of_b = serve::figures_of(serve::read_run(b));
+  const serve::RunData run_a = serve::read_run(a), run_b = serve::read_run(b);
+  const Json shrunk_a = shrunk_by_budget(run_a), shrunk_b = shrunk_by_budget(run_b);
+  const auto of_a = serve::figures_of(run_a), of_b = serve::figures_of(run_b);
   const int code = difference.empty() ? kOk : kFailed;
   if (format == "json") {
     Json figures = Json::array();
@@ -220,6 +239,7 @@ int compare(const std::string& a, const std::string& b, const std::string& forma
                             {"steps", x.size()},
                             {"first_difference", difference.empty() ? Json(nullptr) : Json(difference)},
                             {"configuration", configs.unknown.empty() ? difference_json(configs) : Json(nullptr)},
+                            {"shrunk_by_budget", {{"a", shrunk_a}, {"b", shrunk_b}}},
                             {"figures", figures}}
                            .dump(2));
     return code;
@@ -229,6 +249,7 @@ int compare(const std::string& a, const std::string& b, const std::string& forma
   else
     fmt::print("different: {}\n", printable(difference));
   print_difference(configs);
+  print_shrunk("a", shrunk_a), print_shrunk("b", shrunk_b);
   std::vector<std::vector<std::string>> table{{"figure", "a", "b", "b beside a"}};
   for (std::size_t i = 0; i < of_a.size(); ++i)
     if (of_a[i].value || of_b[i].value)

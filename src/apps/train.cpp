@@ -20,8 +20,9 @@ void add_bench(CLI::App& app, Chosen& chosen) {
 }
 
 void add_train(CLI::App& app, Chosen& chosen) {
-  CLI::App* verb =
-      app.add_subcommand("train", of_computing("trains; under mpirun, srun, with --ranks threads, or alone"));
+  CLI::App* verb = app.add_subcommand(
+      "train", of_computing("trains; under mpirun, srun, with --ranks threads, or alone; exits with 3 "
+                            "where energy.energy_budget or energy.co2_budget has ended the run"));
   auto options = add_config_options(*verb);
   auto o = std::make_shared<train::TrainOptions>();
   auto program = std::make_shared<std::string>(), cluster = std::make_shared<std::string>();

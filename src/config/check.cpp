@@ -129,6 +129,23 @@ void check_rates(const Config& c, Problems& problems) {
   }
 }
 
+void check_budgets(const Config& c, Problems& problems) {
+  const EnergyTable& e = c.energy;
+  const EnergyTable plain;
+  const bool budget = e.energy_budget || e.co2_budget;
+  if (e.on_budget != plain.on_budget && !budget)
+    problems.add("{}: is for energy.energy_budget or energy.co2_budget, and neither is set",
+                 c.where("energy.on_budget"));
+  if (e.on_budget != "slow") return;
+  if (e.power_budget)
+    problems.add("{}: slow sets clocks or power limits, and energy.power_budget sets them too; leave one of them out",
+                 c.where("energy.on_budget"));
+  else if (e.policy != "none" && e.policy != "monitor")
+    problems.add(
+        "{}: slow sets clocks or power limits, and energy.policy = \"{}\" sets them too; leave one of them out",
+        c.where("energy.on_budget"), e.policy);
+}
+
 }  // namespace
 
 void check(const Config& config, Problems& problems) {
@@ -139,6 +156,7 @@ void check(const Config& config, Problems& problems) {
   check_precision(config, problems);
   check_lengths(config, problems);
   check_rates(config, problems);
+  check_budgets(config, problems);
 }
 
 }  // namespace molen::config

@@ -135,6 +135,11 @@ struct EnergyTable {
   std::string policy = "none";
   double slowdown = 0.0;
   std::optional<Watts> power_budget;
+  std::optional<Joules> energy_budget;  // of the whole run
+  std::optional<Kilograms> co2_budget;  // likewise
+  std::string on_budget = "stop";
+  // Whether the forecast of a run over its budget lets a policy search.
+  bool slows() const { return on_budget == "slow" && (energy_budget || co2_budget); }
   Seconds sample_every{0.1};
   std::vector<std::string> meters{"auto"};
   std::string model = "off";

@@ -663,6 +663,11 @@ Config any_config() {
   if (*rc::gen::arbitrary<bool>()) c.train.hang_timeout = Seconds(*rc::gen::inRange(1, 1 << 30) / 7.0);
   if (*rc::gen::arbitrary<bool>()) c.energy.power_budget = Watts(*rc::gen::inRange(1, 1 << 30) / 3.0);
   c.energy.slowdown = *rc::gen::inRange(0, 1000) / 1001.0;
+  if (*rc::gen::arbitrary<bool>()) {
+    c.energy.energy_budget = Joules(*rc::gen::inRange(1, 1 << 30) * 1200.0);
+    c.energy.on_budget = *rc::gen::element<std::string>("stop", "shrink");
+  }
+  if (*rc::gen::arbitrary<bool>()) c.energy.co2_budget = Kilograms(*rc::gen::inRange(1, 1 << 30) / 7.0);
   c.parallel.recompute = *rc::gen::element(Recompute{}, Recompute{Recompute::Mode::kFull, {}, Bytes(0)},
                                            Recompute{Recompute::Mode::kFull, {}, Bytes(0), 3},
                                            Recompute{Recompute::Mode::kParts, {"attention", "norm_up"}, Bytes(0), 2},

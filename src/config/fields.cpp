@@ -303,6 +303,14 @@ std::vector<Field> outer_fields() {
            "Zeus's cost for sweep; or MOLEN_ENERGY_SLOWDOWN"),
       make("energy.power_budget", &C::energy, &E::power_budget, power(), e,
            "mean power of the whole job to stay below, by clocks or power limits; or MOLEN_ENERGY_POWER_BUDGET"),
+      make("energy.energy_budget", &C::energy, &E::energy_budget, energy(), e,
+           "energy of the whole run over all its attempts, as its meters count it, beyond which no step is begun"),
+      make("energy.co2_budget", &C::energy, &E::co2_budget, mass(), e,
+           "emissions of the whole run (CO2e, by the site's PUE and carbon intensity), beyond which no step is begun"),
+      make("energy.on_budget", &C::energy, &E::on_budget, choice({"stop", "slow", "shrink"}), e,
+           "what a run does whose forecast exceeds a budget: stop at the last step that is paid for; slow, that is, "
+           "look for the setting with the least energy as min_energy does, and then stop; shrink, that is, end the "
+           "learning-rate schedule at the last step that is paid for"),
       make("energy.sample_every", &C::energy, &E::sample_every, time(), e,
            "time between readings of the meters, 1 ms or more"),
       make("energy.meters", &C::energy, &E::meters, names(), e, "meters to read; auto takes those this machine has"),

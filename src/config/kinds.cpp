@@ -277,6 +277,12 @@ Kind<std::optional<Seconds>> time_or_auto() {
 Kind<Watts> power() {
   return quantity<Watts>("a power", parse_watts, false);
 }
+Kind<Joules> energy() {
+  return quantity<Joules>("an energy", parse_joules, false);
+}
+Kind<Kilograms> mass() {
+  return quantity<Kilograms>("a mass of CO2e", parse_kilograms, false);
+}
 
 namespace {
 

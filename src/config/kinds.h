@@ -48,6 +48,8 @@ Kind<Horizon> horizon_or_zero();
 Kind<Seconds> time();
 Kind<std::optional<Seconds>> time_or_auto();
 Kind<Watts> power();
+Kind<Joules> energy();
+Kind<Kilograms> mass();
 Kind<Recompute> recompute();
 Kind<RopeScaling> rope_scaling();
 Kind<std::optional<std::int64_t>> positive_or_auto();

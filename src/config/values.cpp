@@ -41,6 +41,9 @@ constexpr std::array<Units, 17> kTimes{{{"s", 1},
                                         {"millisecond", 1e-3},
                                         {"milliseconds", 1e-3}}};
 constexpr std::array<Units, 4> kPowers{{{"mW", 1e-3}, {"W", 1}, {"kW", 1e3}, {"MW", 1e6}}};
+constexpr std::array<Units, 8> kEnergies{
+    {{"J", 1}, {"kJ", 1e3}, {"MJ", 1e6}, {"GJ", 1e9}, {"Wh", 3.6e3}, {"kWh", 3.6e6}, {"MWh", 3.6e9}, {"GWh", 3.6e12}}};
+constexpr std::array<Units, 4> kMasses{{{"mg", 1e-6}, {"g", 1e-3}, {"kg", 1}, {"t", 1e3}}};
 constexpr std::array<Units, 9> kSizes{{{"B", 1},
                                        {"kB", 1e3},
                                        {"MB", 1e6},
@@ -156,6 +159,18 @@ Result<Watts> parse_watts(std::string_view text) {
   return Watts(value.value());
 }
 
+Result<Joules> parse_joules(std::string_view text) {
+  auto value = scaled(text, kEnergies, "an energy such as \"500 kWh\" or \"1.2 MWh\"");
+  if (!value) return Failure{value.reason()};
+  return Joules(value.value());
+}
+
+Result<Kilograms> parse_kilograms(std::string_view text) {
+  auto value = scaled(text, kMasses, "a mass of CO2e such as \"120 kg\" or \"1.5 t\"");
+  if (!value) return Failure{value.reason()};
+  return Kilograms(value.value());
+}
+
 Result<Bytes> parse_bytes(std::string_view text) {
   auto value = scaled(text, kSizes, "a size such as \"512 MiB\" or \"40 GB\"");
   if (!value) return Failure{value.reason()};
@@ -186,6 +201,15 @@ std::string print(Seconds seconds) {
 
 std::string print(Watts watts) {
   return fmt::format("{} W", watts.value);
+}
+
+std::string print(Joules joules) {
+  static constexpr std::array<Units, 3> kHours{{{"Wh", 3.6e3}, {"kWh", 3.6e6}, {"MWh", 3.6e9}}};
+  return in_largest(joules.value, kHours, "J");
+}
+
+std::string print(Kilograms kilograms) {
+  return fmt::format("{} kg", kilograms.value);
 }
 
 std::string print(Bytes bytes) {

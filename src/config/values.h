@@ -29,6 +29,8 @@ constexpr Horizon tokens(std::int64_t n) {
   return {Horizon::Unit::kTokens, static_cast<double>(n)};
 }
 
+using Kilograms = Quantity<struct KilogramsTag, double>;  // of CO2e
+
 // The activations that backward computes again.
 struct Recompute {
   enum class Mode { kNone, kFull, kParts, kBudget };
@@ -41,14 +43,18 @@ struct Recompute {
 
 // Numbers are decimals with optional underscores and exponent. Magnitudes of counts: k, M, B (or G), T, powers of 1000.
 // Failures describe the expected text; values are finite and not negative.
-Result<Horizon> parse_horizon(std::string_view text);  // step(s), token(s), epoch(s), s, min, h, d
-Result<Seconds> parse_seconds(std::string_view text);  // us, ms, s, min, h, d
-Result<Watts> parse_watts(std::string_view text);      // mW, W, kW, MW
-Result<Bytes> parse_bytes(std::string_view text);      // B, kB, MB, GB, TB (1000), KiB, MiB, GiB, TiB (1024)
+Result<Horizon> parse_horizon(std::string_view text);      // step(s), token(s), epoch(s), s, min, h, d
+Result<Seconds> parse_seconds(std::string_view text);      // us, ms, s, min, h, d
+Result<Watts> parse_watts(std::string_view text);          // mW, W, kW, MW
+Result<Joules> parse_joules(std::string_view text);        // J, kJ, MJ, GJ, Wh, kWh, MWh, GWh
+Result<Kilograms> parse_kilograms(std::string_view text);  // mg, g, kg, t
+Result<Bytes> parse_bytes(std::string_view text);          // B, kB, MB, GB, TB (1000), KiB, MiB, GiB, TiB (1024)
 
 std::string print(const Horizon& horizon);
 std::string print(Seconds seconds);
 std::string print(Watts watts);
+std::string print(Joules joules);
+std::string print(Kilograms kilograms);
 std::string print(Bytes bytes);
 
 }  // namespace molen::config

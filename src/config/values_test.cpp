@@ -133,6 +133,13 @@ TEST(Values, OtherUnits) {
   EXPECT_EQ(parse_watts("300 W").value(), Watts(300));
   EXPECT_EQ(parse_watts("1.2 MW").value(), Watts(1.2e6));
   EXPECT_EQ(parse_watts("5 mW").value(), Watts(0.005));
+  EXPECT_EQ(parse_joules("2 kWh").value(), Joules(7.2e6));
+  EXPECT_EQ(parse_joules("5 MJ").value(), Joules(5e6));
+  EXPECT_EQ(parse_joules("1.5 GWh").value(), Joules(5.4e12));
+  EXPECT_FALSE(parse_joules("2 kW").ok());
+  EXPECT_EQ(parse_kilograms("1.5 t").value(), Kilograms(1500));
+  EXPECT_EQ(parse_kilograms("3 g").value(), Kilograms(0.003));
+  EXPECT_FALSE(parse_kilograms("3").ok());
   EXPECT_FALSE(parse_watts("300").ok());
   EXPECT_FALSE(parse_watts("300 J").ok());
   EXPECT_EQ(parse_bytes("2 GiB").value(), Bytes(std::int64_t{2} << 30));
@@ -173,6 +180,10 @@ TEST(Values, PrintsTheLargestUnit) {
   EXPECT_EQ(print(Seconds(0.1)), "0.1 s");
   EXPECT_EQ(print(Bytes(8192)), "8 KiB");
   EXPECT_EQ(print(Watts(300)), "300 W");
+  EXPECT_EQ(print(Joules(7.2e6)), "2 kWh");
+  EXPECT_EQ(print(Joules(1.8e6)), "500 Wh");
+  EXPECT_EQ(print(Joules(4000)), "4000 J");
+  EXPECT_EQ(print(Kilograms(1500)), "1500 kg");
 }
 
 // parse(print(v)) == v, exactly.
@@ -189,6 +200,10 @@ RC_GTEST_PROP(Values, RoundTrip, ()) {
     RC_ASSERT(again.value() == h);
   }
   RC_ASSERT(parse_watts(print(Watts(fraction))).value() == Watts(fraction));
+  const double hours = std::floor(whole / 3600.0) * 3600.0;  // of an energy in Wh
+  for (const double joules : {fraction, hours, rounded})
+    RC_ASSERT(parse_joules(print(Joules(joules))).value() == Joules(joules));
+  RC_ASSERT(parse_kilograms(print(Kilograms(fraction))).value() == Kilograms(fraction));
   RC_ASSERT(parse_seconds(print(Seconds(fraction))).value() == Seconds(fraction));
   const Bytes bytes(static_cast<std::int64_t>(rounded));
   RC_ASSERT(parse_bytes(print(bytes)).value() == bytes);

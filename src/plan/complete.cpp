@@ -63,6 +63,11 @@ void require_training(const config::Config& c, config::Problems& problems) {
   if (c.energy.sample_every < kLeastSampling)
     problems.add("{}: {} would keep a core busy; {} is the least", c.where("energy.sample_every"),
                  config::print(c.energy.sample_every), config::print(kLeastSampling));
+  if (c.energy.meters == std::vector<std::string>{"none"})
+    for (const auto& [key, set] : {std::pair{"energy.energy_budget", c.energy.energy_budget.has_value()},
+                                   std::pair{"energy.co2_budget", c.energy.co2_budget.has_value()}})
+      if (set)
+        problems.add("{}: a budget is compared with what meters count, and energy.meters is [\"none\"]", c.where(key));
   if (c.energy.site) {
     try {
       cluster::find_site(*c.energy.site);

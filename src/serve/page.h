@@ -29,6 +29,8 @@ std::string footprint_table(const RunData& run);
 // Returns what the energy policy of the last attempt chose and what it saved, with intervals; "" where none was asked
 // for.
 std::string policy_table(const RunData& run);
+// Returns the forecast of the energy at the run's end, and what its budgets have come to; "" without either.
+std::string budget_section(const RunData& run);
 std::string predicted_section(const RunData& run);
 std::string events_section(const RunData& run);
 std::string config_section(const RunData& run);

@@ -390,6 +390,30 @@ TEST_F(Report, ShowsWhatAPolicySaved) {
   EXPECT_EQ(page().find("Saved in a step"), std::string::npos) << "a budget is kept, and saves nothing by itself";
 }
 
+TEST_F(Report, ShowsTheForecastAndTheBudget) {
+  store::StepMetrics m;
+  m.step = 7;
+  m.energy_j = {{"node", 1000.0}};
+  m.energy_source = {{"node", "counter"}};
+  m.j_per_token = 0.5;
+  m.energy_coverage = "gpu <only>";
+  write("metrics.jsonl", store::to_line(m) + "\n");
+  EXPECT_EQ(page().find("Forecast after"), std::string::npos);
+  m.kwh_at_end = {20.5, 19.5, 22.25};
+  write("metrics.jsonl", store::to_line(m) + "\n");
+  EXPECT_NE(page().find("<p>Forecast after step 7 for the end of the run: 20.5 kWh (19.5 to 22.25) (gpu &lt;only&gt;), "
+                        "with a probability of 95 % by the spread of steps.</p>"),
+            std::string::npos);
+  EXPECT_EQ(page().find("<h3>Budget</h3>"), std::string::npos);
+  m.kg_co2e_at_end = {5.5, 5.25, 6.5};
+  write("metrics.jsonl", store::to_line(m) + "\n");
+  write("events.jsonl", R"({"event":"budget","step":5,"action":"exceeds","text":"2 kWh <pay> for 9 steps"})"
+                        "\n");
+  const std::string html = page();
+  EXPECT_NE(html.find("(19.5 to 22.25), 5.5 kg CO2e (5.25 to 6.5) (gpu"), std::string::npos);
+  EXPECT_NE(html.find("<tr><td>5<td class=text>2 kWh &lt;pay&gt; for 9 steps</table>"), std::string::npos);
+}
+
 TEST_F(Report, SaysWhatEnergyLeavesOut) {
   store::StepMetrics m;
   m.step = 1;

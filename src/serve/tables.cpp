@@ -156,6 +156,26 @@ std::string policy_table(const RunData& run) {
          "</table></div>";
 }
 
+std::string budget_section(const RunData& run) {
+  std::string said, forecast;
+  for (const Json& e : run.events)
+    if (text_of(e, "event") == "budget")
+      said += "<tr><td>" + escape(text_of(e, "step")) + "<td class=text>" + escape(text_of(e, "text"));
+  if (!run.metrics.steps.empty() && run.metrics.steps.back().kwh_at_end) {
+    const store::StepMetrics& last = run.metrics.steps.back();
+    const auto range = [](const store::AtEnd& of, const char* unit) {
+      return fmt::format("{:.4g} {} ({:.4g} to {:.4g})", of.value, unit, of.low, of.high);
+    };
+    forecast =
+        fmt::format("<p>Forecast after step {} for the end of the run: {}", last.step, range(*last.kwh_at_end, "kWh"));
+    if (last.kg_co2e_at_end) forecast += ", " + range(*last.kg_co2e_at_end, "kg CO2e");
+    forecast += escape(energy_left_out(run)) + ", with a probability of 95 % by the spread of steps.</p>";
+  }
+  if (said.empty()) return forecast;
+  return "<h3>Budget</h3>" + forecast + "<div class=scroll><table><tr><th scope=col>step<th scope=col class=text>what" +
+         said + "</table></div>";
+}
+
 std::string predicted_section(const RunData& run) {
   std::string s = "<h2>Predicted beside measured</h2>";
   if (!run.predicted.is_object())

@@ -41,10 +41,11 @@ void add_energy(const ConsoleStep& s, std::vector<Field>& fields) {
   const char* partial = s.energy_partial ? "~" : "";
   if (known(s.j_per_token)) fields.push_back({fmt::format("{}{:.3g} J/tok", partial, *s.j_per_token), 5});
   if (!known(s.kwh_total)) return;
-  std::string so_far = partial + scaled(*s.kwh_total, {{1e6, "GWh"}, {1e3, "MWh"}, {1.0, "kWh"}, {1e-3, "Wh"}});
-  if (known(s.kg_co2e_total))
-    so_far += " " + scaled(*s.kg_co2e_total, {{1e3, "t"}, {1.0, "kg"}, {1e-3, "g"}}) + " CO2e";
-  fields.push_back({std::move(so_far), 6});
+  const auto both = [](double kwh, const std::optional<double>& kg) {
+    return energy_text(kwh) + (known(kg) ? " " + emissions_text(*kg) : "");
+  };
+  fields.push_back({partial + both(*s.kwh_total, s.kg_co2e_total), 6});
+  if (known(s.kwh_at_end)) fields.push_back({both(*s.kwh_at_end, s.kg_co2e_at_end) + " at the end", 7});
 }
 void add_eta(const ConsoleStep& s, std::vector<Field>& fields) {
   if (known(s.eta_s)) fields.push_back({"eta " + duration(*s.eta_s), 3});
@@ -127,6 +128,14 @@ ConsoleStyle console_style(const char* no_color, const char* term, bool terminal
   // Leaves the last column free: a line that fills it may move the cursor to the next line.
   const int fits = columns > 1 ? std::min(columns - 1, kTerminalColumns) : kTerminalColumns;
   return {terminal && !refused && !dumb, terminal ? fits : kLogColumns};
+}
+
+std::string energy_text(double kwh) {
+  return scaled(kwh, {{1e6, "GWh"}, {1e3, "MWh"}, {1.0, "kWh"}, {1e-3, "Wh"}});
+}
+
+std::string emissions_text(double kg_co2e) {
+  return scaled(kg_co2e, {{1e3, "t"}, {1.0, "kg"}, {1e-3, "g"}}) + " CO2e";
 }
 
 std::string duration(double seconds) {

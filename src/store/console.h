@@ -31,9 +31,10 @@ struct ConsoleStep {
   std::optional<std::int64_t> memory_peak, memory_planned;  // as in metrics.h
   double data_wait_s = 0;
   std::optional<double> j_per_token, watts;
-  std::optional<double> kwh_total, kg_co2e_total;  // of the run so far
-  std::optional<double> modelled_watts;            // of parts that no meter reads; in none of the values above
-  bool energy_partial = false;                     // the energy values leave something out; they are marked with ~
+  std::optional<double> kwh_total, kg_co2e_total;    // of the run so far
+  std::optional<double> kwh_at_end, kg_co2e_at_end;  // the forecast of these
+  std::optional<double> modelled_watts;              // of parts that no meter reads; in none of the values above
+  bool energy_partial = false;                       // the energy values leave something out; they are marked with ~
   std::optional<double> eta_s;
 };
 
@@ -61,6 +62,10 @@ std::string progress_bar(double done);
 // Breaks `text` at spaces into lines of at most `width` columns and indents the lines after the first. A longer word
 // has its own line. Width 0: unchanged.
 std::string wrapped(std::string_view text, int width);
+
+// Return three digits in the largest unit of which there is one at least: "12.3 kWh", "4.56 MWh"; "3.46 kg CO2e".
+std::string energy_text(double kwh);
+std::string emissions_text(double kg_co2e);
 
 // Returns "3 d 04:05", "04:05:06" or "05:06"; "-" for a negative or non-finite value.
 std::string duration(double seconds);

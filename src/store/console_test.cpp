@@ -59,6 +59,11 @@ TEST(Console, SaysTheEnergyOfTheRunSoFar) {
     EXPECT_NE(line.find("12.3 kWh 3.46 kg CO2e"), std::string::npos) << line;
     EXPECT_LE(visible_columns(line), kLogColumns);
   }
+  s.kwh_at_end = 14560.0;
+  EXPECT_NE(step_line(s).find("| 12.3 kWh 3.46 kg CO2e | 14.6 MWh at the end | "), std::string::npos) << step_line(s);
+  s.kg_co2e_at_end = 3901.0;
+  EXPECT_NE(step_line(s).find("| 14.6 MWh 3.9 t CO2e at the end | "), std::string::npos) << step_line(s);
+  s.kwh_at_end.reset(), s.kg_co2e_at_end.reset();
   s.energy_partial = true, s.kg_co2e_total.reset();
   EXPECT_NE(step_line(s).find("| ~12.3 kWh | ~152 W"), std::string::npos) << step_line(s);
   for (const auto& [kwh, text] : {std::pair{2.78e-7, "0.000278 Wh"},

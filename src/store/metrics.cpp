@@ -73,6 +73,10 @@ std::string to_line(const StepMetrics& m) {
   if (m.z_loss) j["z_loss"] = number(m.z_loss);
   if (m.dropped_share) j["dropped_share"] = number(m.dropped_share);
   if (!m.flops_formula.empty()) j["flops_formula"] = m.flops_formula;
+  const auto at_end = [&](const char* key, const std::optional<AtEnd>& value) {
+    if (value) j[key] = {{"value", number(value->value)}, {"low", number(value->low)}, {"high", number(value->high)}};
+  };
+  at_end("kwh_at_end", m.kwh_at_end), at_end("kg_co2e_at_end", m.kg_co2e_at_end);
   if (!m.energy_coverage.empty()) j["energy_coverage"] = m.energy_coverage;
   for (const auto& [scope, joules] : m.energy_resolution_j) j["energy_resolution_j"][scope] = number(joules);
   for (const auto& [scope, e] : m.energy_model_j)
@@ -118,6 +122,13 @@ StepMetrics from_json(const Json& j, std::string_view origin) {
   m.j_per_token = optional_number(j, "j_per_token", origin);
   if (j.contains("kwh_total")) m.kwh_total = optional_number(j, "kwh_total", origin);
   if (j.contains("kg_co2e_total")) m.kg_co2e_total = optional_number(j, "kg_co2e_total", origin);
+  const auto at_end = [&](const char* key, std::optional<AtEnd>& value) {
+    if (!j.contains(key)) return;
+    const Json& of = j.at(key);
+    const std::string where = fmt::format("{}: {}", origin, key);
+    value = {get<double>(of, "value", where), get<double>(of, "low", where), get<double>(of, "high", where)};
+  };
+  at_end("kwh_at_end", m.kwh_at_end), at_end("kg_co2e_at_end", m.kg_co2e_at_end);
   if (j.contains("flops_formula")) m.flops_formula = get<std::string>(j, "flops_formula", origin);
   if (j.contains("energy_coverage")) m.energy_coverage = get<std::string>(j, "energy_coverage", origin);
   if (j.contains("policy_setting")) m.policy_setting = optional_number(j, "policy_setting", origin);

@@ -14,6 +14,11 @@
 
 namespace molen::store {
 
+// A forecast, with the bounds between which it lies with a probability of 95 %.
+struct AtEnd {
+  double value = 0, low = 0, high = 0;
+};
+
 struct StepMetrics {
   std::int64_t step = 0, attempt = 1;
   double wall_time_s = 0;  // seconds since 1970
@@ -52,6 +57,9 @@ struct StepMetrics {
   // nothing was measured; the emissions are null too if the site's carbon intensity is unknown. Older files lack the
   // keys.
   std::optional<double> kwh_total, kg_co2e_total;
+  // The forecast of these two when the run ends: train.until, or what energy.on_budget has made of it. The bounds
+  // are those by the spread of steps. Absent (no key) until enough steps are measured.
+  std::optional<AtEnd> kwh_at_end, kg_co2e_at_end;
   std::string energy_coverage;  // parts that j_per_token leaves out: "gpu only"; empty (no key in the file): none
   // The clock (Hz) or the power limit (W) that an energy policy had set in this step; absent (no key) where none did.
   std::optional<double> policy_setting;

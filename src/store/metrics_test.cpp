@@ -98,7 +98,9 @@ TEST(MetricsLine, AllOfItComesBack) {
       "memory_planned_bytes":6,"data_wait_s":9.5,"phase_s":{"forward":0.5,"idle":null},
       "energy_j":{"cpu":null,"gpu0":12.5},"energy_source":{"cpu":"none","gpu0":"counter"},"j_per_token":0.75,
       "kwh_total":12.5,"kg_co2e_total":3.25,
-      "samples":[8,15],"balance_loss":1.25,"z_loss":10.5,"dropped_share":0.125,"flops_formula":"palm","energy_coverage":"gpu only","run_id":"7f3a",
+      "samples":[8,15],"balance_loss":1.25,"z_loss":10.5,"dropped_share":0.125,"flops_formula":"palm",
+      "kwh_at_end":{"value":20.5,"low":19.5,"high":22.5},"kg_co2e_at_end":{"value":5.5,"low":5.25,"high":6.5},
+      "energy_coverage":"gpu only","run_id":"7f3a",
       "history":4})");
   EXPECT_EQ(Json::parse(to_line(from_json(line, "test"))), line);
   Json modelled = line;

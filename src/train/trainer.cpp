@@ -22,12 +22,14 @@
 #include "launch/traffic.h"
 #include "program/build/build.h"
 #include "train/job/inputs.h"
+#include "train/job/optimizer_config.h"
 #include "train/job/resident.h"
 #include "train/noise_probe.h"
 #include "train/observe/flight_recorder.h"
 #include "train/observe/job_energy.h"
 #include "train/observe/predicted.h"
 #include "train/observe/recorder.h"
+#include "train/policy/energy_budget.h"
 #include "train/policy/energy_policy.h"
 #include "train/signals.h"
 #include "train/state/ownership.h"
@@ -60,6 +62,9 @@ class Loop {
     open_validation();
     energy_ = std::make_unique<JobEnergy>(
         world, job.config, job.machine.cuda ? std::optional<int>(job.machine.device) : std::nullopt, job.power_figures);
+    launch::throw_on_all_ranks(world, [&] {
+      require_measured(job.config, *energy_, state_.totals, state_.step, job.resume_from.value_or(""));
+    });
     policy_ = EnergyPolicy::open(world, *energy_, job.config, program::clocks_set_by(job.program),
                                  [&] { return policy_options_here(job.machine.cuda); });
   }
@@ -75,6 +80,7 @@ class Loop {
       recorder_ = std::make_unique<Recorder>(job_, *energy_, total_steps_, stop_step_);
       if (state_.totals) recorder_->restore_totals(*state_.totals, state_.step, *job_.resume_from);
       readings = recorder_->take_over_readings(state_.step);
+      open_budget();
     });
     const auto problems = energy_->keep_readings(run_directory(job_.config) / store::kEnergyRings, readings);
     if (recorder_) {
@@ -93,34 +99,76 @@ class Loop {
     energy_->ran(OutsideSteps::kStart, energy_->opened_ns(), now_ns());
     if (job_.options.save_initial && state_.step == 0) save();
     const double begun = now().value;
-    if (state_.step >= stop_step_) {
-      flight_.phase(store::FlightPhase::kFinish, state_.step);
-      const energy::EnergySoFar used = energy_->so_far();
-      if (recorder_)  // no step ran, so there is no peak to compare with the prediction
-        recorder_->end(state_.step, state_.tokens_total, used, communication_,
-                       fmt::format("nothing to do, {} ({} steps) was reached before",
-                                   stop_step_ < total_steps_ ? "train.stop_after" : "train.until", stop_step_));
-      energy_->end(state_.step);
-      return;
-    }
-    std::string reason = fmt::format("reached train.until ({} steps)", total_steps_);
+    if (state_.step >= stop_step_)
+      return end_without_steps(fmt::format("{} ({} steps) was reached before",
+                                           stop_step_ < total_steps_ ? "train.stop_after" : "train.until", stop_step_));
+    if (budget_used_up()) return end_without_steps(budget_ ? budget_->reason() : "");
+    std::string reason;
     while (state_.step < total_steps_) {
       one_step();
       const auto [stop, why, save_due] = decide(begun);
       const bool last = stop || state_.step == total_steps_;
       // After a stop signal there is no validation: the launcher may leave only a second to save in, and the run is not
       // at its end.
-      if (!validation_.empty() && !stopped_ && (validate_every_.due(state_.step) || last)) run_validation();
+      if (!validation_.empty() && !stopped_ && (validate_every_.due(state_.step) || validate_now_ || last))
+        run_validation();
       if (save_due || last) save();
       if (stop) {
         if (state_.step < total_steps_) reason = why;
         break;
       }
     }
+    if (reason.empty())
+      reason = fmt::format("reached train.until ({} steps{})", total_steps_,
+                           shrunk_ ? ", which energy.on_budget = \"shrink\" has set" : "");
     finish(reason);
   }
 
+  // Returns, on all ranks, whether a budget ended the run before its schedule's end.
+  bool ended_by_budget() const { return ended_by_budget_; }
+
  private:
+  // Rank 0.
+  void open_budget() {
+    if (energy_->coverage().summed.empty()) return;
+    EnergyBudget::Length length{total_steps_, schedule_.warmup_steps, save_every_.steps, save_every_.seconds,
+                                validation_.empty() ? 0 : validate_every_.steps};
+    budget_ = std::make_unique<EnergyBudget>(job_.config, length, energy_->coverage().partial(), recorder_->site(),
+                                             wall_time);
+    if (state_.budget) budget_->restore(*state_.budget, *job_.resume_from);
+  }
+
+  // Rank 0. A meter that sees the devices alone is compared with what is predicted of them.
+  void warn_of_budget() {
+    const auto step = predicted_->joules_of_step();
+    if (!step) return recorder_->note("the budget is compared with no prediction: " + step.reason());
+    const bool devices = energy_->coverage().partial() == "gpu only";
+    const std::string warning = budget_->warning(devices ? step.value().devices : step.value().computers, state_.step,
+                                                 recorder_->spent(std::nullopt), *job_.options.cluster);
+    if (!warning.empty()) recorder_->note(warning);
+  }
+
+  // Returns, on all ranks, whether the budget pays for no step of this attempt. Collective.
+  bool budget_used_up() {
+    if (!has_budget(job_.config)) return false;
+    const energy::EnergySoFar used = energy_->so_far();
+    std::int32_t up = budget_ && budget_->used_up(state_.step, recorder_->spent(used.total_j)) ? 1 : 0;
+    world_.all_reduce(&up, 1, DType::kI32, comm::Reduce::kMax);
+    ended_by_budget_ = up != 0;
+    return ended_by_budget_;
+  }
+
+  // No step ran, so there is no peak to compare with the prediction.
+  void end_without_steps(const std::string& why) {
+    flight_.phase(store::FlightPhase::kFinish, state_.step);
+    const energy::EnergySoFar used = energy_->so_far();
+    if (recorder_) {
+      tell_budget_end(used);
+      recorder_->end(state_.step, state_.tokens_total, used, communication_, "nothing to do, " + why);
+    }
+    energy_->end(state_.step);
+  }
+
   void set_run_length() {
     RunLength run_length = run_length_of(job_, data_);
     total_steps_ = run_length.total_steps;
@@ -169,6 +217,7 @@ class Loop {
     if (recorder_)
       for (const auto& note : inputs_.notes()) recorder_->note(note);
     if (recorder_ && !job_.note.empty()) recorder_->note(job_.note);
+    if (budget_ && has_budget(job_.config) && predicted_) warn_of_budget();
     job_.from.reset();  // releases its files and its index
     flight_.open(job_, recorder_ ? recorder_->attempt() : 0, world_);
   }
@@ -276,12 +325,31 @@ class Loop {
     r.last_sample = state_.next_sample - 1;
     r.energy = energy_->step(std::span(sums).subspan(means));
     if (policy_) r.policy_setting = policy_->setting();
+    if (budget_) forecast(r);
     recorder_->step(r);
-    if (policy_) policy_->took(reading_of(r));
+    // With energy.on_budget = "slow", the reference holds until the forecast exceeds the budget.
+    if (policy_ && (!job_.config.energy.slows() || (budget_ && budget_->slowing()))) policy_->took(reading_of(r));
+    if (budget_ && policy_) budget_->slow_chosen(policy_->has_chosen());
     tell_policy_news();
+    tell_budget_events();
     const auto& traced = job_.config.train.trace_steps;
     if (std::find(traced.begin(), traced.end(), state_.step) != traced.end())
       recorder_->trace(state_.step, executor_.ops(), result.timeline);
+  }
+
+  void forecast(StepRecord& r) {
+    budget_->took({r.step, now().value, r.energy.so_far_j, r.energy.added_j,
+                   r.skipped ? std::nullopt : std::optional(r.loss), recorder_->spent(r.energy.so_far_j)});
+    r.kwh_at_end = budget_->kwh_at_end(), r.kg_co2e_at_end = budget_->kg_co2e_at_end();
+  }
+
+  void tell_budget_events() {
+    if (!budget_) return;
+    for (Json& event : budget_->take_events()) recorder_->budget(std::move(event));
+  }
+  void tell_budget_end(const energy::EnergySoFar& used) {
+    if (budget_ && has_budget(job_.config))
+      recorder_->budget(budget_->end(state_.step, recorder_->spent(used.total_j)));
   }
 
   static policy::StepReading reading_of(const StepRecord& r) {
@@ -302,20 +370,44 @@ class Loop {
   };
   // Makes all decisions that depend on a clock or a signal on all ranks together.
   Decision decide(double begun) {
-    std::int32_t flags[6] = {stop_requested() ? 1 : 0,
-                             stop_seconds_ > 0 && now().value - begun >= stop_seconds_ ? 1 : 0,
-                             save_every_.due(state_.step) ? 1 : 0,
-                             energy_->phases_due() ? 1 : 0,
-                             policy_ && policy_->refused() ? 1 : 0,
-                             policy_ ? policy_->wanted() : 0};
-    world_.all_reduce(flags, 6, DType::kI32, comm::Reduce::kMax);
+    const EnergyBudget::Wanted budget = budget_ ? budget_->wanted() : EnergyBudget::Wanted{};
+    std::int32_t flags[10] = {stop_requested() ? 1 : 0,
+                              stop_seconds_ > 0 && now().value - begun >= stop_seconds_ ? 1 : 0,
+                              save_every_.due(state_.step) ? 1 : 0,
+                              energy_->phases_due() ? 1 : 0,
+                              policy_ && policy_->refused() ? 1 : 0,
+                              policy_ ? policy_->wanted() : 0,
+                              budget.stop ? 1 : 0,
+                              budget.save ? 1 : 0,
+                              budget.validation ? 1 : 0,
+                              budget.shrink_to > 0 ? 1 : 0};
+    world_.all_reduce(flags, 10, DType::kI32, comm::Reduce::kMax);
     if (flags[3]) energy_->collect_phases();
     if (policy_) policy_->set(flags[5], flags[4] != 0);
+    if (flags[9]) shrink_to(budget.shrink_to);
+    validate_now_ = flags[8] != 0;
     stopped_ = flags[0] != 0;
     if (stopped_) return {true, "stopped by a signal", true};
+    ended_by_budget_ = flags[6] != 0;
+    if (ended_by_budget_) return {true, budget_ ? budget_->reason() : "", true};
     if (flags[1]) return {true, "reached train.stop_after", true};
     if (state_.step >= stop_step_) return {true, fmt::format("reached train.stop_after ({} steps)", stop_step_), true};
-    return {false, "", flags[2] != 0};
+    return {false, "", flags[2] != 0 || flags[7] != 0};
+  }
+
+  // Ends the schedule after so many steps, which rank 0 knows. The configuration of the checkpoints and of the run
+  // directory has the new length, as if it had been given at a resume. Collective.
+  void shrink_to(std::int64_t steps) {
+    world_.broadcast(&steps, 1, DType::kI64, 0);
+    config::assign(
+        job_.config, "train.until", fmt::format("{} steps", steps),
+        {config::Origin::Kind::kOther, fmt::format("energy.on_budget = \"shrink\" after step {}", state_.step)});
+    schedule_ = resolve_schedule(job_.config, steps, static_cast<double>(data_.sequences()));
+    total_steps_ = steps, stop_step_ = std::min(stop_step_, steps);
+    shrunk_ = true;
+    if (budget_) budget_->shrink();
+    if (recorder_) recorder_->set_length(total_steps_, stop_step_);
+    tell_budget_events();
   }
 
   void run_validation() {
@@ -325,7 +417,9 @@ class Loop {
     for (const auto& set : validation_) sets.push_back(set.get());
     const auto result = validate(*evaluator_, sets, {data_rank(), job_.setting.data_ranks(), counts_losses()}, world_,
                                  job_.config.train.validate_batches.value_or(0) * job_.setting.global_batch);
-    energy_->ran(OutsideSteps::kValidation, start_ns, now_ns());
+    const std::int64_t end_ns = now_ns();
+    energy_->ran(OutsideSteps::kValidation, start_ns, end_ns);
+    if (budget_) budget_->validated(static_cast<double>(end_ns - start_ns) * 1e-9);
     if (recorder_) recorder_->validation(state_.step, result);
   }
 
@@ -347,6 +441,7 @@ class Loop {
                     {"arch", arch::to_json(job_.arch)},
                     {"run", recorder_->identity()},
                     {"totals", recorder_->totals(state_.step, state_.tokens_total, used)}});
+      if (budget_ || state_.budget) state["budget"] = budget_ ? budget_->state() : *state_.budget;
       recorder_->sync();  // the records up to this checkpoint become as durable as the checkpoint
     }
     const fs::path path = saved_.save(state_.step, std::move(state));
@@ -354,7 +449,9 @@ class Loop {
     const std::int64_t end_ns = now_ns();
     save_every_.last = now().value;
     energy_->ran(OutsideSteps::kCheckpoint, start_ns, end_ns);
-    if (recorder_) recorder_->checkpoint(state_.step, path.string(), static_cast<double>(end_ns - start_ns) * 1e-9);
+    const double seconds = static_cast<double>(end_ns - start_ns) * 1e-9;
+    if (budget_) budget_->saved(seconds);
+    if (recorder_) recorder_->checkpoint(state_.step, path.string(), seconds);
   }
 
   // Runs on all ranks, because only their times together show how long each waited for others.
@@ -376,6 +473,7 @@ class Loop {
     if (!recorder_) return;
     tell_policy_news();
     if (policy_) recorder_->policy(state_.step, policy_->summary());
+    tell_budget_end(used);
     recorder_->end(
         state_.step, state_.tokens_total, used, communication_,
         fmt::format("{}; peak resident memory {}, {:.1f}% {} the {} predicted", reason, human(Bytes(rss)),
@@ -413,6 +511,7 @@ class Loop {
   std::unique_ptr<EnergyPolicy> policy_;  // null where nothing is set
   std::unique_ptr<Recorder> recorder_;
   std::optional<Batches> batches_;
+  std::unique_ptr<EnergyBudget> budget_;  // on rank 0, where energy is measured
   optim::Schedule schedule_;
   optim::Options optimizer_;
   Period save_every_, validate_every_;
@@ -421,14 +520,16 @@ class Loop {
   std::unique_ptr<Predicted> predicted_;  // when a calibration was given
   std::int64_t total_steps_ = 0, stop_step_ = 0, saved_step_ = -1;
   double stop_seconds_ = 0.0;
-  bool stopped_ = false;  // by a signal
+  bool stopped_ = false;       // by a signal
+  bool validate_now_ = false;  // after this step, whatever train.validate_every says
+  bool ended_by_budget_ = false, shrunk_ = false;
 };
 
-// Returns false, on all ranks, when the job must be prepared again.
-bool run_job(Job& job, Ownership& ownership, comm::Communicator& world) {
+// Returns nothing, on all ranks, when the job must be prepared again.
+std::optional<Ended> run_job(Job& job, Ownership& ownership, comm::Communicator& world) {
   const auto inputs = open_inputs(job, world);
   Loop loop(job, world, *inputs, ownership);
-  if (!loop.open()) return false;
+  if (!loop.open()) return std::nullopt;
   try {
     loop.run();
   } catch (const UsageError& error) {
@@ -436,19 +537,22 @@ bool run_job(Job& job, Ownership& ownership, comm::Communicator& world) {
     if (world.size() > 1) throw Error(error.what());
     throw;
   }
-  return true;
+  return loop.ended_by_budget() ? Ended::kByBudget : Ended::kAsAsked;
 }
 
 }  // namespace
 
-void train(const config::Config& config, const plan::Machine& machine, const std::string& communicator,
-           const TrainOptions& options, comm::Communicator& world) {
+Ended train(const config::Config& config, const plan::Machine& machine, const std::string& communicator,
+            const TrainOptions& options, comm::Communicator& world) {
   if (!options.dry_run) ignore_closed_output();
   Ownership ownership;
-  for (bool done = false; !done;) {
+  while (true) {
     Job job = prepare_job(config, machine, communicator, options, world, ownership.run_name());
-    if (options.dry_run) return dry_run(job, world);
-    done = run_job(job, ownership, world);
+    if (options.dry_run) {
+      dry_run(job, world);
+      return Ended::kAsAsked;
+    }
+    if (const auto ended = run_job(job, ownership, world)) return *ended;
   }
 }
 

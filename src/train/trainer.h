@@ -50,12 +50,16 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
                 const TrainOptions& options, comm::Communicator& world,
                 const std::optional<std::string>& held_name = std::nullopt);
 
-// Trains on this rank, or prints what it would do (TrainOptions::dry_run). Returns when the horizon, stop_after or a
-// stop signal was reached and the state is saved. A checkpoint that turns out damaged while it is loaded is set aside,
+// How a training ended: by its horizon, stop_after or a stop signal, or because a budget of energy or emissions pays
+// for no further step (energy.energy_budget, energy.co2_budget).
+enum class Ended { kAsAsked, kByBudget };
+
+// Trains on this rank, or prints what it would do (TrainOptions::dry_run). Returns, the same on all ranks, once the
+// training has ended and the state is saved. A checkpoint that turns out damaged while it is loaded is set aside,
 // and the job is prepared again. Collective over `world`. Throws as prepare_job does before anything is written, later
 // Error.
-void train(const config::Config& config, const plan::Machine& machine, const std::string& communicator,
-           const TrainOptions& options, comm::Communicator& world);
+Ended train(const config::Config& config, const plan::Machine& machine, const std::string& communicator,
+            const TrainOptions& options, comm::Communicator& world);
 
 // The memory that the process will hold, in three parts: the arenas of its ranks; the base, which is what the process
 // held before and which is measured at the start; and what the loaders hold.

@@ -399,6 +399,112 @@ def policies(case):
     case.refused("train", "tiny.toml", {"energy.power_budget": "300 W", "energy.policy": "sweep"}, says=["energy.power_budget", "monitor"])
 
 
+def kilowatt_meter(name):
+    (work / name).write_text("".join(json.dumps({"time_s": t, "energy_j": {"cpu-package0": 1e3 * t}}) + "\n" for t in (0.0, 1e5)))
+    return {"energy.meters": [f"replay:{name}"], "train.until": "1000000 steps", "checkpoint.every": "1000000 steps"}
+
+
+@row("energy.energy_budget", "energy.co2_budget")
+def budgets(case):
+    """A run ends with a checkpoint at the last step that its budget pays for, with exit status 3, and goes on once the budget is raised."""
+    plan = kilowatt_meter("budget.jsonl")
+    held = {**plan, **HELD, "train.validate_every": "1000000 steps", "train.validate_batches": 1}
+    first = case.train(held, {"energy.energy_budget": "4 kJ"}, name="budget", code=3)
+    last, used = first.steps[-1]["step"], lambda run: run.events("budget")[-1]["used_j"]
+    # A save and a validation of milliseconds may take longer at the end than when they were measured.
+    assert 3600 < used(first) < 4200, used(first)
+    equal("the checkpoint at the end", first.checkpoints()[-1], last)
+    equal("the validation at the end", first.events("validation")[-1]["step"], last)
+    equal("what is said", [e["action"] for e in first.events("budget")], ["exceeds", "end"])
+    said = first.events("budget")[0]
+    equal("once measured, a checkpoint and a validation", (said["save_j"] > 0, said["validation_j"] > 0, said["planned_steps"]), (True, True, 1000000))
+    assert f"stopped after step {last}: {last} of 1000000 steps; energy.energy_budget = 4000 J pays for no further one" in " ".join(first.out.split()), first.out[-2000:]
+    assert "By a power law through the run's own losses" in " ".join(first.out.split()), first.out[-2000:]
+    assert "kWh at the end" in first.out or "Wh at the end" in first.out, first.out[-2000:]
+    law = first.events("budget")[0]["loss"]
+    assert "why" in law or law["planned"]["value"] <= law["paid"]["value"], law
+    row = first.steps[-1]
+    assert row["kwh_at_end"]["low"] <= row["kwh_at_end"]["value"] <= row["kwh_at_end"]["high"] and row["kwh_at_end"]["value"] > 10 * row["kwh_total"], row
+    again = case.train(held, {"energy.energy_budget": "4 kJ"}, name="budget", code=3)
+    equal("nothing more", again.steps[-1]["step"], last)
+    assert "nothing to do" in again.out, again.out
+    more = case.train(held, {"energy.energy_budget": "8 kJ"}, name="budget", code=3)
+    assert more.steps[-1]["step"] > last and 7200 < used(more) < 8400, (last, more.steps[-1]["step"], used(more))
+    equal("without a budget nothing is said", case.train({**plan, "train.until": "4 steps"}).events("budget"), [])
+    enough = case.train({**plan, "train.until": "1500 steps"}, {"energy.energy_budget": "10 MJ"})
+    equal("one that does", ([e["action"] for e in enough.events("budget")], enough.steps[-1]["step"]), (["end"], 1500))
+    close("its forecast in the last third", enough.steps[1200]["kwh_at_end"]["value"], enough.steps[-1]["kwh_total"], 0.5)
+    html = (case.molen("report", enough.path) and enough.path / "report.html").read_text()
+    assert "<h3>Budget</h3>" in html and "Forecast after step 1500" in html
+    # 268 g CO2e/kWh, of 4 kJ.
+    grams = 268 * 4e3 / 3.6e6
+    green = case.train(plan, {"energy.co2_budget": f"{grams:.6f} g", "energy.site": "NL"}, "--ranks", 2, code=3)
+    kg = green.events("budget")[-1]["used_kg"]
+    assert 0.9 * grams < 1e3 * kg < 1.05 * grams, (grams, kg)
+    assert green.steps[-1]["kg_co2e_at_end"]["value"] > 10 * green.steps[-1]["kg_co2e_total"]
+    case.refused("train", "tiny.toml", plan, {"energy.energy_budget": "0 kWh"}, says=["energy.energy_budget", "above zero"])
+    case.refused("train", "tiny.toml", plan, {"energy.energy_budget": "-1 kWh"}, says=["energy.energy_budget", "an energy such as"])
+    case.refused("train", "tiny.toml", plan, {"energy.co2_budget": "0 kg"}, says=["energy.co2_budget", "above zero"])
+    case.refused("train", "tiny.toml", plan, {"energy.co2_budget": "1 kg"}, says=["energy.co2_budget", "energy.site"])
+    case.refused("train", "tiny.toml", {"energy.energy_budget": "1 kWh"}, says=["energy.energy_budget", 'energy.meters is ["none"]'])
+    case.refused("train", "tiny.toml", {"energy.energy_budget": "1 kWh", "energy.meters": ["auto"]}, env={"MOLEN_SYSFS": str(work / "none"), "MOLEN_ENERGY_SOCKET": ""}, says=["energy.energy_budget", "not measured: no meter"])
+    # Emissions of a run that knew none before.
+    case.train({**plan, "train.stop_after": "2 steps"}, name="unknown")
+    case.refused("train", "tiny.toml", plan, {"run.name": "unknown", "energy.co2_budget": "1 kg", "energy.site": "NL"}, says=["energy.co2_budget", "named no site"])
+
+
+@row("energy.on_budget")
+def on_budget(case):
+    plan = {**kilowatt_meter("on-budget.jsonl"), "train.until": "100000 steps"}
+    budget = {"energy.energy_budget": "4 kJ", "energy.on_budget": "shrink"}
+    for kind, ranks in (("cosine", 1), ("wsd", 2)):
+        sets = {**plan, "schedule.kind": kind, "checkpoint.keep": 0}
+        shrunk = case.train(sets, budget, "--ranks", ranks, name=f"shrunk-{kind}")
+        events = [e for e in shrunk.events("budget") if e["action"] == "shrink"]
+        assert events and shrunk.events("budget")[-1]["used_j"] < 4200, shrunk.events("budget")
+        last = events[-1]["paid_steps"]
+        equal("the last step", (shrunk.steps[-1]["step"], shrunk.checkpoints()[-1]), (last, last))
+        close("the rate at the end", shrunk.steps[-1]["lr"], 1e-3)
+        config = (shrunk.path / "config.toml").read_text()
+        assert f'until = "{last} steps"' in config and "energy.on_budget" in config, config
+        # The same steps with the shorter schedules given by hand.
+        until = "100000 steps"
+        for event, after in zip(events, [e["step"] for e in events[1:]] + [None]):
+            by_hand = lambda *more, **sets_: case.train({**plan, "schedule.kind": kind, "train.until": until, **sets_}, *more, "--ranks", ranks, name=f"by-hand-{kind}")
+            if until == "100000 steps":
+                by_hand(**{"train.stop_after": f"{event['step']} steps"})
+            until = f"{event['paid_steps']} steps"
+            plain = by_hand("--allow-change", "train.until", **({"train.stop_after": f"{after} steps"} if after else {}))
+        equal(f"{kind}: losses and rates", [(s["loss"], s["lr"]) for s in shrunk.steps], [(s["loss"], s["lr"]) for s in plain.steps])
+        text = case.molen("runs", "compare", shrunk.path, plain.path).stdout
+        assert f"a: after step {events[-1]['step']}, energy.on_budget = \"shrink\" has ended the learning-rate schedule at {last} instead of" in text, text
+    # A resume has the shorter schedule too, and --allow-change train.until goes back.
+    stopped = case.train({**plan, "train.stop_after": "1.5 s"}, budget, name="resumed")
+    to = [e for e in stopped.events("budget") if e["action"] == "shrink"][-1]["paid_steps"]
+    resumed = case.train({**plan, "train.until": "100000 steps"}, name="resumed")
+    assert f"train.until is {to} steps instead of 100000 steps" in " ".join(resumed.out.split()), resumed.out
+    equal("resumed", resumed.steps[-1]["step"], to)
+    back = case.train({**plan, "train.stop_after": f"{to + 5} steps"}, "--allow-change", "train.until", name="resumed")
+    equal("the first length again", back.steps[-1]["step"], to + 5)
+    # Slow: the reference until the forecast exceeds the budget, then a search as min_energy's.
+    with LimitedPackage(work / "sys") as package:
+        slow = {"energy.meters": ["rapl-powercap"], "energy.energy_budget": "3 kJ", "energy.on_budget": "slow", "batch.global": 16, "train.until": "1000000 steps"}
+        ran = case.train(slow, {"train.stop_after": "6 s"}, env=package.env)
+        event = next(e for e in ran.events("budget") if e["action"] == "slow")
+        before, after = ({s["policy_setting"] for s in ran.steps if (s["step"] <= event["step"]) == first} for first in (True, False))
+        equal("until then", before, {250})
+        assert len(after) > 1, after
+        equal("the limit at the end", package.limit(), 250)
+        stopped = case.train(slow, {"energy.energy_budget": "0.6 kJ"}, env=package.env, code=3)
+        equal("and it stops where that is not enough", [e["action"] for e in stopped.events("budget")], ["slow", "end"])
+        (package.zone / "constraint_0_power_limit_uw").unlink()
+        case.refused("train", "tiny.toml", slow, env=package.env, says=["energy.on_budget", "can be set on all hosts", "constraint_0_power_limit_uw"])
+    case.refused("train", "tiny.toml", {"energy.on_budget": "shrink"}, says=["energy.on_budget", "neither is set"])
+    case.refused("train", "tiny.toml", {**budget, "energy.on_budget": "pause"}, says=["energy.on_budget", "shrink"])
+    case.refused("train", "tiny.toml", {**budget, "energy.on_budget": "slow", "energy.policy": "sweep"}, says=["energy.on_budget", "energy.policy"])
+    case.refused("train", "tiny.toml", {**budget, "energy.on_budget": "slow", "energy.power_budget": "1 kW"}, says=["energy.on_budget", "energy.power_budget"])
+
+
 # --- the run and its device ----------------------------------------------------------------------------------------------------------
 @row("run.name", "run.dir", "run.tags")
 def naming(case):

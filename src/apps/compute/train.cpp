@@ -1,4 +1,7 @@
 // molen train
+#include <atomic>
+
+#include "apps/cli.h"
 #include "apps/compute/functions.h"
 #include "base/error.h"
 #include "cluster/cluster.h"
@@ -31,14 +34,16 @@ int run_train(const ConfigOptions& options, const train::TrainOptions& train_opt
   const bool alone = comm::launch_environment().size <= 1;
   config::Config c = load_config(options, alone ? plan::require_training : config::Completion());
   const auto launch = launch::resolve_launch(c, options.ranks);
+  std::atomic<bool> by_budget = false;
   launch::run_ranks(launch, [&](comm::Communicator& world) {
     // A calibration or description that cannot predict this run is refused now, not at the end of the run.
     launch::throw_on_all_ranks(world, [&] {
       if (world.rank() == 0 && train_options.cluster) require_predicts(*train_options.cluster, launch.machine.cuda);
     });
-    train::train(c, launch.machine, launch.communicator, train_options, world);
+    const auto ended = train::train(c, launch.machine, launch.communicator, train_options, world);
+    if (ended == train::Ended::kByBudget) by_budget = true;
   });
-  return kOk;
+  return by_budget ? kBudgetUsed : kOk;
 }
 
 }  // namespace molen::apps

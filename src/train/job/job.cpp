@@ -20,6 +20,7 @@
 #include "sim/described_power.h"
 #include "store/history.h"
 #include "store/run_directory.h"
+#include "train/policy/energy_budget.h"
 #include "train/policy/energy_policy.h"
 #include "train/trainer.h"
 
@@ -84,6 +85,24 @@ std::string keep_measured(config::Config& c, const config::Config& before, bool 
   if (here >= before.math.threads) return "";
   return fmt::format("math.threads stays {} as in the checkpoint, with cores for {} here; set it to change it",
                      before.math.threads, here);
+}
+
+// Takes over the end that a budget has given the schedule, unless --allow-change train.until asks for another one.
+// Returns a note for the user.
+std::string keep_shrunk(config::Config& c, const config::Config& before, const Json& state,
+                        const std::vector<std::string>& allowed, const std::string& origin) {
+  const auto shrunk = shrunk_of(state, origin);
+  if (!shrunk || config::print(c.train.until) != shrunk->from || before.train.until != config::steps(shrunk->to) ||
+      std::find(allowed.begin(), allowed.end(), "train.until") != allowed.end())
+    return "";
+  config::assign(
+      c, "train.until", fmt::format("{} steps", shrunk->to),
+      {config::Origin::Kind::kOther, fmt::format("energy.on_budget = \"shrink\" after step {}", shrunk->after_step)});
+  return fmt::format(
+      "train.until is {} steps instead of {}, as energy.on_budget = \"shrink\" has set it after step {}; "
+      "--allow-change "
+      "train.until goes back to {}",
+      shrunk->to, shrunk->from, shrunk->after_step, shrunk->from);
 }
 
 // Returns the keys that rank 0 measures or chooses for the other ranks, and those that a variable may set: a launcher
@@ -230,6 +249,7 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
     config::Problems problems;
     plan::require_training(config, problems);
     problems.raise();
+    require_intensity(config, options.cluster);
     return std::string();
   });
   launch::throw_on_all_ranks(world, [&] {
@@ -265,6 +285,8 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
     const Json ranks = state.value("ranks", Json(world.size()));
     const bool same_ranks = ranks == world.size();
     job.note = keep_measured(config, *before, same_ranks, machine);
+    const std::string shorter = keep_shrunk(config, *before, state, options.allow_change, resume);
+    if (!shorter.empty()) job.note += (job.note.empty() ? "" : "; ") + shorter;
   }
   // Rank 0 decides the open keys for all, because what is measured, or fits into a budget, could differ from host to
   // host.

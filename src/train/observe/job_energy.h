@@ -95,6 +95,8 @@ class JobEnergy {
   void collect_phases();           // collective
   std::int64_t opened_ns() const;  // the time of the steady clock at which the meters were opened
 
+  // Returns why the energy of the job is not known: a host has no meter. Empty: each host has one.
+  const std::string& unmetered() const { return unmetered_; }
   const energy::Coverage& coverage() const { return coverage_; }
   // Returns whether this rank reads its host's meters; one rank of each host does.
   bool leads_host() const { return accountant_ != nullptr; }

@@ -70,18 +70,37 @@ Result<Prediction> Predicted::compare() {
   return prediction;
 }
 
+program::Stages Predicted::stages_as_trained(double& more) const {
+  std::vector<program::Program> programs = job_.programs();
+  if (job_.setting.document_mask) {
+    const data::Attended attended = plan::attended_of(data_);
+    sim::attend_within_documents(programs, attended.mean, job_.machine.cuda);
+    more = plan::most_over_mean(attended, job_.setting);
+  }
+  return program::Stages(std::move(programs));
+}
+
+Result<Predicted::StepJoules> Predicted::joules_of_step() const {
+  try {
+    const std::string& file = *job_.options.cluster;
+    if (sim::is_calibration(file)) return Failure{file + " is a calibration, which knows no joules"};
+    double more = 1.0;
+    const program::Stages stages = stages_as_trained(more);
+    const auto on = cluster::find(file);
+    const sim::Factors& factors = sim::Factors::shipped();
+    const auto timelines = sim::simulate(stages, sim::DescribedCosts(on, factors));
+    const auto energy = sim::energy_of(stages, timelines, on, factors, 0.0);
+    return StepJoules{energy.devices.value, energy.computers().value};
+  } catch (const std::exception& error) {
+    return Failure{error.what()};
+  }
+}
+
 // Returns the comparison as JSON, or {"failure": why}: an exception on one rank alone would leave the others waiting.
 Json Predicted::first_rank_of_stage(program::Timeline measured, const launch::ShortestDurations& durations) const {
   try {
-    std::vector<program::Program> programs = job_.programs();
     double more = 1.0;  // of attention's work
-    if (job_.setting.document_mask) {
-      const data::Attended attended = plan::attended_of(data_);
-      sim::attend_within_documents(programs, attended.mean, job_.machine.cuda);
-      more = plan::most_over_mean(attended, job_.setting);
-    }
-    const program::Stages stages(std::move(programs));
-
+    const program::Stages stages = stages_as_trained(more);
     launch::set_waiting(stages, world_.rank(), durations, measured);
     return simulated(stages, static_cast<std::size_t>(executor_.coordinates()[mesh::Axis::kPp]), measured, more);
   } catch (const std::exception& error) {  // e.g. the calibration lacks an op, or its file was removed

@@ -38,11 +38,21 @@ class Predicted {
   // Adds a step. Every rank must add the same steps.
   void add(const program::Timeline& timeline);
 
+  // The joules of a step by the description of a cluster, before any step has run.
+  struct StepJoules {
+    double devices = 0.0, computers = 0.0;  // of all devices; of all devices and hosts
+  };
+  // Returns why there is none where --cluster names a calibration, which knows no joules, or where the simulation
+  // fails.
+  Result<StepJoules> joules_of_step() const;
+
   // Returns the prediction, or why there is none. Collective; only rank 0's result is meaningful.
   Result<Prediction> compare();
 
  private:
   program::Timeline median_step();
+  // `more`: as simulated() takes it.
+  program::Stages stages_as_trained(double& more) const;
   Json first_rank_of_stage(program::Timeline measured, const launch::ShortestDurations& durations) const;
   // `more`: what sim::DocumentErrors takes.
   Json simulated(const program::Stages& stages, std::size_t stage, const program::Timeline& measured,

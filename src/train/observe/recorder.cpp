@@ -31,7 +31,6 @@ namespace molen::train {
 
 namespace {
 
-constexpr double kJoulesPerKwh = 3.6e6;
 constexpr double kGramsPerKwh = 1e3 * kJoulesPerKwh;  // one kg/J
 
 Json figure_json(const cluster::Figure& figure, double unit) {
@@ -163,13 +162,10 @@ class Recorder::Impl {
     m.energy_resolution_j = r.energy.resolutions();
     if (!r.energy.scopes.empty()) m.energy_resolution_j["total"] = r.energy.total_resolution_j;
     if (r.energy.total_j) m.j_per_token = *r.energy.total_j / tokens_per_step_;
-    if (r.energy.so_far_j || before_.total_j || undone_before_ > 0.0) {
-      const double more = r.energy.so_far_j.value_or(0.0) + undone_before_;
-      m.kwh_total = (more + before_.total_j.value_or(0.0)) / kJoulesPerKwh;
-      if (emissions_)
-        m.kg_co2e_total =
-            energy::sum(before_.spent_at_site, before_.spent_total_j > 0.0, at_site_so_far(r.energy.so_far_j)).kg_co2e;
-    }
+    const Spent consumed = spent(r.energy.so_far_j);
+    if (consumed.joules) m.kwh_total = *consumed.joules / kJoulesPerKwh;
+    m.kg_co2e_total = consumed.kg;
+    m.kwh_at_end = r.kwh_at_end, m.kg_co2e_at_end = r.kg_co2e_at_end;
     for (const auto& [scope, e] : r.energy.modelled.scopes) {
       auto& modelled = m.energy_model_j[scope];
       if (e) modelled = {e->value, e->least, e->most};
@@ -182,6 +178,27 @@ class Recorder::Impl {
     telemetry([&] { to_prometheus(m); });
     const auto modelled = r.energy.modelled.total();
     console_.step(m, r.skipped, modelled ? std::optional(modelled->value / r.step_s) : std::nullopt);
+  }
+
+  Spent spent(std::optional<double> of_attempt) {
+    Spent all{{}, {}, undone_before_};
+    if (!of_attempt && !before_.total_j && !(undone_before_ > 0.0)) return all;
+    all.joules = of_attempt.value_or(0.0) + undone_before_ + before_.total_j.value_or(0.0);
+    if (emissions_)
+      all.kg = energy::sum(before_.spent_at_site, before_.spent_total_j > 0.0, at_site_so_far(of_attempt)).kg_co2e;
+    return all;
+  }
+
+  const cluster::RunSite* site() const { return emissions_ ? &emissions_->site() : nullptr; }
+
+  void set_length(std::int64_t total_steps, std::int64_t stop_step) {
+    run_.write_config(config::to_toml(job_.config));
+    console_.set_length(total_steps, stop_step);
+  }
+
+  void budget(Json event) {
+    console_.note(event["text"].get<std::string>());
+    run_.event("budget", std::move(event));
   }
 
   void trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
@@ -474,6 +491,8 @@ class Recorder::Impl {
     if (m.j_per_token) put("energy/j_per_token", *m.j_per_token);
     if (m.kwh_total) put("energy/kwh_total", *m.kwh_total);
     if (m.kg_co2e_total) put("energy/kg_co2e_total", *m.kg_co2e_total);
+    if (m.kwh_at_end) put("energy/kwh_at_end", m.kwh_at_end->value);
+    if (m.kg_co2e_at_end) put("energy/kg_co2e_at_end", m.kg_co2e_at_end->value);
     tensorboard_.flush();
   }
 
@@ -517,6 +536,14 @@ class Recorder::Impl {
       samples.push_back({"molen_co2e_kilograms_total",
                          "CO2e of the run so far: its energy, with the site's PUE, at the site's carbon intensity.",
                          PrometheusType::kCounter, covered, *m.kg_co2e_total});
+    if (m.kwh_at_end)
+      samples.push_back({"molen_energy_joules_at_end",
+                         "Energy of the run when it ends, by the forecast of the last step.", PrometheusType::kGauge,
+                         covered, m.kwh_at_end->value * kJoulesPerKwh});
+    if (m.kg_co2e_at_end)
+      samples.push_back({"molen_co2e_kilograms_at_end",
+                         "CO2e of the run when it ends, by the forecast of the last step.", PrometheusType::kGauge,
+                         covered, m.kg_co2e_at_end->value});
     rates(m, labels, samples);
     store::write_prometheus(run_.path() / "metrics.prom", samples);
   }
@@ -574,6 +601,18 @@ void Recorder::begin(std::int64_t start_step, std::int64_t start_tokens, const M
 }
 void Recorder::step(const StepRecord& record) {
   impl_->step(record);
+}
+Recorder::Spent Recorder::spent(std::optional<double> of_attempt) {
+  return impl_->spent(of_attempt);
+}
+const cluster::RunSite* Recorder::site() const {
+  return impl_->site();
+}
+void Recorder::set_length(std::int64_t total_steps, std::int64_t stop_step) {
+  impl_->set_length(total_steps, stop_step);
+}
+void Recorder::budget(Json event) {
+  impl_->budget(std::move(event));
 }
 void Recorder::trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
   impl_->trace(step, ops, timeline);

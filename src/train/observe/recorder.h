@@ -7,8 +7,10 @@
 #include <optional>
 #include <string>
 
+#include "cluster/site.h"
 #include "launch/traffic.h"
 #include "program/ir/timeline.h"
+#include "store/metrics.h"
 #include "train/observe/job_energy.h"
 #include "train/observe/predicted.h"
 #include "train/state/noise_scale.h"
@@ -16,6 +18,8 @@
 #include "train/validation.h"
 
 namespace molen::train {
+
+inline constexpr double kJoulesPerKwh = 3.6e6;
 
 // The losses of the routers of a model with sparse layers, and with a capacity the share that it drops:
 // exec::StepResult::balance_loss, z_loss and dropped_share.
@@ -37,8 +41,9 @@ struct StepRecord {
   std::map<std::string, double> phase_s;             // by program::phase_keys; sums to step_s
   std::int64_t memory_peak = 0, memory_planned = 0;  // Executor::high_water; MemoryPlan::peak
   std::int64_t first_sample = 0, last_sample = 0;
-  energy::StepEnergy energy;             // of all hosts
-  std::optional<double> policy_setting;  // the clock or power limit of an energy policy (Hz, W)
+  energy::StepEnergy energy;                               // of all hosts
+  std::optional<store::AtEnd> kwh_at_end, kg_co2e_at_end;  // the forecast, once there is one
+  std::optional<double> policy_setting;                    // the clock or power limit of an energy policy (Hz, W)
 };
 
 class Recorder {
@@ -52,6 +57,20 @@ class Recorder {
   void begin(std::int64_t start_step, std::int64_t start_tokens, const MemoryPrediction& memory,
              const std::string& state_hash, double hardware_flops);
   void step(const StepRecord& record);
+  // What all attempts of the run have consumed, with the steps that failures undid.
+  struct Spent {
+    std::optional<double> joules;  // over the counted scopes; absent: nothing was measured
+    std::optional<double> kg;      // CO2e; absent where an attempt that measured energy knew no intensity
+    double undone_j = 0.0;         // of earlier attempts
+  };
+  // `of_attempt`: the joules of this attempt so far; absent without a reading.
+  Spent spent(std::optional<double> of_attempt);
+  // Returns the site of this attempt; null where none is named.
+  const cluster::RunSite* site() const;
+  // Takes over train.until of the job's configuration, which has changed: records it, and counts to `total_steps`.
+  void set_length(std::int64_t total_steps, std::int64_t stop_step);
+  // Records what a budget of the run has come to (docs/formats/events.md, "budget"); its "text" goes to the console.
+  void budget(Json event);
   void trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline);
   void validation(std::int64_t step, const ValidationResult& result);
   void noise_scale(std::int64_t step, const NoiseScale& scale);  // after a measurement

@@ -126,6 +126,8 @@ void RunConsole::step(const store::StepMetrics& m, bool skipped, std::optional<d
   if (m.j_per_token) c.watts = *m.j_per_token * m.tokens_per_s;
   c.modelled_watts = modelled_w;
   c.kwh_total = m.kwh_total, c.kg_co2e_total = m.kg_co2e_total;
+  if (m.kwh_at_end) c.kwh_at_end = m.kwh_at_end->value;
+  if (m.kg_co2e_at_end) c.kg_co2e_at_end = m.kg_co2e_at_end->value;
   c.eta_s = mean * static_cast<double>(stop_step_ - m.step);
   if (keeps_line(m.step)) live_.note(store::step_line(c, style_));
   live_.show(store::progress_line(c, style_));

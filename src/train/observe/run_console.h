@@ -24,6 +24,9 @@ class RunConsole {
   void energy(const Json& meters, bool some, const std::string& partial);
   // `modelled_w`: the mean power of the parts that a model estimates.
   void step(const store::StepMetrics& metrics, bool skipped, std::optional<double> modelled_w);
+  void set_length(std::int64_t total_steps, std::int64_t stop_step) {
+    total_steps_ = total_steps, stop_step_ = stop_step;
+  }
   void note(const std::string& line);
   // `measured_j`: joules of a step, if they are measured; `partial`: what they leave out, as in `energy`.
   void prediction(const Prediction& prediction, std::optional<double> measured_j, const std::string& partial);

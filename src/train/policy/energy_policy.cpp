@@ -79,6 +79,11 @@ Json interval_json(const std::optional<policy::Interval>& interval) {
   return {{"value", interval->value}, {"low", interval->low}, {"high", interval->high}, {"pairs", interval->pairs}};
 }
 
+// Returns the policy's name; energy.on_budget = "slow" looks for the least energy.
+std::string policy_of(const config::Config& config) {
+  return config.energy.slows() ? "min_energy" : config.energy.policy;
+}
+
 // Returns the setting with which the others are compared, by its place in the ladder.
 std::size_t reference_of(const std::string& policy, std::size_t settings) {
   return climbs(policy) ? std::min(kClimbFrom, settings - 1) : 0;
@@ -131,8 +136,10 @@ EnergyPolicyOptions policy_options_here(bool cuda) {
 
 EnergyPolicy::EnergyPolicy(comm::Communicator& world, const config::Config& config, std::string coverage)
     : world_(world),
-      name_(config.energy.power_budget ? "power_budget" : config.energy.policy),
-      key_(config.where(config.energy.power_budget ? "energy.power_budget" : "energy.policy")),
+      name_(config.energy.power_budget ? "power_budget" : policy_of(config)),
+      key_(config.where(config.energy.power_budget ? "energy.power_budget"
+                        : config.energy.slows()    ? "energy.on_budget"
+                                                   : "energy.policy")),
       coverage_(std::move(coverage)),
       asked_(config.energy.power_budget),
       by_program_(!config.energy.power_budget && config.energy.policy == kByProgram) {}
@@ -145,7 +152,7 @@ std::unique_ptr<EnergyPolicy> EnergyPolicy::open(comm::Communicator& world, cons
                                                  const config::Config& config,
                                                  const std::vector<std::int64_t>& program_khz,
                                                  const std::function<EnergyPolicyOptions()>& options) {
-  const std::string& name = config.energy.policy;
+  const std::string name = policy_of(config);
   if (!config.energy.power_budget && (name == "none" || name == "monitor")) return nullptr;
   EnergyPolicyOptions o = options();
   const energy::Coverage& coverage = energy.coverage();

@@ -70,6 +70,8 @@ class EnergyPolicy {
   // The setting of the present step, in Hz or W; absent once the policy has ended, and in a step whose program sets the
   // clocks.
   std::optional<double> setting() const;
+  // Returns whether the policy has chosen a setting; on rank 0.
+  bool has_chosen() const { return policy_ && policy_->chosen(); }
   // Returns whether the present step may run at less than the greatest setting.
   bool lowers() const { return !ended_ && present_ > 0; }
   // Returns the sentences since the last call, for the log.

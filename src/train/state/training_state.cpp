@@ -18,6 +18,7 @@ void TrainingState::restore(const Json& state, const std::string& origin, const 
     if (const auto noise = state.find("noise_scale"); noise != state.end())
       noise_scale = NoiseScale::from_json(*noise, origin + "/state.json: noise_scale");
     totals = state.at("totals");
+    if (state.contains("budget")) budget = state.at("budget");
   } catch (const Json::exception& e) {
     throw UsageError("{}: state.json is incomplete: {}", origin, e.what());
   }

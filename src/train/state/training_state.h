@@ -27,6 +27,7 @@ struct TrainingState {
   std::int64_t tokens_total = 0;
   optim::LossScale loss_scale;  // used when Setting::scales_loss
   NoiseScale noise_scale;       // of train.noise_scale_every
+  std::optional<Json> budget;   // what EnergyBudget::state returned; older checkpoints have none
   std::optional<Json> totals;   // of the attempts before this one: time, tokens, joules
 
  private:
