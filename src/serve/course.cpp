@@ -246,7 +246,7 @@ std::string whole_run(const RunData& run) {
   std::string s = fmt::format("<p>Whole run, with start, validation and checkpoints: {:.4g} kJ", joules * 1e-3);
   if (const double off = number_of(t, "total_resolution_j"); std::isfinite(off))
     s += fmt::format(" &plusmn; {:.3g} kJ by the resolution of the meters, whose accuracy is not known", off * 1e-3);
-  else
+  else if (t.contains("total_resolution_j"))  // runs of older versions have no such member
     s += " (the resolution of a meter is not known)";
   if (const double per_token = number_of(t, "j_per_token"); std::isfinite(per_token))
     s += fmt::format(", {:.3g} J/token", per_token);

@@ -593,6 +593,7 @@ TEST_F(Report, SummaryIsWhole) {
                        {"energy_j", Json::object()},
                        {"energy_totals", Json()},
                        {"energy_phases", Json()},
+                       {"energy_modelled", Json()},
                        {"footprint", Json()},
                        {"predicted", {{"step_s", {{"predicted", 1}}}}},
                        {"notices", Json::array()}}));

@@ -83,7 +83,7 @@ std::vector<Field> fields_of(const ConsoleStep& s) {
     fields.push_back({fmt::format("data {:.1f}%", share), 9});
   add_energy(s, fields);
   if (known(s.watts)) fields.push_back({fmt::format("{}{:.0f} W", s.energy_partial ? "~" : "", *s.watts), 13});
-  if (known(s.modelled_watts)) fields.push_back({fmt::format("model {:.0f} W", *s.modelled_watts), 14});
+  if (known(s.modelled_watts)) fields.push_back({fmt::format("model {:.0f} W", *s.modelled_watts), 8});
   add_eta(s, fields);
   return fields;
 }

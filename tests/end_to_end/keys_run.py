@@ -453,39 +453,57 @@ def budgets(case):
     case.refused("train", "tiny.toml", plan, {"run.name": "unknown", "energy.co2_budget": "1 kg", "energy.site": "NL"}, says=["energy.co2_budget", "named no site"])
 
 
+def shrunk_as_by_hand(case, plan, budget, kind, ranks, name):
+    """A budget shortens the schedule of a run, whose losses are then those of the shorter schedules given by hand."""
+    sets = {**plan, "schedule.kind": kind, "checkpoint.keep": 0}
+    shrunk = case.train(sets, budget, "--ranks", ranks, name=f"shrunk-{name}")
+    events = [e for e in shrunk.events("budget") if e["action"] == "shrink"]
+    assert events and shrunk.events("budget")[-1]["used_j"] < 4200, shrunk.events("budget")
+    last = events[-1]["paid_steps"]
+    equal("the last step", (shrunk.steps[-1]["step"], shrunk.checkpoints()[-1]), (last, last))
+    close("the rate at the end", shrunk.steps[-1]["lr"], 1e-3)
+    config = (shrunk.path / "config.toml").read_text()
+    assert f'until = "{last} steps"' in config and "energy.on_budget" in config, config
+    until = "100000 steps"
+    for event, after in zip(events, [e["step"] for e in events[1:]] + [None]):
+        by_hand = lambda *more, **sets_: case.train({**plan, "schedule.kind": kind, "train.until": until, **sets_}, *more, "--ranks", ranks, name=f"by-hand-{name}")
+        if until == "100000 steps":
+            by_hand(**{"train.stop_after": f"{event['step']} steps"})
+        until = f"{event['paid_steps']} steps"
+        plain = by_hand("--allow-change", "train.until", **({"train.stop_after": f"{after} steps"} if after else {}))
+    equal(f"{kind}: losses and rates", [(s["loss"], s["lr"]) for s in shrunk.steps], [(s["loss"], s["lr"]) for s in plain.steps])
+    text = case.molen("runs", "compare", shrunk.path, plain.path).stdout
+    assert f"a: after step {events[-1]['step']}, energy.on_budget = \"shrink\" has ended the learning-rate schedule at {last} instead of" in text, text
+
+
+def shrunk_when_resumed(case, plan, budget, name):
+    """A resume has the shorter schedule too, and --allow-change train.until goes back."""
+    stopped = case.train({**plan, "train.stop_after": "1.5 s"}, budget, name=name)
+    to = [e for e in stopped.events("budget") if e["action"] == "shrink"][-1]["paid_steps"]
+    resumed = case.train({**plan, "train.until": "100000 steps"}, name=name)
+    assert f"train.until is {to} steps instead of 100000 steps" in " ".join(resumed.out.split()), resumed.out
+    equal("resumed", resumed.steps[-1]["step"], to)
+    back = case.train({**plan, "train.stop_after": f"{to + 5} steps"}, "--allow-change", "train.until", name=name)
+    equal("the first length again", back.steps[-1]["step"], to + 5)
+
+
+def undisturbed(attempt, times=5):
+    """Other work on this machine may lengthen a few steps so much that a run which shrinks must stop all the same. Then it is tried again."""
+    for i in range(times):
+        try:
+            return attempt(i)
+        except (AssertionError, IndexError):
+            if i + 1 == times:
+                raise
+
+
 @row("energy.on_budget")
 def on_budget(case):
     plan = {**kilowatt_meter("on-budget.jsonl"), "train.until": "100000 steps"}
     budget = {"energy.energy_budget": "4 kJ", "energy.on_budget": "shrink"}
     for kind, ranks in (("cosine", 1), ("wsd", 2)):
-        sets = {**plan, "schedule.kind": kind, "checkpoint.keep": 0}
-        shrunk = case.train(sets, budget, "--ranks", ranks, name=f"shrunk-{kind}")
-        events = [e for e in shrunk.events("budget") if e["action"] == "shrink"]
-        assert events and shrunk.events("budget")[-1]["used_j"] < 4200, shrunk.events("budget")
-        last = events[-1]["paid_steps"]
-        equal("the last step", (shrunk.steps[-1]["step"], shrunk.checkpoints()[-1]), (last, last))
-        close("the rate at the end", shrunk.steps[-1]["lr"], 1e-3)
-        config = (shrunk.path / "config.toml").read_text()
-        assert f'until = "{last} steps"' in config and "energy.on_budget" in config, config
-        # The same steps with the shorter schedules given by hand.
-        until = "100000 steps"
-        for event, after in zip(events, [e["step"] for e in events[1:]] + [None]):
-            by_hand = lambda *more, **sets_: case.train({**plan, "schedule.kind": kind, "train.until": until, **sets_}, *more, "--ranks", ranks, name=f"by-hand-{kind}")
-            if until == "100000 steps":
-                by_hand(**{"train.stop_after": f"{event['step']} steps"})
-            until = f"{event['paid_steps']} steps"
-            plain = by_hand("--allow-change", "train.until", **({"train.stop_after": f"{after} steps"} if after else {}))
-        equal(f"{kind}: losses and rates", [(s["loss"], s["lr"]) for s in shrunk.steps], [(s["loss"], s["lr"]) for s in plain.steps])
-        text = case.molen("runs", "compare", shrunk.path, plain.path).stdout
-        assert f"a: after step {events[-1]['step']}, energy.on_budget = \"shrink\" has ended the learning-rate schedule at {last} instead of" in text, text
-    # A resume has the shorter schedule too, and --allow-change train.until goes back.
-    stopped = case.train({**plan, "train.stop_after": "1.5 s"}, budget, name="resumed")
-    to = [e for e in stopped.events("budget") if e["action"] == "shrink"][-1]["paid_steps"]
-    resumed = case.train({**plan, "train.until": "100000 steps"}, name="resumed")
-    assert f"train.until is {to} steps instead of 100000 steps" in " ".join(resumed.out.split()), resumed.out
-    equal("resumed", resumed.steps[-1]["step"], to)
-    back = case.train({**plan, "train.stop_after": f"{to + 5} steps"}, "--allow-change", "train.until", name="resumed")
-    equal("the first length again", back.steps[-1]["step"], to + 5)
+        undisturbed(lambda i: shrunk_as_by_hand(case, plan, budget, kind, ranks, f"{kind}-{i}"))
+    undisturbed(lambda i: shrunk_when_resumed(case, plan, budget, f"resumed-{i}"))
     # Slow: the reference until the forecast exceeds the budget, then a search as min_energy's.
     with LimitedPackage(work / "sys") as package:
         slow = {"energy.meters": ["rapl-powercap"], "energy.energy_budget": "3 kJ", "energy.on_budget": "slow", "batch.global": 16, "train.until": "1000000 steps"}

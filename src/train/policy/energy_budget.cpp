@@ -236,8 +236,9 @@ void EnergyBudget::decide(const policy::RunCosts& costs) {
   if (wanted_.stop || expected >= length_.total_steps) return;
   if (wants_measurement(costs)) return;
   if (action_ == "shrink") {
-    // A shorter schedule cannot be taken back, so it is not taken for chance.
-    if (surely_exceeds(rest, costs, now, length_.total_steps, emissions())) want_shrink(sure);
+    // A shorter schedule cannot be taken back, so the first one is not taken for chance. A schedule that is shorter
+    // already gives way at once: a run that stops within its decay loses more than a few steps.
+    if (shrunk_ || surely_exceeds(rest, costs, now, length_.total_steps, emissions())) want_shrink(sure);
     return;
   }
   if (std::exchange(exceeds_, true)) return;
