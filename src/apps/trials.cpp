@@ -162,13 +162,14 @@ plan::Outcome RealTrials::train(const config::Config& config, const plan::JobSiz
     return refused;
   }
   const auto taken = pool_->take(m.nodes);
-  // Another trial was ended by a signal, and left the nodes for which this one has waited.
-  if (stopped_) throw Error("{}: this trial was not begun, because the command ends", run.string());
+  // Where a signal ended another trial, which left the nodes for which this one has waited, this one does not begin. It
+  // throws the same, because nobody knows whose exception the caller sees first.
+  if (const std::lock_guard lock(mutex_); ended_) std::rethrow_exception(ended_);
   m.first_node = taken.first();
   try {
     return plan::measure(config, m);
   } catch (...) {
-    stopped_ = true;
+    if (const std::lock_guard lock(mutex_); !ended_) ended_ = std::current_exception();
     throw;
   }
 }

@@ -2,7 +2,8 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <atomic>
+#include <exception>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -73,7 +74,8 @@ class RealTrials {
   std::optional<plan::Launcher> launcher_;
   std::optional<int> allocated_, ranks_per_node_;
   std::optional<plan::NodePool> pool_;
-  std::atomic<bool> stopped_ = false;  // a trial has thrown: no other one begins
+  std::mutex mutex_;
+  std::exception_ptr ended_;  // what the first trial threw that did; no other one begins then
   int steps_ = kTrialSteps;
   Seconds limit_;
 };
