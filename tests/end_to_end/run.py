@@ -216,7 +216,7 @@ attempt, own = phases[-1]["scopes"], last["total_j"] - continued["total_j"]
 ok("phases have the joules of their attempt", abs(sum(s["joules"] for s in attempt.values()) / own - 1) < 0.05, (attempt, own))
 ok("constant power is not divided, with the reason", all(list(s["entries"]) == ["unattributed"] and "lag" in str(s["not_attributed"]) for s in attempt.values()) and "energy by phase in this attempt: unattributed 100.0% of" in second, attempt)
 ok("kWh of the run grow over both attempts", saved["total_j"] / 3.6e6 < m[10]["kwh_total"] < m[24]["kwh_total"] <= last["total_j"] / 3.6e6 and m[24]["kg_co2e_total"] is None and " Wh |" in second, (saved, m[10], m[24], last))
-ok("the stop says them", f"whole run: 24 steps, {last['tokens']} tokens, " in second and f" {last['total_j']:.6g} J, " in second, second[-400:])
+ok("the stop says them", f"whole run: 24 steps, {last['tokens']} tokens, " in second and re.search(rf" {last['total_j']:.6g} J \+- \S+ J of resolution, \S+ J/token", second), second[-400:])
 # Steps long enough for their edges not to count.
 part = ["--set", "run.name=part", "--set", 'energy.meters=["replay:cpu.jsonl"]', *metered[4:], "--set", 'train.stop_after="3 steps"']
 out = run("train", "run.toml", *part).stdout
