@@ -11,7 +11,7 @@
 namespace molen {
 namespace {
 
-// What the child writes to its standard output, once it has ended with status 0.
+// Starts the command, waits until it has ended with status 0, and returns the text of its standard output.
 std::string output_of(Spawn& spawn, const std::vector<std::string>& command, Spawn::Leads leads,
                       const std::optional<std::vector<std::string>>& environment = std::nullopt) {
   int ends[2] = {-1, -1};

@@ -138,7 +138,7 @@ struct EnergyTable {
   std::optional<Joules> energy_budget;  // of the whole run
   std::optional<Kilograms> co2_budget;  // likewise
   std::string on_budget = "stop";
-  // Whether the forecast of a run over its budget lets a policy search.
+  // Returns whether a policy begins to search once the forecast of the run exceeds its budget.
   bool slows() const { return on_budget == "slow" && (energy_budget || co2_budget); }
   Seconds sample_every{0.1};
   std::vector<std::string> meters{"auto"};

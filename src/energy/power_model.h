@@ -55,7 +55,8 @@ class ModelledPart {
 std::unique_ptr<ModelledPart> model_by_cpus(PartFigures figures, const Machine& machine, const std::vector<int>& cpus,
                                             int all);
 
-// What was modelled in a time, by scope; nothing where no window ended in it, or where the utilisation cannot be read.
+// The estimated joules of a time, by scope. A scope has no value if no window ended in that time, or if the
+// utilisation cannot be read.
 struct Modelled {
   std::map<std::string, std::optional<Estimate>> scopes;
   std::map<std::string, std::string> reasons;  // of scopes without a value

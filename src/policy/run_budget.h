@@ -11,14 +11,14 @@
 
 namespace molen::policy {
 
-// What one step, checkpoint or validation takes.
+// The energy and time of one step, checkpoint or validation.
 struct Use {
   double joules = 0.0, seconds = 0.0;
 };
 
-// What a step takes, by those that were measured last. The steps are divided into blocks of equal length, and the
-// variances are those of the blocks' means (batch means: Law and Carson, Operations Research 27, 1979). So they are
-// right where neighbouring steps are correlated, as they are if a counter changes less often than steps end.
+// The energy and time of a step, by the last steps that were measured. These are divided into blocks of equal length,
+// and the variances are those of the blocks' means (batch means: Law and Carson, Operations Research 27, 1979). So they
+// are right where neighbouring steps are correlated, as they are if a counter changes less often than steps end.
 struct StepUse {
   Use mean;
   double mean_variance = 0.0;  // J^2: of `mean` as an estimate
@@ -80,7 +80,7 @@ Ahead needed(const RunCosts& costs, const RunAhead& ahead, std::int64_t last);
 // Returns the kg CO2e of joules that are consumed evenly over so many seconds from now on.
 using Emissions = std::function<double(double joules, double seconds)>;
 
-// What is left of the budgets of a run; a budget that is not set is absent.
+// The parts of a run's budgets that are not used yet. A budget that is not set is absent.
 struct Left {
   std::optional<double> joules, kg;
 };

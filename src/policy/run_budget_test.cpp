@@ -88,7 +88,7 @@ TEST(Needed, CountsSavesAndValidationsOnce) {
   // By the clock: a step takes a second.
   EXPECT_EQ(joules({0, false, 0, 10.0, 0}, 25), 2500.0 + 3 * 20.0);
   EXPECT_EQ(needed(costs, {0, false, 10, 0.0, 4}, 10).seconds, 10.0 + 3.0 + 3 * 2.0);
-  // What was not measured counts as nothing.
+  // A checkpoint or validation that was not measured counts as nothing.
   EXPECT_EQ(needed({constant(100.0), {}, {}}, {0, false, 10, 0.0, 4}, 11).joules.value, 1100.0);
 }
 

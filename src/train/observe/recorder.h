@@ -57,7 +57,7 @@ class Recorder {
   void begin(std::int64_t start_step, std::int64_t start_tokens, const MemoryPrediction& memory,
              const std::string& state_hash, double hardware_flops);
   void step(const StepRecord& record);
-  // What all attempts of the run have consumed, with the steps that failures undid.
+  // The consumption of all attempts of the run, with the steps that failures undid.
   struct Spent {
     std::optional<double> joules;  // over the counted scopes; absent: nothing was measured
     std::optional<double> kg;      // CO2e; absent where an attempt that measured energy knew no intensity

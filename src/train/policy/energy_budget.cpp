@@ -253,7 +253,7 @@ void EnergyBudget::decide(const policy::RunCosts& costs) {
   events_.push_back(std::move(news));
 }
 
-// What ends a run must be paid for, so it has to be measured before the end.
+// The checkpoint and the validation that end a run must be paid for, so both have to be measured before the end.
 bool EnergyBudget::wants_measurement(const policy::RunCosts& costs) {
   wanted_.save = !costs.save && !std::exchange(asked_save_, true);
   wanted_.validation = length_.validate_every > 0 && !costs.validation && !std::exchange(asked_validation_, true);

@@ -27,7 +27,7 @@ void require_measured(const config::Config& config, const JobEnergy& energy, con
                       std::int64_t step, const std::string& origin);
 bool has_budget(const config::Config& config);
 
-// What a resume must know of a schedule that a budget has shortened: the member "shrunk" of a checkpoint's "budget".
+// A resume must know how a budget has shortened the schedule. This is the member "shrunk" of a checkpoint's "budget".
 struct Shrunk {
   std::int64_t after_step = 0;  // the steps after it have the shorter schedule
   std::string from;             // train.until as it was
