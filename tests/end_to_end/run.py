@@ -197,7 +197,8 @@ first = run("train", "run.toml", *metered, "--set", 'train.stop_after="9 steps"'
 second = run("train", "run.toml", *metered).stdout
 m = metrics("metered")
 share = sorted(m[s]["j_per_token"] * tokens / (power * m[s]["step_s"]) for s in m)
-ok("J/token x tokens = power x time of a step", abs(share[len(share) // 2] - 1) < 0.01 and share[0] > 0.999, share)
+# The joules of a step are also those of the time between it and the step before: 0.1 to 0.4 ms of 12.
+ok("J/token x tokens = power x time of a step", share[0] > 0.999 and share[len(share) // 2] < 1.1, share)
 by_scope = {k: sum(m[s]["energy_j"][k] for s in m) for k in POWER}
 ok("joules by scope", abs(by_scope["dram0"] / sum(by_scope.values()) - 0.1) < 1e-3 and m[5]["energy_source"]["dram0"] == "counter", by_scope)
 ok("what is whole bears no mark", all("energy_coverage" not in m[s] for s in m) and "~" not in first and "in part" not in first, first)
@@ -206,13 +207,13 @@ saved, last = [x for x in t if x["attempt"] == 1 and x["step"] == 9][-1], t[-1]
 ok("totals hold both attempts", (last["attempt"], last["first_step"], last["steps"], last["tokens"]) == (2, 1, 24, m[24]["tokens_total"]) and saved["steps"] == 9, last)
 second_s = sum(m[s]["step_s"] for s in range(10, 25))
 ok("totals: joules of both", last["total_j"] > saved["total_j"] + power * second_s and abs(last["total_j"] / (power * last["seconds"]) - 1) < 0.01, (saved, last))
+ok("the steps have no joule more than the run", power * sum(x["step_s"] for x in m.values()) < sum(x["j_per_token"] for x in m.values()) * tokens < last["total_j"], last)
 stored = json.loads((work / "runs/metered/checkpoints/step-000000024/state.json").read_text())["state"]["totals"]
 ok("totals in the checkpoint", stored["attempts"] == 2 and stored["steps"] == 24 and saved["total_j"] < stored["total_j"] <= last["total_j"], stored)
 phases = energy_events("metered", "phases")
 whole = [s["ticks"] == sum(e["ticks"] for e in s["entries"].values()) > 0 for line in phases for s in line["scopes"].values()]
 ok("entries of phases add up to each counter", len(phases) >= 4 and len(whole) == 2 * len(phases) and all(whole), phases)
-continued = [x for x in t if x["attempt"] == 1 and x["step"] == 9][0]  # what the checkpoint holds
-attempt, own = phases[-1]["scopes"], last["total_j"] - continued["total_j"]
+attempt, own = phases[-1]["scopes"], last["total_j"] - saved["total_j"]
 ok("phases have the joules of their attempt", abs(sum(s["joules"] for s in attempt.values()) / own - 1) < 0.05, (attempt, own))
 ok("constant power is not divided, with the reason", all(list(s["entries"]) == ["unattributed"] and "lag" in str(s["not_attributed"]) for s in attempt.values()) and "energy by phase in this attempt: unattributed 100.0% of" in second, attempt)
 ok("kWh of the run grow over both attempts", saved["total_j"] / 3.6e6 < m[10]["kwh_total"] < m[24]["kwh_total"] <= last["total_j"] / 3.6e6 and m[24]["kg_co2e_total"] is None and " Wh |" in second, (saved, m[10], m[24], last))
