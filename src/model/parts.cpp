@@ -14,6 +14,24 @@
 namespace molen::model {
 // --- RoPE's table
 
+namespace {
+
+// Returns the angle by which pair i of a head's components turns from one position to the next.
+double rope_frequency(const arch::Architecture& arch, i64 i) {
+  const double frequency =
+      std::pow(arch.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(arch.head_dim));
+  if (!arch.rope_scaling) return frequency;
+  // Llama 3.1 stretches long wavelengths by `factor`, keeps short ones, and interpolates between the two.
+  const auto& s = *arch.rope_scaling;
+  const double wavelength = 2.0 * M_PI / frequency, original = static_cast<double>(s.original_max_sequence);
+  if (wavelength > original / s.low_freq_factor) return frequency / s.factor;
+  if (wavelength <= original / s.high_freq_factor) return frequency;
+  const double smooth = (original / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
+  return (1.0 - smooth) * frequency / s.factor + smooth * frequency;
+}
+
+}  // namespace
+
 RopeTable make_rope_table(const arch::Architecture& arch, std::int64_t sequence, at::ScalarType dtype,
                           at::Device device) {
   const PositionRun all{0, sequence};
@@ -24,26 +42,21 @@ RopeTable make_rope_table(const arch::Architecture& arch, std::span<const Positi
                           at::Device device) {
   if (arch.position != arch::Position::kRope) return {};
   const i64 half = arch.head_dim / 2;
-  const at::Tensor angles = at::empty({count_positions(positions), half}, at::kDouble);
-  auto* out = angles.data_ptr<double>();
+  // The C library's functions, because ATen's are MKL's, which ranks that call them first at the same moment sometimes
+  // get with other last bits.
+  const at::Tensor cosines = at::empty({count_positions(positions), half}, at::kDouble),
+                   sines = at::empty_like(cosines);
   for (i64 i = 0; i < half; ++i) {
-    double frequency = std::pow(arch.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(arch.head_dim));
-    if (arch.rope_scaling) {
-      // Llama 3.1 stretches long wavelengths by `factor`, keeps short ones, and interpolates between the two.
-      const auto& s = *arch.rope_scaling;
-      const double wavelength = 2.0 * M_PI / frequency, original = static_cast<double>(s.original_max_sequence);
-      if (wavelength > original / s.low_freq_factor) {
-        frequency /= s.factor;
-      } else if (wavelength > original / s.high_freq_factor) {
-        const double smooth = (original / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
-        frequency = (1.0 - smooth) * frequency / s.factor + smooth * frequency;
-      }
-    }
-    i64 row = 0;
+    const double frequency = rope_frequency(arch, i);
+    i64 cell = i;
     for (const PositionRun& run : positions)
-      for (i64 p = run.first; p < run.last; ++p) out[row++ * half + i] = static_cast<double>(p) * frequency;
+      for (i64 p = run.first; p < run.last; ++p, cell += half) {
+        const double angle = static_cast<double>(p) * frequency;
+        cosines.data_ptr<double>()[cell] = std::cos(angle);
+        sines.data_ptr<double>()[cell] = std::sin(angle);
+      }
   }
-  return {angles.cos().to(device, dtype), angles.sin().to(device, dtype)};
+  return {cosines.to(device, dtype), sines.to(device, dtype)};
 }
 
 at::Tensor make_slopes(const arch::Architecture& arch, int rank, int ranks) {

@@ -6,6 +6,8 @@
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "arch/tensor_parallel.h"
 #include "math/test_close.h"
 #include "model/test_parts.h"
@@ -294,6 +296,20 @@ TEST(Kernels, RunTwiceGiveTheSameBits) {
         }
     }
   }
+}
+
+// ATen's functions have other last bits, now and then not even the same ones in every run.
+TEST(RopeTables, HaveTheCLibrarysBits) {
+  arch::Architecture a;
+  a.head_dim = 24, a.rope_theta = 10000.0;
+  const RopeTable table = make_rope_table(a, 500, at::kDouble, at::kCPU);
+  const auto cosines = table.cos_SD2.accessor<double, 2>(), sines = table.sin_SD2.accessor<double, 2>();
+  for (int p = 0; p < 500; ++p)
+    for (int i = 0; i < 12; ++i) {
+      const double angle = p * std::pow(10000.0, -2.0 * i / 24);
+      ASSERT_EQ(cosines[p][i], std::cos(angle)) << p << " " << i;
+      ASSERT_EQ(sines[p][i], std::sin(angle)) << p << " " << i;
+    }
 }
 
 }  // namespace
