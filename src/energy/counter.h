@@ -13,14 +13,15 @@ namespace molen::energy {
 inline constexpr Seconds kRaplChangesEvery{0.001};
 
 // `range` is the counter's largest value, after which it starts at 0 again; 0 means unknown, and then the counter must
-// not decrease. `wrap_s` is the shortest time in which the counter can wrap. When two readings are further apart, the
-// number of wraps between them is unknown, which is a gap.
+// not decrease. `wrap_s` is the shortest time in which the counter can wrap; 0 means unknown. When two readings are
+// further apart, the number of wraps between them is unknown, which is a gap. When the counter changed by more than it
+// can count in the time between two readings, it has begun again, which is a gap too.
 class Unwrapper {
  public:
   Unwrapper(std::uint64_t range, double wrap_s) : range_(range), wrap_s_(wrap_s) {}
 
   // Adds the increase since the last call; the first call only sets the start. Returns a failure for a value beyond the
-  // range, or for a decrease without a range: then the total has a gap and continues from this value.
+  // range. Returns a failure for each gap, too: then the total continues from this value.
   Result<Reading> add(std::uint64_t value, double time_s, double joules_per_count) {
     if (range_ > 0 && value > range_)
       return Failure{fmt::format("the counter reads {}, beyond its range {}", value, range_)};
@@ -46,6 +47,13 @@ class Unwrapper {
       return Failure{fmt::format("the counter went back from {} to {}", last, value)};
     }
     const std::uint64_t counted = value >= last ? value - last : value + (range_ - last);
+    if (wrap_s_ > 0 && static_cast<double>(counted) * wrap_s_ > static_cast<double>(range_) * (silence + kLateness)) {
+      ++reading_.gaps;
+      return Failure{fmt::format(
+          "the counter went from {} to {} in {:.3f} s, which takes {:.3f} s at the greatest power: it began "
+          "again",
+          last, value, silence, static_cast<double>(counted) / static_cast<double>(range_) * wrap_s_)};
+    }
     reading_.total += Joules(static_cast<double>(counted) * joules_per_count);
     reading_.ticks += static_cast<std::int64_t>(counted);
     return reading_;
@@ -59,6 +67,9 @@ class Unwrapper {
   }
 
  private:
+  // Seconds by which a counter may be updated late, or a thread may be held up between a reading and its time.
+  static constexpr double kLateness = 0.1;
+
   std::uint64_t range_, last_ = 0;
   double wrap_s_, time_ = 0;
   bool started_ = false;

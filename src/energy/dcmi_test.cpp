@@ -196,8 +196,8 @@ TEST(Dcmi, IsReadOnlyWhereItIsNamed) {
     ++asked;
     return Result<std::shared_ptr<IpmiController>>(std::make_shared<FakeController>());
   };
-  f.zone("intel-rapl:0", "package-0", 1);
   f.tick = [&] { f.zone("intel-rapl:0", "package-0", static_cast<std::uint64_t>(f.time * 1e6)); };
+  f.tick();
   EXPECT_EQ(open_meters({"auto"}, o).meters.at(0)->info().scope, "cpu-package0");
   EXPECT_EQ(asked, 0);
   const Meters both = open_meters({"dcmi", "auto"}, o);

@@ -8,10 +8,17 @@
 namespace molen::energy {
 namespace {
 
-// No package draws more than this for long. So a counter whose range is R joules takes at least R / kMostWatts seconds
-// to wrap.
-constexpr double kMostWatts = 1000.0;
 constexpr double kMicrojoule = 1e-6;
+
+// Returns the watts beyond which a scope does not draw power: a package or its memory, or a whole node with eight GPUs.
+double most_watts(const std::string& scope) {
+  return scope == "psys" ? 15000.0 : 1000.0;
+}
+
+// Returns the shortest time in which a counter can count to the end of its range; 0 for an unknown range.
+Seconds wraps_after(const std::string& scope, std::uint64_t range_uj) {
+  return Seconds(static_cast<double>(range_uj) * kMicrojoule / most_watts(scope));
+}
 
 class PowercapMeter : public Meter {
  public:
@@ -19,7 +26,7 @@ class PowercapMeter : public Meter {
       : Meter(std::move(info)),
         file_(std::move(file)),
         clock_(std::move(clock)),
-        counter_(range_uj, static_cast<double>(range_uj) * 1e-6 / kMostWatts) {}
+        counter_(range_uj, wraps_after(this->info().scope, range_uj).value) {}
 
   Result<Reading> read() override {
     const auto uj = read_count(file_);
@@ -106,7 +113,7 @@ Meters open_powercap(const Machine& machine) {
     }
     const auto range = read_count(root / zone / "max_energy_range_uj");
     const std::uint64_t range_uj = range ? range.value() : 0;
-    const Seconds read_every(range_uj > 0 ? static_cast<double>(range_uj) * 1e-6 / kMostWatts / 2 : 0.0);
+    const Seconds read_every(wraps_after(scope, range_uj).value / 2);
     const fs::path file = root / zone / "energy_uj";
     auto meter = std::make_unique<PowercapMeter>(MeterInfo{"rapl-powercap", scope, Source::kCounter, file.string(),
                                                            read_every, true, kMicrojoule, kRaplChangesEvery},

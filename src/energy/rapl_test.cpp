@@ -67,6 +67,66 @@ TEST(Powercap, WrapsOnceButAdmitsALongSilence) {
   EXPECT_EQ(m.meters[0]->read().value().gaps, 1) << "what is read later shows that energy was lost";
 }
 
+// Both ranges that processors have. At 350 W the counter wraps every three or twelve minutes.
+TEST(Powercap, WrapsAtBothRanges) {
+  for (const std::uint64_t range : {65532610987ULL, 262143328850ULL}) {
+    FakeMachine f;
+    std::uint64_t count = range / 2;
+    f.zone("intel-rapl:0", "package-0", count, range);
+    Meters m = open_powercap(f.machine);
+    ASSERT_EQ(m.meters.size(), 1u);
+    for (int second = 10; second <= 3000; second += 10) {
+      f.time += 10;
+      count = (count + 3500000000ULL) % range;
+      f.zone("intel-rapl:0", "package-0", count, range);
+      const auto reading = m.meters[0]->read();
+      ASSERT_TRUE(reading.ok()) << reading.reason();
+      ASSERT_NEAR(reading.value().total.value, 350.0 * second, 1e-6 * second);
+    }
+  }
+}
+
+// A reset is no wrap: the missing joules are a gap, and not the rest of the range.
+TEST(Powercap, ACounterThatBeginsAgainIsAGap) {
+  for (const std::uint64_t range : {65532610987ULL, 262143328850ULL}) {
+    FakeMachine f;
+    f.zone("intel-rapl:0", "package-0", 40000000000, range);
+    Meters m = open_powercap(f.machine);
+    ASSERT_EQ(m.meters.size(), 1u);
+    f.time += 1;
+    f.zone("intel-rapl:0", "package-0", 40300000000, range);
+    EXPECT_DOUBLE_EQ(m.meters[0]->read().value().total.value, 300.0);
+    f.time += 1;
+    f.zone("intel-rapl:0", "package-0", 100000000, range);
+    const auto reset = m.meters[0]->read();
+    ASSERT_FALSE(reset.ok());
+    EXPECT_NE(reset.reason().find("from 40300000000 to 100000000 in 1.000 s"), std::string::npos) << reset.reason();
+    EXPECT_NE(reset.reason().find("it began again"), std::string::npos) << reset.reason();
+    f.time += 1;
+    f.zone("intel-rapl:0", "package-0", 350000000, range);
+    const auto after = m.meters[0]->read();
+    EXPECT_DOUBLE_EQ(after.value().total.value, 550.0);
+    EXPECT_EQ(after.value().gaps, 1);
+    f.time += 1;
+    f.zone("intel-rapl:0", "package-0", 5000000000, range);
+    EXPECT_FALSE(m.meters[0]->read().ok()) << "4,650 W of one package";
+  }
+}
+
+// The counter of a whole node may count what no package could.
+TEST(Powercap, ANodeDrawsMoreThanAPackage) {
+  FakeMachine f;
+  f.zone("intel-rapl:1", "psys", 65000000000);
+  Meters m = open_powercap(f.machine);
+  ASSERT_EQ(m.meters.size(), 1u);
+  EXPECT_NEAR(m.meters[0]->info().read_every.value, 65532.610987 / 15000 / 2, 1e-9);
+  f.time += 1;
+  f.zone("intel-rapl:1", "psys", 9467389013);
+  const auto reading = m.meters[0]->read();
+  ASSERT_TRUE(reading.ok()) << reading.reason();
+  EXPECT_NEAR(reading.value().total.value, 10000.0, 1e-3);
+}
+
 TEST(Powercap, SaysWhyThereIsNothing) {
   FakeMachine bare;
   EXPECT_NE(find(open_powercap(bare.machine), "cpu-package")->reason.find("intel_rapl_msr"), std::string::npos);
