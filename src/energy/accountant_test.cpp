@@ -523,5 +523,22 @@ TEST(Replay, ReadsBetweenItsPoints) {
   EXPECT_EQ(at(6.5).reason(), "r.jsonl: the recording ends at 16 s");
 }
 
+TEST(Replay, OfTheClockGoesOnBetweenAttempts) {
+  FakeMachine f;
+  f.write("r.jsonl", "{\"time_s\":101,\"energy_j\":{\"a\":4}}\n{\"time_s\":111,\"energy_j\":{\"a\":24}}\n");
+  const std::vector<std::string> names{"replay-clock:" + (f.root() / "r.jsonl").string()};
+  OpenOptions options;
+  options.machine = f.machine;
+  const auto read = [&](double time) {
+    f.time = time;
+    return open_meters(names, options).meters.at(0)->read();
+  };
+  EXPECT_NE(read(100.5).reason().find("the recording begins at 101 s"), std::string::npos);
+  EXPECT_EQ(read(101).value().total.value, 4.0);
+  EXPECT_EQ(read(106).value().total.value, 14.0);
+  EXPECT_EQ(read(111).value().total.value, 24.0);
+  EXPECT_NE(read(111.5).reason().find("ends at 111 s"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace molen::energy

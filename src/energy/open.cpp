@@ -103,7 +103,8 @@ Meters open_one(const std::string& name, const OpenOptions& o) {
     none.unavailable.push_back({"daemon", "node", "this command does not ask the energy daemon"});
     return o.daemon ? o.daemon() : std::move(none);
   }
-  if (name.rfind("replay:", 0) == 0) return open_replay(o.machine, name.substr(7));
+  if (name.starts_with("replay:")) return open_replay(o.machine, name.substr(7));
+  if (name.starts_with("replay-clock:")) return open_replay(o.machine, name.substr(13), ReplayTime::kClock);
   throw UsageError("energy.meters: unknown meter '{}'{}; there are {}", name, did_you_mean(name, meter_names()),
                    fmt::join(meter_names(), ", "));
 }
@@ -119,8 +120,9 @@ OpenOptions options_of_process() {
 }
 
 const std::vector<std::string>& meter_names() {
-  static const std::vector<std::string> names{"auto", "none", "rapl",  "rapl-perf", "rapl-powercap", "nvml",
-                                              "amd",  "cray", "hwmon", "dcmi",      "daemon",        "replay:FILE"};
+  static const std::vector<std::string> names{
+      "auto",  "none", "rapl",   "rapl-perf",   "rapl-powercap",    "nvml", "amd", "cray",
+      "hwmon", "dcmi", "daemon", "replay:FILE", "replay-clock:FILE"};
   return names;
 }
 

@@ -32,9 +32,10 @@ const std::vector<std::string>& meter_names();
 
 // Opens the meters in `names` (energy.meters): "auto" takes all that this machine has; "none"; "rapl" (perf, then
 // powercap for scopes that perf lacks), "rapl-perf", "rapl-powercap", "nvml", "amd", "cray", "hwmon", "dcmi",
-// "daemon", "replay:FILE". One reader per node is enough: counters belong to the node, not to a rank. Under "auto" a
-// machine without a package counter gets a null meter "cpu-package" with the reason. Throws UsageError for an unknown
-// name, and for a meter requested by name that has no reading here (nothing is omitted silently).
+// "daemon", "replay:FILE", "replay-clock:FILE". One reader per node is enough: counters belong to the node, not to a
+// rank. Under "auto" a machine without a package counter gets a null meter "cpu-package" with the reason. Throws
+// UsageError for an unknown name, and for a meter requested by name that has no reading here (nothing is omitted
+// silently).
 Meters open_meters(const std::vector<std::string>& names, const OpenOptions& options = {});
 
 }  // namespace molen::energy

@@ -20,11 +20,17 @@ struct Point {
 
 class ReplayMeter : public Meter {
  public:
-  ReplayMeter(MeterInfo info, std::vector<Point> points, std::function<double()> clock)
-      : Meter(std::move(info)), points_(std::move(points)), clock_(std::move(clock)), start_(clock_()) {}
+  ReplayMeter(MeterInfo info, std::vector<Point> points, std::function<double()> clock, ReplayTime time)
+      : Meter(std::move(info)),
+        points_(std::move(points)),
+        clock_(std::move(clock)),
+        from_s_(time == ReplayTime::kClock ? 0.0 : points_.front().time_s),
+        opened_s_(time == ReplayTime::kClock ? 0.0 : clock_()) {}
 
   Result<Reading> read() override {
-    const double t = points_.front().time_s + (clock_() - start_);
+    const double t = from_s_ + (clock_() - opened_s_);
+    if (t < points_.front().time_s)
+      return Failure{fmt::format("{}: the recording begins at {} s", info().detail, points_.front().time_s)};
     const auto after = std::find_if(points_.begin(), points_.end(), [&](const Point& p) { return p.time_s >= t; });
     if (after == points_.end())
       return Failure{fmt::format("{}: the recording ends at {} s", info().detail, points_.back().time_s)};
@@ -40,7 +46,7 @@ class ReplayMeter : public Meter {
  private:
   std::vector<Point> points_;
   std::function<double()> clock_;
-  double start_;
+  double from_s_, opened_s_;  // a time of the recording, and the clock's at that time
 };
 
 using Recording = std::map<std::string, std::vector<Point>>;
@@ -77,11 +83,11 @@ void read_line(const std::string& text, const std::string& origin, Recording& re
 
 }  // namespace
 
-Meters open_replay(const Machine& machine, const fs::path& file) {
-  return parse_replay(machine, read_file(file, std::int64_t{1} << 30), file.string());
+Meters open_replay(const Machine& machine, const fs::path& file, ReplayTime time) {
+  return parse_replay(machine, read_file(file, std::int64_t{1} << 30), file.string(), time);
 }
 
-Meters parse_replay(const Machine& machine, const std::string& text, const std::string& origin) {
+Meters parse_replay(const Machine& machine, const std::string& text, const std::string& origin, ReplayTime time) {
   Recording recording;
   double last_time = -std::numeric_limits<double>::infinity();
   int number = 0;
@@ -96,7 +102,7 @@ Meters parse_replay(const Machine& machine, const std::string& text, const std::
   for (auto& [scope, points] : recording)
     found.meters.push_back(std::make_unique<ReplayMeter>(
         MeterInfo{"replay", scope, Source::kCounter, origin, Seconds(0), true, kReplayTick, kReplayChangesEvery},
-        std::move(points), machine.clock));
+        std::move(points), machine.clock, time));
   return found;
 }
 
