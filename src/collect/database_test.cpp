@@ -124,7 +124,8 @@ TEST_P(Database_, SumsAreThoseOfTheTimesAsked) {
   std::vector<Batch> batches = test_batches("a", 1, 40);
   for (const Batch& b : test_batches("b", 1, 20)) batches.push_back(b);
   batches[0].periods[0].joules = 33.25;
-  for (Period& p : batches[1].periods) p.job = p.user = "";
+  for (Period& p : batches[1].periods) p.job = p.step = p.user = "";
+  for (Period& p : batches[2].periods) p.step = "3";
   batches.push_back({"c",
                      "s",
                      1,
@@ -147,6 +148,7 @@ TEST_P(Database_, SumsAreThoseOfTheTimesAsked) {
   };
   EXPECT_EQ(by_key("node"), (std::map<std::string, double>{{"a", 200}, {"b", 200}}));
   EXPECT_EQ(by_key("job"), (std::map<std::string, double>{{"", 100}, {"77", 300}}));
+  EXPECT_EQ(by_key("step"), (std::map<std::string, double>{{"", 100}, {"77.0", 200}, {"77.3", 100}}));
   EXPECT_EQ(by_key("user"), (std::map<std::string, double>{{"", 100}, {"ann", 300}}));
   query("UPDATE energy_version SET version = 7");
   EXPECT_THROW(energy_sums(words(), {}), VersionError);

@@ -10,6 +10,7 @@ namespace {
 std::string sum_column(const std::string& by, Dialect dialect) {
   if (by == "node") return "node";
   if (by == "job") return "job";
+  if (by == "step") return "CASE WHEN step IS NULL THEN job ELSE job || '.' || step END";
   if (by == "user") return "user_name";
   MOLEN_CHECK(by == "day", "sums by {}", by);
   return day_of_start(dialect);
@@ -19,8 +20,7 @@ std::string sum_sql(const SumQuery& query, Dialect dialect) {
   const std::string key = sum_column(query.by, dialect);
   return fmt::format(
       "SELECT {0}, SUM(CASE WHEN counted = 1 THEN joules END), COUNT(DISTINCT node), SUM(CASE WHEN joules IS NULL THEN "
-      "1 "
-      "ELSE 0 END), MIN(start_s), MAX(end_s) FROM energy_periods WHERE start_s >= {1} AND start_s < {2} GROUP BY {0} "
+      "1 ELSE 0 END), MIN(start_s), MAX(end_s) FROM energy_periods WHERE start_s >= {1} AND start_s < {2} GROUP BY {0} "
       "ORDER BY {0}",
       key, query.since_s, query.until_s);
 }
@@ -28,7 +28,7 @@ std::string sum_sql(const SumQuery& query, Dialect dialect) {
 }  // namespace
 
 const std::vector<std::string>& sum_keys() {
-  static const std::vector<std::string> keys{"node", "job", "user", "day"};
+  static const std::vector<std::string> keys{"node", "job", "step", "user", "day"};
   return keys;
 }
 

@@ -10,7 +10,7 @@
 
 namespace molen::collect {
 
-// The kinds of sums: by "node", "job", "user" or "day" (UTC).
+// The kinds of sums: by "node", "job", "step" (of a job, such as "7.0"), "user" or "day" (UTC).
 const std::vector<std::string>& sum_keys();
 
 struct SumQuery {

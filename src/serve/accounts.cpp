@@ -173,6 +173,7 @@ Spent spent_before(const RunRecords& records, const std::optional<std::int64_t>&
 
 std::vector<std::string> keys_of(const Attempt& a, const std::string& by) {
   if (by == "tag") return a.tags;
+  if (by == "step") return {a.step.empty() ? a.job : a.job + "." + a.step};
   if (by == "month") return {std::isfinite(a.start_s) ? utc_timestamp(a.start_s).substr(0, 7) : ""};
   return {by == "run"       ? a.run
           : by == "user"    ? a.user
@@ -228,7 +229,7 @@ std::vector<Attempt> attempts_of(const fs::path& run) {
 }
 
 const std::vector<std::string>& account_keys() {
-  static const std::vector<std::string> keys{"run", "user", "group", "account", "job", "tag", "host", "month"};
+  static const std::vector<std::string> keys{"run", "user", "group", "account", "job", "step", "tag", "host", "month"};
   return keys;
 }
 

@@ -40,8 +40,9 @@ struct AccountRow {
   // The energy-delay product: the sum over attempts of joules times seconds, J s.
   double edp = 0.0;
 };
-// `by`: "run", "user", "group", "account", "job", "tag", "host" or "month" (UTC). An attempt with several tags is in
-// the row of each; so these rows may add up to more than all. Rows come by descending joules.
+// `by`: "run", "user", "group", "account", "job", "step" (of a job, such as "7.0"), "tag", "host" or "month" (UTC). An
+// attempt with several tags is in the row of each; so these rows may add up to more than all. Rows come by descending
+// joules.
 const std::vector<std::string>& account_keys();
 std::vector<AccountRow> account(const std::vector<Attempt>& attempts, const std::string& by);
 Json to_json(const AccountRow& row);

@@ -119,6 +119,7 @@ TEST_F(Accounts, SumsByEachKey) {
   EXPECT_EQ(keys("group"), (Sums{{"g", 1000.0}, {"-", 0.0}}));
   EXPECT_EQ(keys("account"), (Sums{{"p1", 1000.0}, {"-", 0.0}}));
   EXPECT_EQ(keys("job"), (Sums{{"7", 450.0}, {"8", 550.0}, {"-", 0.0}}));
+  EXPECT_EQ(keys("step"), (Sums{{"7.0", 450.0}, {"8.0", 550.0}, {"-", 0.0}}));
   EXPECT_EQ(keys("host"), (Sums{{"n1", 450.0}, {"n2", 550.0}}));
   EXPECT_EQ(keys("tag"), (Sums{{"night", 1000.0}, {"fi,nal", 1000.0}}));
   EXPECT_EQ(keys("month"), (Sums{{"2026-09", 450.0}, {"2026-10", 550.0}, {"2026-11", 0.0}}));
