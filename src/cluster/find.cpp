@@ -40,8 +40,15 @@ std::string_view shipped_text(const std::string& name) {
 }
 
 Cluster find(const std::string& name_or_file) {
-  if (name_or_file.ends_with(".toml") || name_or_file.find('/') != std::string::npos)
-    return parse(read_file(name_or_file, kLargestDescription), name_or_file);
+  if (name_or_file.ends_with(".toml") || name_or_file.find('/') != std::string::npos) {
+    const std::string text = read_file(name_or_file, kLargestDescription);
+    if (const auto first = text.find_first_not_of(" \t\r\n"); first != std::string::npos && text[first] == '{')
+      throw UsageError(
+          "{}: this is JSON, as a calibration is; needed here is the description of a cluster (*.toml), or the name of "
+          "one that molen ships",
+          name_or_file);
+    return parse(text, name_or_file);
+  }
   Cluster cluster = parse(shipped_text(name_or_file), name_or_file + ".toml");
   cluster.origin = "shipped";
   return cluster;

@@ -124,6 +124,8 @@ TEST(Find, AFileIsReadByItsPath) {
   std::ofstream(path) << "nodes = ";
   expect_parts(reason([&] { find(path); }), {path + ":1: the file is not TOML"});
   expect_parts(reason([&] { find((folder / "none.toml").string()); }), {"none.toml"});
+  std::ofstream(path) << "\n { \"format\": 8 }";
+  expect_parts(reason([&] { find(path); }), {path + ": this is JSON, as a calibration is", "*.toml"});
   fs::remove_all(folder);
 }
 
