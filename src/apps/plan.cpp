@@ -32,11 +32,14 @@ void add_calculus_options(CLI::App& verb, PlanArguments& o) {
                   "70 B)");
   verb.add_option("--tokens", c.tokens, "calculus: tokens to train on, 450e9 or 450B (default: train.until of CONFIG)");
   verb.add_option("--devices", c.devices, "calculus: devices to train on, instead of --nodes");
-  verb.add_option("--mfu", c.mfu, "calculus: share of the devices' 16-bit peak that the counted FLOPs reach")
+  verb.add_option(
+          "--mfu", c.mfu,
+          "calculus: share of the devices' 16-bit peak that the counted FLOPs reach, or \"simulated\" for that of "
+          "CONFIG's step as `molen simulate` predicts it")
       ->capture_default_str();
   verb.add_option("--mfu-spread", c.mfu_spread,
-                  "calculus: the true share is within this of --mfu, relative to it, with a probability of 80 %")
-      ->capture_default_str();
+                  "calculus: the true share is within this of --mfu, relative to it, with a probability of 80 % "
+                  "(default: 0.2)");
   verb.add_flag(
       "--recompute", c.recompute,
       "calculus: the backward computes all activations again, 8 N FLOPs per token instead of 6 N, all of them "

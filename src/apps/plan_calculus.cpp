@@ -4,13 +4,16 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <sstream>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/units.h"
 #include "cluster/cluster.h"
 #include "config/values.h"
 #include "plan/calculus_table.h"
+#include "plan/trial.h"
 #include "serve/run_data.h"
 
 namespace molen::apps {
@@ -55,6 +58,35 @@ void apply_config(const config::Config& c, plan::TrainingPlan& plan) {
   plan.recompute = true;
 }
 
+// Returns the share that --mfu gives as a number.
+cluster::Figure given_mfu(const CalculusArguments& o) {
+  double share = 0.0;
+  const char* end = o.mfu.data() + o.mfu.size();
+  if (const auto [at, error] = std::from_chars(o.mfu.data(), end, share); error != std::errc() || at != end)
+    throw UsageError("--mfu: '{}' is neither a share of the peak, such as 0.4, nor \"simulated\"", o.mfu);
+  return {share, o.mfu_spread.value_or(0.2),
+          "--mfu and --mfu-spread; 0.4 is what the GPT-NL project planned with, 0.32 what it got"};
+}
+
+// Returns the share that the counted FLOPs of the configuration's simulated step reach.
+cluster::Figure simulated_mfu(const CalculusArguments& o, const config::Config& c, const plan::TrainingPlan& plan,
+                              const plan::TrainedModel& model) {
+  if (o.mfu_spread) throw UsageError("--mfu-spread: with --mfu simulated, the spread is that of the simulated step");
+  if (o.recompute)
+    throw UsageError(
+        "--recompute: with --mfu simulated, parallel.recompute of the configuration says what is recomputed");
+  const plan::Outcome outcome = plan::predict(c, plan.cluster, plan::machine_on(plan.cluster, plan.devices));
+  if (outcome.kind != plan::Outcome::Kind::kStep)
+    throw UsageError("--mfu simulated: no step on {} of {}: {}", counted(plan.devices, "device"), plan.cluster.name,
+                     outcome.why);
+  const plan::StepFigures& step = outcome.figures;
+  const double per_token = plan::flops_per_token(model, plan::rule_of(model, plan.recompute)).value();
+  const double peak = static_cast<double>(plan.devices) * plan.cluster.device.peak_16bit.value;
+  return {
+      per_token * static_cast<double>(step.tokens) / step.step_s / peak, step.high_s / step.step_s - 1.0,
+      fmt::format("a simulated step of {} with {} tokens, {}", human(Seconds(step.step_s)), step.tokens, step.layout)};
+}
+
 }  // namespace
 
 std::optional<double> tokens_until(const config::Config& c) {
@@ -84,8 +116,8 @@ int run_calculus(const ConfigOptions& options, const CalculusArguments& o) {
   plan::TrainingPlan plan;
   plan.cluster = cluster::find(o.cluster);
   plan.devices = devices_of(o, plan.cluster);
-  plan.mfu = {o.mfu, o.mfu_spread,
-              "--mfu and --mfu-spread; 0.4 is what the GPT-NL project planned with, 0.32 what it got"};
+  const bool simulated = o.mfu == "simulated";
+  if (!simulated) plan.mfu = given_mfu(o);
   const bool has_config = options.file || options.model || !options.sets.empty();
   std::vector<plan::TrainedModel> models;
   if (has_config) {
@@ -93,7 +125,11 @@ int run_calculus(const ConfigOptions& options, const CalculusArguments& o) {
     const config::Config c = load_config(options);
     models.push_back(plan::model_of(plan::resolve_architecture(c), c.data.sequence_length));
     apply_config(c, plan);
+    if (simulated) plan.mfu = simulated_mfu(o, c, plan, models.front());
   } else {
+    if (simulated)
+      throw UsageError(
+          "--mfu simulated: the step of a configuration or of --model is simulated, so one of them is needed");
     models = o.sizes.empty() ? plan::figure_models() : models_of_sizes(o.sizes);
   }
   if (!o.tokens.empty()) plan.tokens = count_of("--tokens", o.tokens, "tokens", "450e9 or 450B");

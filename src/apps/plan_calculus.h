@@ -11,7 +11,8 @@ namespace molen::apps {
 struct CalculusArguments {
   std::string sizes, tokens, cluster, noise_scale, format = "text", plot;
   std::optional<int> nodes, devices;
-  double mfu = 0.4, mfu_spread = 0.2;
+  std::string mfu = "0.4";  // or "simulated"
+  std::optional<double> mfu_spread;
   bool recompute = false;
 };
 

@@ -358,6 +358,20 @@ def calculus(case):
     own = said("tiny.toml", {"parallel.recompute": "full"})
     equal("train.until: 4 steps of 4 x 16 tokens", (own["plan"]["tokens"], own["plan"]["recompute"]), (256, True))
     equal("--tokens over it", said("tiny.toml", "--tokens", "1B")["plan"]["tokens"], 1e9)
+    # The MFU of a simulated step: the same step, the same FLOPs, so tokens / tokens a step of those steps.
+    job = ["--model", "llama3-8b", {"data.sequence_length": 4096}, {"batch.global": 88}, {"parallel.sharding": "FULL_SHARD"}]
+    for layout in ([], [{"parallel.recompute": "full"}]):
+        step = json.loads(case.molen("simulate", *job, *layout, "--cluster", "snellius-h100", "--ranks", 88, "--format", "json").stdout)["step_s"]
+        of_step = said(*job, *layout, "--tokens", "450B", "--nodes", 22, "--mfu", "simulated")
+        close("--mfu simulated: the time of its steps", days(of_step) * 86400, 450e9 / (88 * 4096) * step)
+        high = of_step["models"][0]["costs"]["days"]["high"] / days(of_step)
+        assert "simulated step" in of_step["plan"]["mfu"]["source"] and high > 1.01, of_step["plan"]["mfu"]
+    simulated = [*base, "--tokens", "1B", "--mfu", "simulated"]
+    case.refused(*simulated, says=["--mfu simulated", "--model"])
+    case.refused(*simulated, *job, "--nodes", 22, "--mfu-spread", 0.1, says="--mfu-spread")
+    case.refused(*simulated, *job, "--nodes", 22, "--recompute", says=["--recompute", "parallel.recompute"])
+    case.refused(*simulated, *job, {"parallel.tensor": 5}, "--nodes", 22, says=["--mfu simulated", "88 devices", "parallel.tensor"])
+    case.refused(*base, *sized, "--mfu", "much", says=["--mfu", "much", "simulated"])
     # Batches: at the noise scale twice the least tokens and twice the least steps.
     rows = {b["batch_tokens"]: b for b in said(*sized, "--nodes", 22, "--noise-scale", "4M")["models"][0]["batches"]}
     equal("--noise-scale", (rows[4e6]["token_ratio"], rows[4e6]["step_ratio"], rows[1e6]["step_ratio"]), (2, 2, 5))
