@@ -63,12 +63,20 @@ Json cluster_json(const Simulated& s, Bytes memory, Bytes host) {
   if (!s.cluster) return nullptr;
   const double room = plannable(*s.cluster);
   const auto [low, high] = interval_of(s);
-  return {{"name", s.cluster->name},         {"device", s.cluster->device.name},
-          {"interval_s", {low, high}},       {"device_memory_bytes", s.cluster->device.memory.value},
-          {"plannable_memory_bytes", room},  {"plannable_host_bytes", plannable_host(s)},
-          {"fits", fits(s, memory, host)},   {"devices_j", s.energy.devices.value},
-          {"hosts_j", s.energy.hosts.value}, {"site_j", s.energy.site},
-          {"kg_co2e", s.energy.kg_co2e},     {"energy_spread", s.energy.spread}};
+  return {{"name", s.cluster->name},
+          {"device", s.cluster->device.name},
+          {"interval_s", {low, high}},
+          {"device_memory_bytes", s.cluster->device.memory.value},
+          {"plannable_memory_bytes", room},
+          {"plannable_host_bytes", plannable_host(s)},
+          {"fits", fits(s, memory, host)},
+          {"devices_j", s.energy.devices.value},
+          {"hosts_j", s.energy.hosts.value},
+          {"site_j", s.energy.site},
+          {"kg_co2e", s.energy.kg_co2e},
+          {"energy_spread", s.energy.spread},
+          {"site_j_spread", s.energy.site_spread},
+          {"kg_co2e_spread", s.energy.co2e_spread}};
 }
 
 // The interval of the step, and by source what would make the step longer by itself.
@@ -155,9 +163,9 @@ void print_cluster(const Simulated& s, Bytes memory, Bytes host) {
                human(Bytes(static_cast<std::int64_t>(plannable_host(s)))));
   fmt::print(
       "energy of a step {:.4g} J +- {:.0f} % ({:.4g} J devices, {:.4g} J hosts), {:.3g} J a token; with the site "
-      "{:.4g} J, {:.3g} kg CO2e\n",
+      "{:.4g} J, {:.3g} kg CO2e +- {:.0f} %\n",
       s.energy.computers().value, 100.0 * s.energy.spread, s.energy.devices.value, s.energy.hosts.value,
-      s.energy.computers().value / tokens, s.energy.site, s.energy.kg_co2e);
+      s.energy.computers().value / tokens, s.energy.site, s.energy.kg_co2e, 100.0 * s.energy.co2e_spread);
 }
 
 // The metrics of a run are means over its ranks, and each stage has as many ranks as any other.

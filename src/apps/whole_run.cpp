@@ -43,7 +43,7 @@ class StepCounts {
 
 // The power of the computers while they work and while devices wait, which draw their share "power_waiting" then.
 plan::RunPower power_of(const cluster::Cluster& on, const PredictedStep& step, int ranks) {
-  const double spread = std::hypot(on.device.peak_power.spread, on.node.host_power.spread);
+  const double spread = step.energy.power_spread;
   const double idle = on.device.idle_power.value, range = on.device.peak_power.value - idle;
   const double waiting = ranks * (idle + sim::Factors::shipped().of("power_waiting") * range);
   return {{step.energy.computers().value / step.seconds, spread},

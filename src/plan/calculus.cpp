@@ -9,6 +9,7 @@
 #include "arch/parts.h"
 #include "base/error.h"
 #include "base/units.h"
+#include "sim/described_energy.h"
 
 namespace molen::plan {
 namespace {
@@ -156,7 +157,7 @@ Estimate training_seconds(const TrainingPlan& plan, double flops_per_token) {
 }
 
 const cluster::Figure& training_load() {
-  static const cluster::Figure load{0.75, 0.15,
+  static const cluster::Figure load{0.75, sim::kPowerShareSpread,
                                     "training on 8 H100 draws 76 % of the node's rating (arXiv 2506.14551); on a "
                                     "MI250X, 408 W of 560 W (Yin et al. 2023)"};
   return load;

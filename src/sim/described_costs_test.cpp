@@ -4,6 +4,8 @@
 #include <rapidcheck/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
+
 #include "base/error.h"
 #include "base/file.h"
 #include "program/ir/stages.h"
@@ -245,7 +247,22 @@ TEST(DescribedEnergy, IsPowerTimesTimeOfDevicesAndHosts) {
   EXPECT_LT(e.devices.value, 8 * 500.0 * step);
   EXPECT_DOUBLE_EQ(e.site, 1.5 * e.computers().value);
   EXPECT_DOUBLE_EQ(e.kg_co2e, 1e-7 * e.site);
-  EXPECT_NEAR(e.spread, 0.1, 1e-12);
+  // Of exact figures, only the share of its range that a device draws is uncertain, and the time.
+  const double above_idle = e.devices.value - 8 * 100.0 * step, all = e.computers().value;
+  EXPECT_NEAR(e.power_spread, 0.15 * above_idle / all, 1e-9);
+  EXPECT_NEAR(e.spread, std::hypot(0.1, e.power_spread), 1e-12);
+  EXPECT_EQ(e.spread, e.co2e_spread);
+  cluster::Cluster unsure = round_cluster();
+  unsure.device.idle_power.spread = 0.2, unsure.device.peak_power.spread = 0.1, unsure.node.host_power.spread = 0.3;
+  unsure.site.pue.spread = 0.05, unsure.site.intensity.spread = 0.4;
+  const StepEnergy u = energy_of(stages, timelines, unsure, neutral(), 0.1);
+  const double at_peak_s = above_idle / 400, at_idle_s = 8 * step - at_peak_s;
+  const double devices = std::hypot(at_idle_s * 100 * 0.2, at_peak_s * 500 * 0.1, above_idle * 0.15);
+  EXPECT_EQ(u.computers().value, all);
+  EXPECT_NEAR(u.power_spread, std::hypot(devices, 0.3 * e.hosts.value) / all, 1e-9);
+  EXPECT_NEAR(u.spread, std::hypot(0.1, u.power_spread), 1e-12);
+  EXPECT_NEAR(u.site_spread, std::hypot(u.spread, 0.05), 1e-12);
+  EXPECT_NEAR(u.co2e_spread, std::hypot(u.site_spread, 0.4), 1e-12);
 }
 
 TEST(Factors, AreRefusedByName) {

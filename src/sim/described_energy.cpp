@@ -42,6 +42,14 @@ double in_quadrature(std::initializer_list<double> spreads) {
   return std::sqrt(sum);
 }
 
+void set_spreads(StepEnergy& e, double devices_spread_j, const cluster::Cluster& c, double time_spread) {
+  const double hosts_spread_j = e.hosts.value * c.node.host_power.spread, all = e.computers().value;
+  e.power_spread = all > 0.0 ? in_quadrature({devices_spread_j, hosts_spread_j}) / all : 0.0;
+  e.spread = in_quadrature({time_spread, e.power_spread});
+  e.site_spread = in_quadrature({e.spread, c.site.pue.spread});
+  e.co2e_spread = in_quadrature({e.site_spread, c.site.intensity.spread});
+}
+
 }  // namespace
 
 StepEnergy energy_of(const program::Stages& stages, const std::vector<program::Timeline>& timelines,
@@ -50,17 +58,22 @@ StepEnergy energy_of(const program::Stages& stages, const std::vector<program::T
                range = c.device.peak_power.value - idle;
   const double ranks = stages.program(0).grid.ranks(), of_stage = ranks / static_cast<double>(stages.size());
   StepEnergy e;
+  double at_idle_s = 0.0, at_peak_s = 0.0;  // of all ranks: idle power times the one and peak power times the other
   for (std::size_t s = 0; s < stages.size(); ++s) {
     const BusySeconds busy = busy_of(stages.ops(s), timelines[s]);
     const double waiting = std::max(0.0, step - busy.products - busy.memory);
     const double active = busy.products * factors.of("power_products") + busy.memory * factors.of("power_memory") +
                           waiting * factors.of("power_waiting");
     e.devices += Joules(of_stage * (step * idle + active * range));
+    at_idle_s += of_stage * (step - active), at_peak_s += of_stage * active;
   }
   e.hosts = Joules(std::ceil(ranks / c.node.devices) * c.node.host_power.value * step);
   e.site = e.computers().value * c.site.pue.value;
   e.kg_co2e = e.site * c.site.intensity.value;
-  e.spread = in_quadrature({time_spread, c.device.peak_power.spread, c.node.host_power.spread, c.site.pue.spread});
+  const double of_idle = at_idle_s * idle * c.device.idle_power.spread,
+               of_peak = at_peak_s * c.device.peak_power.value * c.device.peak_power.spread,
+               of_share = at_peak_s * range * kPowerShareSpread;
+  set_spreads(e, in_quadrature({of_idle, of_peak, of_share}), c, time_spread);
   return e;
 }
 

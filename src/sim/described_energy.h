@@ -11,12 +11,20 @@
 
 namespace molen::sim {
 
+// By how much a device's power in training, above its idle power, may differ from the share of its range that a
+// prediction takes: relative to it, with a probability of 80 %. plan::training_load names the measurements.
+inline constexpr double kPowerShareSpread = 0.15;
+
+// The spreads are relative: with a probability of 80 % the true value is within them.
 struct StepEnergy {
   Joules devices, hosts;  // of all ranks and nodes in one step
   Joules computers() const { return devices + hosts; }
-  double site = 0.0;     // J, with the site's cooling and losses (PUE)
-  double kg_co2e = 0.0;  // of the site's electricity
-  double spread = 0.0;   // with a probability of 80 % the true energies are within this, relative to them
+  double site = 0.0;          // J, with the site's cooling and losses (PUE)
+  double kg_co2e = 0.0;       // of the site's electricity
+  double spread = 0.0;        // of the computers' energy: `power_spread`, and the time's
+  double site_spread = 0.0;   // of `site`: that, and the PUE's
+  double co2e_spread = 0.0;   // of `kg_co2e`: that, and the intensity's
+  double power_spread = 0.0;  // of the computers' mean power
 };
 
 // Returns the energy of a step. A device takes its idle power and a share of what is between idle and peak: the shares
