@@ -404,6 +404,12 @@ def kilowatt_meter(name):
     return {"energy.meters": [f"replay:{name}"], "train.until": "1000000 steps", "checkpoint.every": "1000000 steps"}
 
 
+def begun_within(run, budget, total, used):
+    """No step is begun that the budget does not pay for. How far the last one, and the save after it, go beyond the budget depends on this machine, which may stall for a while."""
+    begun = run.steps[-2][total]
+    assert begun < budget and used > 0.9 * budget, (begun, used, budget)
+
+
 @row("energy.energy_budget", "energy.co2_budget")
 def budgets(case):
     """A run ends with a checkpoint at the last step that its budget pays for, with exit status 3, and goes on once the budget is raised."""
@@ -411,8 +417,7 @@ def budgets(case):
     held = {**plan, **HELD, "train.validate_every": "1000000 steps", "train.validate_batches": 1}
     first = case.train(held, {"energy.energy_budget": "4 kJ"}, name="budget", code=3)
     last, used = first.steps[-1]["step"], lambda run: run.events("budget")[-1]["used_j"]
-    # A save and a validation of milliseconds may take longer at the end than when they were measured.
-    assert 3600 < used(first) < 4200, used(first)
+    begun_within(first, 4e3 / 3.6e6, "kwh_total", used(first) / 3.6e6)
     equal("the checkpoint at the end", first.checkpoints()[-1], last)
     equal("the validation at the end", first.events("validation")[-1]["step"], last)
     equal("what is said", [e["action"] for e in first.events("budget")], ["exceeds", "end"])
@@ -429,7 +434,8 @@ def budgets(case):
     equal("nothing more", again.steps[-1]["step"], last)
     assert "nothing to do" in again.out, again.out
     more = case.train(held, {"energy.energy_budget": "8 kJ"}, name="budget", code=3)
-    assert more.steps[-1]["step"] > last and 7200 < used(more) < 8400, (last, more.steps[-1]["step"], used(more))
+    assert more.steps[-1]["step"] > last, more.steps[-1]
+    begun_within(more, 8e3 / 3.6e6, "kwh_total", used(more) / 3.6e6)
     equal("without a budget nothing is said", case.train({**plan, "train.until": "4 steps"}).events("budget"), [])
     enough = case.train({**plan, "train.until": "1500 steps"}, {"energy.energy_budget": "10 MJ"})
     equal("one that does", ([e["action"] for e in enough.events("budget")], enough.steps[-1]["step"]), (["end"], 1500))
@@ -439,8 +445,7 @@ def budgets(case):
     # 268 g CO2e/kWh, of 4 kJ.
     grams = 268 * 4e3 / 3.6e6
     green = case.train(plan, {"energy.co2_budget": f"{grams:.6f} g", "energy.site": "NL"}, "--ranks", 2, code=3)
-    kg = green.events("budget")[-1]["used_kg"]
-    assert 0.9 * grams < 1e3 * kg < 1.05 * grams, (grams, kg)
+    begun_within(green, 1e-3 * grams, "kg_co2e_total", green.events("budget")[-1]["used_kg"])
     assert green.steps[-1]["kg_co2e_at_end"]["value"] > 10 * green.steps[-1]["kg_co2e_total"]
     case.refused("train", "tiny.toml", plan, {"energy.energy_budget": "0 kWh"}, says=["energy.energy_budget", "above zero"])
     case.refused("train", "tiny.toml", plan, {"energy.energy_budget": "-1 kWh"}, says=["energy.energy_budget", "an energy such as"])
@@ -458,7 +463,8 @@ def shrunk_as_by_hand(case, plan, budget, kind, ranks, name):
     sets = {**plan, "schedule.kind": kind, "checkpoint.keep": 0}
     shrunk = case.train(sets, budget, "--ranks", ranks, name=f"shrunk-{name}")
     events = [e for e in shrunk.events("budget") if e["action"] == "shrink"]
-    assert events and shrunk.events("budget")[-1]["used_j"] < 4200, shrunk.events("budget")
+    assert events, shrunk.events("budget")
+    assert shrunk.steps[-2]["kwh_total"] * 3.6e6 < 4000, shrunk.steps[-2]
     last = events[-1]["paid_steps"]
     equal("the last step", (shrunk.steps[-1]["step"], shrunk.checkpoints()[-1]), (last, last))
     close("the rate at the end", shrunk.steps[-1]["lr"], 1e-3)
