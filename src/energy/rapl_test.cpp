@@ -67,7 +67,7 @@ TEST(Powercap, WrapsOnceButAdmitsALongSilence) {
   EXPECT_EQ(m.meters[0]->read().value().gaps, 1) << "what is read later shows that energy was lost";
 }
 
-// Both ranges that processors have. At 350 W the counter wraps every three or twelve minutes.
+// Processors have counters of two ranges. At 350 W they wrap every three and every twelve minutes.
 TEST(Powercap, WrapsAtBothRanges) {
   for (const std::uint64_t range : {65532610987ULL, 262143328850ULL}) {
     FakeMachine f;

@@ -6,9 +6,9 @@
 
 namespace molen::energy {
 
-// What the times of a recording count from. With kOpening, the first line is the moment at which the meters are opened,
-// so each attempt of a run starts the recording anew. With kClock, times are those of the machine's monotonic clock, so
-// all attempts read one counter that goes on between them, as those of machines do.
+// This says where the time of a recording begins. With kOpening, the first line is the moment at which the meters are
+// opened, so each attempt of a run starts the recording anew. With kClock, the times are those of the machine's
+// monotonic clock. All attempts then read one counter, which goes on between them as the counters of machines do.
 enum class ReplayTime { kOpening, kClock };
 
 // Opens a recording with one JSON object per line: {"time_s": 0.5, "energy_j": {"cpu-package0": 61.5, "gpu0": null}}.

@@ -42,8 +42,8 @@ RopeTable make_rope_table(const arch::Architecture& arch, std::span<const Positi
                           at::Device device) {
   if (arch.position != arch::Position::kRope) return {};
   const i64 half = arch.head_dim / 2;
-  // The C library's functions, because ATen's are MKL's, which ranks that call them first at the same moment sometimes
-  // get with other last bits.
+  // The table needs the C library's cosine and sine. ATen calls MKL for them, and when several ranks make their first
+  // call at the same moment, MKL sometimes returns values with other last bits to one of them.
   const at::Tensor cosines = at::empty({count_positions(positions), half}, at::kDouble),
                    sines = at::empty_like(cosines);
   for (i64 i = 0; i < half; ++i) {

@@ -298,7 +298,7 @@ TEST(Kernels, RunTwiceGiveTheSameBits) {
   }
 }
 
-// ATen's functions have other last bits, now and then not even the same ones in every run.
+// The cosine and sine of ATen have other last bits than those of the C library, and not the same ones in every run.
 TEST(RopeTables, HaveTheCLibrarysBits) {
   arch::Architecture a;
   a.head_dim = 24, a.rope_theta = 10000.0;

@@ -247,7 +247,7 @@ TEST(DescribedEnergy, IsPowerTimesTimeOfDevicesAndHosts) {
   EXPECT_LT(e.devices.value, 8 * 500.0 * step);
   EXPECT_DOUBLE_EQ(e.site, 1.5 * e.computers().value);
   EXPECT_DOUBLE_EQ(e.kg_co2e, 1e-7 * e.site);
-  // Of exact figures, only the share of its range that a device draws is uncertain, and the time.
+  // The cluster's figures are exact here. Only the time and the share of its range that a device draws are uncertain.
   const double above_idle = e.devices.value - 8 * 100.0 * step, all = e.computers().value;
   EXPECT_NEAR(e.power_spread, 0.15 * above_idle / all, 1e-9);
   EXPECT_NEAR(e.spread, std::hypot(0.1, e.power_spread), 1e-12);

@@ -94,7 +94,8 @@ TEST_F(DetachedProgram, HasNothingOfItsStarter) {
   const Launched launched = start(
       "echo pid=$$; echo parent=$PPID; echo \"folder=$PWD\"; echo \"variables=$(env | cut -d= -f1 | sort | tr '\\n' ' "
       "')\"\n"
-      "grep -E 'SigBlk|SigIgn' /proc/self/status; umask\n"  // of grep: the shell blocks all signals while it starts it
+      "grep -E 'SigBlk|SigIgn' /proc/self/status; umask\n"  // the status of grep, because the shell blocks signals
+                                                            // while it starts grep
       "echo done=1; exec cat\n");
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   ::signal(SIGHUP, handled);
