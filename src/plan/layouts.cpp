@@ -294,7 +294,8 @@ std::vector<Pair> pairs_of(const Layout& layout) {
   std::vector<Pair> pairs;
   const auto named = [&](std::size_t i) { return fmt::format("{} {}", i, layout.choices[i]); };
   for (std::size_t i = 0; i < layout.choices.size(); ++i)
-    for (std::size_t k = i + 1; k < layout.choices.size(); ++k) pairs.emplace_back(named(i), named(k));
+    for (std::size_t k = i + 1; k < layout.choices.size(); ++k)
+      if (!layout.choices[i].empty() && !layout.choices[k].empty()) pairs.emplace_back(named(i), named(k));
   return pairs;
 }
 

@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "prove/covering.h"
 #include "prove/layouts_suite.h"
 
 namespace molen::prove {
@@ -62,32 +63,34 @@ TEST_P(CapacityOverRanks, TwiceTheSameAndTheDeadAreDead) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Matrix, CapacityOverRanks,
-    ::testing::Values(capped(1, 1, {1, 0, true, 2}), capped(1, 1, {3, 1, false, 1}), capped(1, 1, {2, 3, false, 2}),
-                      capped(2, 1, {2, 2, false, 1}, true), capped(1, 2, {2, 3, false, 1}),
-                      capped(1, 4, {1, 1, false, 2}), capped(2, 2, {1, 0, false, 1}, true),
-                      capped(1, 2, {1, 2, false, 1}).recomputing("dispatch,expert_up,expert_activation/2"),
-                      over_two_stages(capped(1, 1, {2, 1, true, 1}), program::ScheduleKind::k1f1b),
-                      over_two_stages(capped(1, 2, {1, 0, false, 1}), program::ScheduleKind::kZbH1)));
+INSTANTIATE_TEST_SUITE_P(Matrix, CapacityOverRanks,
+                         ::testing::ValuesIn(suite::covering(
+                             {capped(1, 1, {1, 0, true, 2}), capped(1, 1, {3, 1, false, 1}),
+                              capped(1, 1, {2, 3, false, 2}), capped(2, 1, {2, 2, false, 1}, true),
+                              capped(1, 2, {2, 3, false, 1}), capped(1, 4, {1, 1, false, 2}),
+                              capped(2, 2, {1, 0, false, 1}, true),
+                              capped(1, 2, {1, 2, false, 1}).recomputing("dispatch,expert_up,expert_activation/2"),
+                              over_two_stages(capped(1, 1, {2, 1, true, 1}), program::ScheduleKind::k1f1b),
+                              over_two_stages(capped(1, 2, {1, 0, false, 1}), program::ScheduleKind::kZbH1)})));
 
 // Context ranks have parts of each sequence, and find together which tokens an expert takes.
 INSTANTIATE_TEST_SUITE_P(
     Context, CapacityOverRanks,
-    ::testing::Values(
-        with_shared_sequences(2, kGather, capped(1, 1, {1, 0, false, 3})),
-        with_shared_sequences(3, kRing, capped(1, 1, {1, 0, true, 2})),
-        with_shared_sequences(4, kGather, capped(1, 1, {1, 1, false, 2})),
-        with_shared_sequences(2, kRing, capped(1, 1, {2, 3, false, 1})),
-        with_shared_sequences(2, kGather, capped(2, 1, {1, 2, false, 1}, true)),
-        with_shared_sequences(2, kRing, capped(1, 2, {1, 3, false, 1})),
-        with_shared_sequences(2, kGather, capped(1, 2, {2, 1, false, 1}))
-            .recomputing("dispatch,expert_up,expert_activation/2"),
-        with_shared_sequences(4, kRing, capped(1, 2, {1, 0, false, 1}).recomputing("full")),
-        with_shared_sequences(2, kGather, capped(2, 2, {1, 0, false, 1}, true)),
-        over_two_stages(with_shared_sequences(2, kGather, capped(1, 1, {2, 1, true, 1})), program::ScheduleKind::k1f1b),
-        over_two_stages(with_shared_sequences(3, kRing, capped(1, 2, {1, 0, false, 1})), program::ScheduleKind::kZbH1),
-        with_shared_sequences(2, kGather, capped(1, 1, suite::on_host(kEverything, {1, 3, false, 2})))));
+    ::testing::ValuesIn(suite::covering(
+        {with_shared_sequences(2, kGather, capped(1, 1, {1, 0, false, 3})),
+         with_shared_sequences(3, kRing, capped(1, 1, {1, 0, true, 2})),
+         with_shared_sequences(4, kGather, capped(1, 1, {1, 1, false, 2})),
+         with_shared_sequences(2, kRing, capped(1, 1, {2, 3, false, 1})),
+         with_shared_sequences(2, kGather, capped(2, 1, {1, 2, false, 1}, true)),
+         with_shared_sequences(2, kRing, capped(1, 2, {1, 3, false, 1})),
+         with_shared_sequences(2, kGather, capped(1, 2, {2, 1, false, 1}))
+             .recomputing("dispatch,expert_up,expert_activation/2"),
+         with_shared_sequences(4, kRing, capped(1, 2, {1, 0, false, 1}).recomputing("full")),
+         with_shared_sequences(2, kGather, capped(2, 2, {1, 0, false, 1}, true)),
+         over_two_stages(with_shared_sequences(2, kGather, capped(1, 1, {2, 1, true, 1})),
+                         program::ScheduleKind::k1f1b),
+         over_two_stages(with_shared_sequences(3, kRing, capped(1, 2, {1, 0, false, 1})), program::ScheduleKind::kZbH1),
+         with_shared_sequences(2, kGather, capped(1, 1, suite::on_host(kEverything, {1, 3, false, 2})))})));
 
 // An expert takes the first tokens of a sequence, so the last context rank, whose positions are in the middle, and the
 // first one, which has both ends, drop different numbers of choices. Each counts its own.

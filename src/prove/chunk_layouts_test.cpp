@@ -7,6 +7,7 @@
 #include "program/ir/timeline.h"
 #include "program/parts/part.h"
 #include "program/values/signature.h"
+#include "prove/covering.h"
 #include "prove/layouts_suite.h"
 
 namespace molen::prove {
@@ -131,7 +132,7 @@ std::vector<Layout> chunk_layouts() {
   all.push_back(host);
   return all;
 }
-INSTANTIATE_TEST_SUITE_P(Matrix, Pieces, ::testing::ValuesIn(chunk_layouts()));
+INSTANTIATE_TEST_SUITE_P(Matrix, Pieces, ::testing::ValuesIn(suite::covering(chunk_layouts())));
 
 TEST(PiecesSetting, WhatCannotBeCutIsRefused) {
   const auto refused = [](Layout l, const std::string& says) {

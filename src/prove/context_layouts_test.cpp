@@ -10,6 +10,7 @@
 #include "program/test_edit.h"
 #include "program/text/text.h"
 #include "program/verify/verify.h"
+#include "prove/covering.h"
 #include "prove/layouts_suite.h"
 
 namespace molen::prove {
@@ -95,20 +96,30 @@ TEST_P(ContextLayouts, SameLayoutTwiceIsIdenticalAndTheDeadAreDead) {
 
 INSTANTIATE_TEST_SUITE_P(
     Matrix, ContextLayouts,
-    ::testing::Values(context(2, kGather), context(2, kRing), context(3, kGather), context(3, kRing), context(4, kRing),
-                      context(2, kGather, 1, 1, 3), context(2, kRing, 2, 3), context(2, kGather, 2, 2, 1),
-                      replicated(context(2, kRing, 1, 3), 2), replicated(context(2, kGather, 2, 3, 1), 2),
-                      beside(context(2, kGather), 2, false), beside(context(2, kRing, 1, 3), 2, true),
-                      beside(context(2, kGather, 1, 1, 1), 1, false, 2),
-                      beside(context(2, kRing, 1, 2, 1), 1, false, 2, program::ScheduleKind::kZbH1),
-                      beside(context(2, kGather, 1, 0, 1), 1, false, 2, program::ScheduleKind::kInterleaved),
-                      beside(context(2, kRing, 1, 0, 1), 1, false, 2, program::ScheduleKind::kZbV),
-                      replicated(context(2, kGather, 2, 3, 1), 2, true),
-                      ordered(context(2, kRing, 3, 1, 1), "cp,pp,dp_replicate,dp_shard,tp"),
-                      ordered(beside(context(2, kGather, 1, 3, 1), 2, true), "dp_replicate,tp,cp,dp_shard,pp"),
-                      ordered(replicated(context(2, kGather, 2, 3, 1), 2, true), "cp,dp_replicate,tp,dp_shard,pp"),
-                      context(2, kRing).recomputing("attention"), context(2, kGather, 2, 3).recomputing("full"),
-                      beside(context(2, kRing, 1, 0, 1), 2, true, 2).recomputing("norm_qkv,attention/2")));
+    ::testing::ValuesIn(
+        suite::covering({context(2, kGather),
+                         context(2, kRing),
+                         context(3, kGather),
+                         context(3, kRing),
+                         context(4, kRing),
+                         context(2, kGather, 1, 1, 3),
+                         context(2, kRing, 2, 3),
+                         context(2, kGather, 2, 2, 1),
+                         replicated(context(2, kRing, 1, 3), 2),
+                         replicated(context(2, kGather, 2, 3, 1), 2),
+                         beside(context(2, kGather), 2, false),
+                         beside(context(2, kRing, 1, 3), 2, true),
+                         beside(context(2, kGather, 1, 1, 1), 1, false, 2),
+                         beside(context(2, kRing, 1, 2, 1), 1, false, 2, program::ScheduleKind::kZbH1),
+                         beside(context(2, kGather, 1, 0, 1), 1, false, 2, program::ScheduleKind::kInterleaved),
+                         beside(context(2, kRing, 1, 0, 1), 1, false, 2, program::ScheduleKind::kZbV),
+                         replicated(context(2, kGather, 2, 3, 1), 2, true),
+                         ordered(context(2, kRing, 3, 1, 1), "cp,pp,dp_replicate,dp_shard,tp"),
+                         ordered(beside(context(2, kGather, 1, 3, 1), 2, true), "dp_replicate,tp,cp,dp_shard,pp"),
+                         ordered(replicated(context(2, kGather, 2, 3, 1), 2, true), "cp,dp_replicate,tp,dp_shard,pp"),
+                         context(2, kRing).recomputing("attention"),
+                         context(2, kGather, 2, 3).recomputing("full"),
+                         beside(context(2, kRing, 1, 0, 1), 2, true, 2).recomputing("norm_qkv,attention/2")})));
 
 // Each mutant is the program that a wrong pass would make.
 TEST(ContextMutants, AreRefused) {

@@ -8,6 +8,7 @@
 #include "program/test_edit.h"
 #include "program/text/text.h"
 #include "program/verify/verify.h"
+#include "prove/covering.h"
 #include "prove/layouts_suite.h"
 
 namespace molen::prove {
@@ -127,13 +128,14 @@ TEST_P(DocumentLayouts, TheDeadAreDead) {
 
 INSTANTIATE_TEST_SUITE_P(
     Matrix, DocumentLayouts,
-    ::testing::Values(masked({1, 0, false, 3}), masked({2, 3, true, 2}), with_tensor_ranks(true, {2, 1, false, 1}),
-                      masked(Layout{2, 0}.recomputing("attention/2")), in_context(2, ContextForm::kGather, {1, 1}),
-                      in_context(3, ContextForm::kRing, {1, 0}),
-                      with_tensor_ranks(false, in_context(2, ContextForm::kRing, {1, 2, false, 1})),
-                      in_stages(3, ScheduleKind::k1f1b, {1, 0}), in_stages(2, ScheduleKind::kInterleaved, {2, 3}),
-                      in_stages(3, ScheduleKind::kZbH1, {1, 0, true}), in_stages(3, ScheduleKind::kZbV, {1, 0}),
-                      in_stages(3, ScheduleKind::kGpipe, in_context(2, ContextForm::kRing, {1, 0}))));
+    ::testing::ValuesIn(
+        suite::covering({masked({1, 0, false, 3}), masked({2, 3, true, 2}), with_tensor_ranks(true, {2, 1, false, 1}),
+                         masked(Layout{2, 0}.recomputing("attention/2")), in_context(2, ContextForm::kGather, {1, 1}),
+                         in_context(3, ContextForm::kRing, {1, 0}),
+                         with_tensor_ranks(false, in_context(2, ContextForm::kRing, {1, 2, false, 1})),
+                         in_stages(3, ScheduleKind::k1f1b, {1, 0}), in_stages(2, ScheduleKind::kInterleaved, {2, 3}),
+                         in_stages(3, ScheduleKind::kZbH1, {1, 0, true}), in_stages(3, ScheduleKind::kZbV, {1, 0}),
+                         in_stages(3, ScheduleKind::kGpipe, in_context(2, ContextForm::kRing, {1, 0}))})));
 
 TEST(DocumentMutants, AreRefused) {
   const std::string sound = program::print(program::build(llama(true), setting_of(masked({2, 0}), DType::kF64)));

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "program/test_edit.h"
+#include "prove/covering.h"
 #include "prove/layouts_suite.h"
 
 namespace molen::prove {
@@ -85,27 +86,43 @@ Layout in_axis_order(std::string order, Layout l) {
   return l;
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Matrix, ExpertRanks,
-    ::testing::Values(
-        experts(2), experts(3), experts(8), experts(2, {2, 0, false, 1}), experts(2, {2, 1, false, 1}),
-        experts(2, {2, 2, false, 1}), experts(2, {2, 3, false, 2}), experts(4, {1, 1, false, 2}),
-        experts(2, {1, 2, false, 1}), experts(4, {1, 3, false, 1}), experts(2, in_copies(2, false, {1, 3, false, 1})),
-        experts(2, in_copies(2, true, {2, 2, false, 1})), experts(2, in_copies(2, false, {1, 0, false, 1})),
-        experts(2, {2, 3, false, 1}).units(program::kHalfLayer), experts(2, {2, 2, false, 1}).units(2),
-        experts(2, {1, 0, true, 2}), experts(2, {2, 3, false, 1}).recomputing("dispatch,expert_up/2"),
-        experts(2, on_host(kEverything, {2, 3, false, 1})), experts(2, on_host(kOptimizer, {1, 1, false, 1})),
-        in_axis_order("ep,pp,dp_replicate,dp_shard,cp,tp", experts(2, {2, 3, false, 1})),
-        of_tensor(2, false, experts(2)), of_tensor(2, true, experts(2, {2, 3, true, 1})),
-        of_context(2, kGather, experts(2, {1, 1, false, 1})), of_context(2, kRing, experts(2, {1, 3, false, 1})),
-        of_context(2, kGather, of_tensor(2, true, experts(2))),
-        in_two_stages(program::ScheduleKind::k1f1b, 1, experts(2)),
-        in_two_stages(program::ScheduleKind::kZbH1, 1, experts(2, {1, 2, false, 1})),
-        in_two_stages(program::ScheduleKind::kInterleaved, 1, of_tensor(2, true, experts(2, {1, 3, false, 1}))),
-        experts(8, {1, 2, false, 1}), experts(8, {1, 3, true, 1}), of_tensor(2, true, experts(4, {1, 3, false, 1})),
-        of_context(2, kRing, experts(4, {1, 1, false, 1})),
-        in_two_stages(program::ScheduleKind::k1f1b, 1, experts(4, {1, 2, false, 1})),
-        experts(4, on_host(kEverything, {1, 3, false, 1}))));
+INSTANTIATE_TEST_SUITE_P(Matrix, ExpertRanks,
+                         ::testing::ValuesIn(suite::covering(
+                             {experts(2),
+                              experts(3),
+                              experts(8),
+                              experts(2, {2, 0, false, 1}),
+                              experts(2, {2, 1, false, 1}),
+                              experts(2, {2, 2, false, 1}),
+                              experts(2, {2, 3, false, 2}),
+                              experts(4, {1, 1, false, 2}),
+                              experts(2, {1, 2, false, 1}),
+                              experts(4, {1, 3, false, 1}),
+                              experts(2, in_copies(2, false, {1, 3, false, 1})),
+                              experts(2, in_copies(2, true, {2, 2, false, 1})),
+                              experts(2, in_copies(2, false, {1, 0, false, 1})),
+                              experts(2, {2, 3, false, 1}).units(program::kHalfLayer),
+                              experts(2, {2, 2, false, 1}).units(2),
+                              experts(2, {1, 0, true, 2}),
+                              experts(2, {2, 3, false, 1}).recomputing("dispatch,expert_up/2"),
+                              experts(2, on_host(kEverything, {2, 3, false, 1})),
+                              experts(2, on_host(kOptimizer, {1, 1, false, 1})),
+                              in_axis_order("ep,pp,dp_replicate,dp_shard,cp,tp", experts(2, {2, 3, false, 1})),
+                              of_tensor(2, false, experts(2)),
+                              of_tensor(2, true, experts(2, {2, 3, true, 1})),
+                              of_context(2, kGather, experts(2, {1, 1, false, 1})),
+                              of_context(2, kRing, experts(2, {1, 3, false, 1})),
+                              of_context(2, kGather, of_tensor(2, true, experts(2))),
+                              in_two_stages(program::ScheduleKind::k1f1b, 1, experts(2)),
+                              in_two_stages(program::ScheduleKind::kZbH1, 1, experts(2, {1, 2, false, 1})),
+                              in_two_stages(program::ScheduleKind::kInterleaved, 1,
+                                            of_tensor(2, true, experts(2, {1, 3, false, 1}))),
+                              experts(8, {1, 2, false, 1}),
+                              experts(8, {1, 3, true, 1}),
+                              of_tensor(2, true, experts(4, {1, 3, false, 1})),
+                              of_context(2, kRing, experts(4, {1, 1, false, 1})),
+                              in_two_stages(program::ScheduleKind::k1f1b, 1, experts(4, {1, 2, false, 1})),
+                              experts(4, on_host(kEverything, {1, 3, false, 1}))})));
 
 struct ExpertMutant {
   std::string name;

@@ -2,6 +2,7 @@
 // on a rank while the experts of its layers come and go. Each layout is the same model as on one rank.
 #include <gtest/gtest.h>
 
+#include "prove/covering.h"
 #include "prove/layouts_suite.h"
 
 namespace molen::prove {
@@ -49,15 +50,15 @@ Layout of_units(std::int64_t layers, int prefetch, int tensor, Layout l) {
 
 INSTANTIATE_TEST_SUITE_P(
     Matrix, UnitsOfLayers,
-    ::testing::Values(of_units(2, 1, 1, experts(2, {2, 3, false, 2})), of_units(2, 0, 1, experts(4, {1, 3, false, 1})),
-                      of_units(3, 2, 1, experts(4, {1, 3, true, 1})), of_units(5, 2, 1, experts(2, {2, 3, true, 1})),
-                      of_units(2, 2, 2, experts(2, {1, 3, false, 1})),
-                      of_units(3, 1, 1, experts(2, on_host(kParameters, {1, 0, false, 2}))),
-                      of_units(2, 2, 1, experts(2, on_host(kEverything, {2, 3, true, 1}))),
-                      over_two_stages(of_units(2, 1, 1, experts(2, {1, 3, false, 1})), program::ScheduleKind::k1f1b),
-                      over_two_stages(of_units(3, 2, 1, experts(2, {2, 3, false, 1})), program::ScheduleKind::kZbH1),
-                      over_two_stages(of_units(2, 1, 2, experts(2, {1, 3, true, 1})),
-                                      program::ScheduleKind::kInterleaved)));
+    ::testing::ValuesIn(suite::covering(
+        {of_units(2, 1, 1, experts(2, {2, 3, false, 2})), of_units(2, 0, 1, experts(4, {1, 3, false, 1})),
+         of_units(3, 2, 1, experts(4, {1, 3, true, 1})), of_units(5, 2, 1, experts(2, {2, 3, true, 1})),
+         of_units(2, 2, 2, experts(2, {1, 3, false, 1})),
+         of_units(3, 1, 1, experts(2, on_host(kParameters, {1, 0, false, 2}))),
+         of_units(2, 2, 1, experts(2, on_host(kEverything, {2, 3, true, 1}))),
+         over_two_stages(of_units(2, 1, 1, experts(2, {1, 3, false, 1})), program::ScheduleKind::k1f1b),
+         over_two_stages(of_units(3, 2, 1, experts(2, {2, 3, false, 1})), program::ScheduleKind::kZbH1),
+         over_two_stages(of_units(2, 1, 2, experts(2, {1, 3, true, 1})), program::ScheduleKind::kInterleaved)})));
 
 }  // namespace
 }  // namespace molen::prove

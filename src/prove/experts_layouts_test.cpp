@@ -2,6 +2,7 @@
 // never reads a dead buffer.
 #include <gtest/gtest.h>
 
+#include "prove/covering.h"
 #include "prove/layouts_suite.h"
 
 namespace molen::prove {
@@ -73,26 +74,36 @@ TEST_P(SparseOverRanks, TwiceTheSameAndTheDeadAreDead) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Matrix, SparseOverRanks,
-    ::testing::Values(sparse(1, {2, 0, false, 2}), sparse(1, {3, 1, false, 2}), sparse(1, {2, 2, false, 1}),
-                      sparse(1, {2, 3, false, 2}), sparse(1, {3, 3, false, 1}).units(program::kHalfLayer),
-                      sparse(1, copies(2, false, {2, 3, false, 1})), sparse(1, copies(2, true, {2, 2, false, 1})),
-                      sparse(1, {1, 0, true, 2}), sparse(1, {2, 3, false, 2}).recomputing("dispatch,expert_up/2"),
-                      sparse(1, {1, 0, false, 2}).recomputing("expert_activation"),
-                      sparse(2, {1, 0, false, 3}, true).recomputing("shared_up,shared_act/2"),
-                      sparse(1, on_host(kEverything, {2, 3, false, 2})),
-                      sparse(1, on_host(kActivations, {1, 0, true, 3})), sparse(2), sparse(3),
-                      sparse(6, {1, 0, true, 3}), sparse(2, {2, 2, false, 1}, true), sparse(3, {1, 0, true, 3}, true),
-                      sparse_context(2, kGather, sparse(1)), sparse_context(3, kRing, sparse(1, {1, 0, true, 2})),
-                      sparse_context(2, kRing, sparse(2, {2, 3, false, 1}, true)),
-                      over_two_stages(sparse_context(2, kGather, sparse(1, {1, 1, false, 1})),
-                                      program::ScheduleKind::kZbH1),
-                      sparse(2, on_host(kEverything, {2, 3, false, 1}), true),
-                      over_two_stages(sparse(1), program::ScheduleKind::k1f1b),
-                      over_two_stages(sparse(1), program::ScheduleKind::kZbH1),
-                      over_two_stages(sparse(1, {2, 1, true, 1}), program::ScheduleKind::kInterleaved, 2),
-                      over_two_stages(sparse(2, {1, 0, false, 1}, true), program::ScheduleKind::kZbV, 2)));
+INSTANTIATE_TEST_SUITE_P(Matrix, SparseOverRanks,
+                         ::testing::ValuesIn(suite::covering(
+                             {sparse(1, {2, 0, false, 2}),
+                              sparse(1, {3, 1, false, 2}),
+                              sparse(1, {2, 2, false, 1}),
+                              sparse(1, {2, 3, false, 2}),
+                              sparse(1, {3, 3, false, 1}).units(program::kHalfLayer),
+                              sparse(1, copies(2, false, {2, 3, false, 1})),
+                              sparse(1, copies(2, true, {2, 2, false, 1})),
+                              sparse(1, {1, 0, true, 2}),
+                              sparse(1, {2, 3, false, 2}).recomputing("dispatch,expert_up/2"),
+                              sparse(1, {1, 0, false, 2}).recomputing("expert_activation"),
+                              sparse(2, {1, 0, false, 3}, true).recomputing("shared_up,shared_act/2"),
+                              sparse(1, on_host(kEverything, {2, 3, false, 2})),
+                              sparse(1, on_host(kActivations, {1, 0, true, 3})),
+                              sparse(2),
+                              sparse(3),
+                              sparse(6, {1, 0, true, 3}),
+                              sparse(2, {2, 2, false, 1}, true),
+                              sparse(3, {1, 0, true, 3}, true),
+                              sparse_context(2, kGather, sparse(1)),
+                              sparse_context(3, kRing, sparse(1, {1, 0, true, 2})),
+                              sparse_context(2, kRing, sparse(2, {2, 3, false, 1}, true)),
+                              over_two_stages(sparse_context(2, kGather, sparse(1, {1, 1, false, 1})),
+                                              program::ScheduleKind::kZbH1),
+                              sparse(2, on_host(kEverything, {2, 3, false, 1}), true),
+                              over_two_stages(sparse(1), program::ScheduleKind::k1f1b),
+                              over_two_stages(sparse(1), program::ScheduleKind::kZbH1),
+                              over_two_stages(sparse(1, {2, 1, true, 1}), program::ScheduleKind::kInterleaved, 2),
+                              over_two_stages(sparse(2, {1, 0, false, 1}, true), program::ScheduleKind::kZbV, 2)})));
 
 // Each token chooses every expert, so rounding cannot change a choice, which would be no small difference. The bound is
 // the distance between one rank in bf16 and one rank in fp64.

@@ -20,6 +20,7 @@
 #include "program/provenance/provenance.h"
 #include "program/text/text.h"
 #include "program/verify/verify.h"
+#include "prove/covering.h"
 #include "prove/layouts_suite.h"
 
 namespace molen::prove {
@@ -74,19 +75,34 @@ TEST_P(Layouts, DeadBuffersAreDead) {
 
 INSTANTIATE_TEST_SUITE_P(
     Matrix, Layouts,
-    ::testing::Values(Layout{1, 0, true, 2}, Layout{1, 0, false, 12}, Layout{2, 0, false, 2}, Layout{2, 1, false, 3},
-                      Layout{3, 0, true, 2}, Layout{3, 1, false, 1}, Layout{4, 0, false, 3}, Layout{4, 1, true, 2},
-                      Layout{4, 1, false, 5}, Layout{2, 2, false, 2}, Layout{3, 2, true, 1}, Layout{2, 3, false, 3},
-                      Layout{3, 3, false, 2, 1, false, 0}, Layout{4, 3, true, 1, 1, false, 2},
-                      Layout{2, 1, false, 2, 2}, Layout{2, 2, false, 2, 2}, Layout{2, 3, true, 1, 2},
-                      Layout{2, 2, false, 1, 2, true}, Layout{2, 3, false, 3, 2, true},
-                      Layout{3, 3, false, 1, 2, true, 3}, Layout{2, 1}.recomputing("attention,activation"),
-                      Layout{3, 3}.recomputing("norm_qkv,norm_up/2"),
-                      Layout{2, 2, false, 1, 2}.recomputing("out_projection,activation"),
-                      Layout{2, 0, false, 2}.units(program::kHalfLayer), Layout{3, 1, true, 2}.units(2),
-                      Layout{2, 2, false, 3, 2, true}.units(program::kHalfLayer),
-                      Layout{3, 3, true, 1}.units(program::kHalfLayer),
-                      Layout{2, 3, false, 2}.recomputing("attention,norm_up/2").units(2)));
+    ::testing::ValuesIn(suite::covering({Layout{1, 0, true, 2},
+                                         Layout{1, 0, false, 12},
+                                         Layout{2, 0, false, 2},
+                                         Layout{2, 1, false, 3},
+                                         Layout{3, 0, true, 2},
+                                         Layout{3, 1, false, 1},
+                                         Layout{4, 0, false, 3},
+                                         Layout{4, 1, true, 2},
+                                         Layout{4, 1, false, 5},
+                                         Layout{2, 2, false, 2},
+                                         Layout{3, 2, true, 1},
+                                         Layout{2, 3, false, 3},
+                                         Layout{3, 3, false, 2, 1, false, 0},
+                                         Layout{4, 3, true, 1, 1, false, 2},
+                                         Layout{2, 1, false, 2, 2},
+                                         Layout{2, 2, false, 2, 2},
+                                         Layout{2, 3, true, 1, 2},
+                                         Layout{2, 2, false, 1, 2, true},
+                                         Layout{2, 3, false, 3, 2, true},
+                                         Layout{3, 3, false, 1, 2, true, 3},
+                                         Layout{2, 1}.recomputing("attention,activation"),
+                                         Layout{3, 3}.recomputing("norm_qkv,norm_up/2"),
+                                         Layout{2, 2, false, 1, 2}.recomputing("out_projection,activation"),
+                                         Layout{2, 0, false, 2}.units(program::kHalfLayer),
+                                         Layout{3, 1, true, 2}.units(2),
+                                         Layout{2, 2, false, 3, 2, true}.units(program::kHalfLayer),
+                                         Layout{3, 3, true, 1}.units(program::kHalfLayer),
+                                         Layout{2, 3, false, 2}.recomputing("attention,norm_up/2").units(2)})));
 
 #ifdef MOLEN_FAKE_NCCL
 // Runs the program over the NCCL communicator with mock libraries that treat host memory as a device's.

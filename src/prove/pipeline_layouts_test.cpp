@@ -7,6 +7,7 @@
 #include "program/provenance/provenance.h"
 #include "program/text/text.h"
 #include "program/verify/verify.h"
+#include "prove/covering.h"
 #include "prove/layouts_suite.h"
 
 namespace molen::prove {
@@ -93,7 +94,7 @@ std::vector<Layout> layouts() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Matrix, PipelineLayouts, ::testing::ValuesIn(layouts()));
+INSTANTIATE_TEST_SUITE_P(Matrix, PipelineLayouts, ::testing::ValuesIn(suite::covering(layouts())));
 
 // The stages are as uneven as possible, and the schedule is read from a file that was written by hand: all forwards
 // before all backwards.

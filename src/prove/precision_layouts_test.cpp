@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "optim/loss_scale.h"
+#include "prove/covering.h"
 #include "prove/layouts_suite.h"
 
 namespace molen::prove {
@@ -71,11 +72,11 @@ TEST_P(HalfLayouts, TwiceTheSameAndTheDeadAreDead) {
 constexpr auto k1f1b = program::ScheduleKind::k1f1b, kZbH1 = program::ScheduleKind::kZbH1;
 
 INSTANTIATE_TEST_SUITE_P(Some, HalfLayouts,
-                         ::testing::Values(Layout{2, 0}, Layout{2, 1, false, 3}, Layout{3, 3, true, 2},
-                                           Layout{2, 3, false, 3, 2, true}, tensor_ranks(false),
-                                           tensor_ranks(true, 2, 2), pipeline_layout(k1f1b),
-                                           pipeline_layout(kZbH1, 2, 1), context_pieces(kGather, 2, 3),
-                                           context_pieces(kRing)));
+                         ::testing::ValuesIn(suite::covering({Layout{2, 0}, Layout{2, 1, false, 3},
+                                                              Layout{3, 3, true, 2}, Layout{2, 3, false, 3, 2, true},
+                                                              tensor_ranks(false), tensor_ranks(true, 2, 2),
+                                                              pipeline_layout(k1f1b), pipeline_layout(kZbH1, 2, 1),
+                                                              context_pieces(kGather, 2, 3), context_pieces(kRing)})));
 
 // --- messages
 
@@ -126,14 +127,13 @@ TEST_P(NarrowMessages, TwiceTheSameAndTheDeadAreDead) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Some, NarrowMessages,
-                         ::testing::Values(Layout{2, 0}, Layout{3, 1, false, 1}, Layout{4, 2, true, 1},
-                                           Layout{3, 3, false, 2}, Layout{2, 1, false, 2, 2}, Layout{2, 2, false, 3, 2},
-                                           Layout{2, 3, false, 1, 2, true}, tensor_ranks(false, 2, 0),
-                                           tensor_ranks(true, 2, 2), pipeline_layout(k1f1b, 2, 0),
-                                           pipeline_layout(k1f1b, 2, 3), pipeline_layout(kZbH1, 2, 2),
-                                           context_pieces(kGather), context_pieces(kRing, 2, 3),
-                                           on_host(kGradients, Layout{2, 1, false, 3}),
-                                           on_host(kAll, Layout{2, 3, false, 3, 2})));
+                         ::testing::ValuesIn(suite::covering(
+                             {Layout{2, 0}, Layout{3, 1, false, 1}, Layout{4, 2, true, 1}, Layout{3, 3, false, 2},
+                              Layout{2, 1, false, 2, 2}, Layout{2, 2, false, 3, 2}, Layout{2, 3, false, 1, 2, true},
+                              tensor_ranks(false, 2, 0), tensor_ranks(true, 2, 2), pipeline_layout(k1f1b, 2, 0),
+                              pipeline_layout(k1f1b, 2, 3), pipeline_layout(kZbH1, 2, 2), context_pieces(kGather),
+                              context_pieces(kRing, 2, 3), on_host(kGradients, Layout{2, 1, false, 3}),
+                              on_host(kAll, Layout{2, 3, false, 3, 2})})));
 
 // A message with more elements than a sum widens at once: each block must land in its own place.
 TEST(Messages, OfLargeUnitsAreAddedBlockByBlock) {

@@ -4,6 +4,7 @@
 
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
+#include "prove/covering.h"
 #include "prove/layouts_suite.h"
 
 namespace molen::prove {
@@ -77,22 +78,29 @@ TEST_P(QkNorm, DeadBuffersAreDead) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Matrix, QkNorm,
-    ::testing::Values(
-        normed_along(1, 1, {2, 1, false, 2}), normed_along(1, 1, {3, 3, true, 2}),
-        normed_along(1, 1, {2, 3, false, 2}).units(program::kHalfLayer),
-        normed_along(1, 1, {1, 0}).recomputing("qk_norm"), normed_along(1, 1, {1, 0}).recomputing("norm_qkv"),
-        normed_along(1, 1, {2, 0}).recomputing("norm_qkv,qk_norm,attention/2"),
-        normed_along(1, 1, on_host(kEverything, {2, 3, false, 2})),  //
-        normed_along(2, 1), normed_along(3, 1), normed_along(4, 1, {1, 0, true, 3}),
-        normed_along(2, 1, normed_by_rows({2, 2, false, 1})), normed_along(2, 1, normed_by_rows({1, 0, true, 1}, 2)),
-        normed_along(3, 1, normed_by_rows({1, 0, false, 3})), normed_along(1, 2), normed_ring(normed_along(1, 2)),
-        normed_ring(normed_along(2, 2, normed_by_rows({1, 0, true, 1}))),
-        over_two_stages(normed_along(1, 1), program::ScheduleKind::k1f1b),
-        over_two_stages(normed_along(1, 1), program::ScheduleKind::kZbH1),
-        over_two_stages(normed_along(2, 1, normed_by_rows({1, 0, false, 1})), program::ScheduleKind::kZbV, 2),
-        over_two_stages(normed_along(1, 2, {1, 0, true, 1}), program::ScheduleKind::kZbH1)));
+INSTANTIATE_TEST_SUITE_P(Matrix, QkNorm,
+                         ::testing::ValuesIn(suite::covering(
+                             {normed_along(1, 1, {2, 1, false, 2}),
+                              normed_along(1, 1, {3, 3, true, 2}),
+                              normed_along(1, 1, {2, 3, false, 2}).units(program::kHalfLayer),
+                              normed_along(1, 1, {1, 0}).recomputing("qk_norm"),
+                              normed_along(1, 1, {1, 0}).recomputing("norm_qkv"),
+                              normed_along(1, 1, {2, 0}).recomputing("norm_qkv,qk_norm,attention/2"),
+                              normed_along(1, 1, on_host(kEverything, {2, 3, false, 2})),  //
+                              normed_along(2, 1),
+                              normed_along(3, 1),
+                              normed_along(4, 1, {1, 0, true, 3}),
+                              normed_along(2, 1, normed_by_rows({2, 2, false, 1})),
+                              normed_along(2, 1, normed_by_rows({1, 0, true, 1}, 2)),
+                              normed_along(3, 1, normed_by_rows({1, 0, false, 3})),
+                              normed_along(1, 2),
+                              normed_ring(normed_along(1, 2)),
+                              normed_ring(normed_along(2, 2, normed_by_rows({1, 0, true, 1}))),
+                              over_two_stages(normed_along(1, 1), program::ScheduleKind::k1f1b),
+                              over_two_stages(normed_along(1, 1), program::ScheduleKind::kZbH1),
+                              over_two_stages(normed_along(2, 1, normed_by_rows({1, 0, false, 1})),
+                                              program::ScheduleKind::kZbV, 2),
+                              over_two_stages(normed_along(1, 2, {1, 0, true, 1}), program::ScheduleKind::kZbH1)})));
 
 TEST(QkNormLayouts, OverAllHeadsIsRefusedToTensorRanks) {
   EXPECT_THROW(program::build(over_all_heads(), setting_of(normed_along(2, 1), DType::kF32)), UsageError);

@@ -4,6 +4,7 @@
 
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
+#include "prove/covering.h"
 #include "prove/layouts_suite.h"
 
 namespace molen::prove {
@@ -106,15 +107,15 @@ TEST_P(Tensor, SameLayoutTwiceIsIdenticalAndTheDeadAreDead) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Matrix, Tensor,
-                         ::testing::Values(tensor_layout(2, false), tensor_layout(2, true),
-                                           tensor_layout(4, false, 1, 0, true, 3),
-                                           tensor_layout(4, true, 1, 0, true, 1),
-                                           tensor_layout(2, true, 2, 3, false, 1), tensor_layout(2, false, 2, 2, true),
-                                           tensor_layout(2, true, 3, 1), tensor_layout(4, true, 2, 3),
-                                           tensor_layout(2, true).recomputing("attention,norm_up,activation"),
-                                           tensor_layout(4, false).recomputing("norm_qkv,out_projection/2"),
-                                           tensor_layout(2, true, 2, 3).recomputing("out_projection,norm_up")));
+INSTANTIATE_TEST_SUITE_P(
+    Matrix, Tensor,
+    ::testing::ValuesIn(suite::covering({tensor_layout(2, false), tensor_layout(2, true),
+                                         tensor_layout(4, false, 1, 0, true, 3), tensor_layout(4, true, 1, 0, true, 1),
+                                         tensor_layout(2, true, 2, 3, false, 1), tensor_layout(2, false, 2, 2, true),
+                                         tensor_layout(2, true, 3, 1), tensor_layout(4, true, 2, 3),
+                                         tensor_layout(2, true).recomputing("attention,norm_up,activation"),
+                                         tensor_layout(4, false).recomputing("norm_qkv,out_projection/2"),
+                                         tensor_layout(2, true, 2, 3).recomputing("out_projection,norm_up")})));
 
 // The head goes through its chunks one after another, the last one shorter, on every rank of the vocabulary.
 TEST(TensorHead, GoesThroughChunks) {

@@ -16,6 +16,7 @@ import tempfile
 import threading
 
 MOLEN = str(pathlib.Path(sys.argv[1]).resolve())
+EXHAUSTIVE = "MOLEN_EXHAUSTIVE" in os.environ  # all cases, as in `tools/nightly.sh exhaustive`; without it a part of the long lists
 SKIPPED = 77  # the exit status that CMake's SKIP_RETURN_CODE names
 root = pathlib.Path(tempfile.mkdtemp(prefix="molen_e2e_"))
 

@@ -6,7 +6,7 @@ usage: layouts.py MOLEN
 import json
 import re
 
-from harness import finish, ok, run, shards, work
+from harness import EXHAUSTIVE, finish, ok, run, shards, work
 
 shards()
 small = [x for s in ["model.family=llama", "model.layers=2", "model.hidden=30", "model.ffn=44", "model.heads=6", "model.kv_heads=3", "model.head_dim=10", "model.vocabulary=71", "model.max_sequence=64", "data.sequence_length=23", "batch.global=12", "batch.micro=2"] for x in ("--set", s)]
@@ -17,10 +17,10 @@ def proved(what, count, *options):
     ok(f"verify: {what}: {len(rows)} runs, the largest difference {max(r['ratio'] for r in rows):.4f} of its bound", len(rows) == count and all(r["same"] and 0 <= r["ratio"] <= 1 for r in rows), (len(rows), [r for r in rows if not r["same"]]))
     return [r["layout"] for r in rows]
 few = ("--steps", 2)  # all that passes from one step to the next; the nightly run takes ten
-for family, more in (("llama", ("model.kv_heads=3",)), ("gpt", ())):
-    names = proved(f"{family}, layouts of 8 ranks with every pair of choices", 218, *few, *eight, *[x for s in (f"model.family={family}", *more) for x in ("--set", s)], "--ranks", 8, "--cover", "pairs")
+for family, more, ranks, runs in (("llama", ("model.kv_heads=3",), 8, 218), ("gpt", (), *((8, 218) if EXHAUSTIVE else (4, 134)))):
+    names = proved(f"{family}, layouts of {ranks} ranks with every pair of choices", runs, *few, *eight, *[x for s in (f"model.family={family}", *more) for x in ("--set", s)], "--ranks", ranks, "--cover", "pairs")
     # Each way to share a model stands among them, with one micro-batch and with several.
-    for way in ("tp 2", "tp 4", "sequence parallelism", "pp 2", "pp 4", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "cp 2", "recompute", "ZERO1", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD ", "HYBRID_SHARD_ZERO2", "optimizer over all"):
+    for way in ("tp 2", "tp 4", "sequence parallelism", "pp 2", "pp 4", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "cp 2", "recompute", "ZERO1", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD ", "HYBRID_SHARD_ZERO2", "optimizer over all") if ranks == 8 else ("tp 2", "sequence parallelism", "pp 2", "1f1b", "zb-h1", "cp 2", "recompute", "FULL_SHARD"):
         ok(f"verify: {family} with {way}, accumulating and not", {"micro-batches" in n for n in names if way in n} == {True, False}, names)
 host = proved("with states and activations on the host, and without", 50, *few, *small, "--set", 'parallel.offload=["optimizer","gradients","parameters","activations"]', "--ranks", 2, "--cover", "pairs")
 pieces = proved("with rows in pieces, and whole", 80, *few, *small, "--set", "parallel.tensor_chunks=3", "--ranks", 4, "--cover", "pairs")
