@@ -234,17 +234,23 @@ mutate() {
   fi
 }
 
-# All cases of the tests that `make test` samples: edits of programs that the verifier must refuse, types of layouts, power cuts, and ten steps of each layout beside one rank.
+# All cases of the tests that `make test` samples: edits of programs that the verifier must refuse, types of layouts, power cuts, ten steps of each layout beside one rank, and
+# the scripts that run layouts and strings beside PyTorch and tokenizers.
 exhaustive() {
   cmake --build --preset release -j "$(nproc)" --target program_test plan_test prove_test data_test >"$log/exhaustive-build.txt" 2>&1
-  local ran=0 suite
-  for suite in "program *Edited.*:Figures.*" "plan Types.*" "data PreparePower.*" "prove Matrix/*:All/Optimizers.*"; do
+  local ran=0 suite script
+  for suite in "program *Edited.*:Figures.*" "plan Types.*" "data PreparePower.*" "prove Matrix/*:Context/*:Some/*:All/Optimizers.*"; do
     if MOLEN_EXHAUSTIVE=1 "build/release/src/${suite%% *}/${suite%% *}_test" --gtest_filter="${suite#* }" >"$log/exhaustive-${suite%% *}.txt" 2>&1; then
       ran=$((ran + $(sed -nE 's/^\[=+\] ([0-9]+) tests? from .* ran\..*/\1/p' "$log/exhaustive-${suite%% *}.txt")))
     else
       finding "a test of all cases fails: see $log/exhaustive-${suite%% *}.txt"
       return
     fi
+  done
+  for script in end_to_end/layouts oracle/torch_parity oracle/tokenizer_parity; do
+    local tool=()
+    [ "$script" != oracle/tokenizer_parity ] || tool=(tokenizer)
+    MOLEN_EXHAUSTIVE=1 .venv/bin/python "tests/$script.py" build/molen "${tool[@]}" >"$log/exhaustive-$(basename "$script").txt" 2>&1 || finding "$script.py with all cases: see $log/exhaustive-$(basename "$script").txt"
   done
   record exhaustive "$ran" "tools/nightly.sh exhaustive"
 }

@@ -46,7 +46,7 @@ inline std::vector<Layout> covering(const std::vector<Layout>& all) {
   if (exhaustive()) return all;
   std::vector<plan::Layout> named;
   for (std::size_t i = 0; i < all.size(); ++i)
-    named.push_back({.name = std::to_string(i), .choices = choices_of(all[i])});
+    named.push_back({.name = std::to_string(i), .strategy = {}, .setting = {}, .choices = choices_of(all[i])});
   std::vector<Layout> chosen;
   for (const plan::Layout& l : plan::covering_pairs(named)) chosen.push_back(all[std::stoul(l.name)]);
   return chosen;
