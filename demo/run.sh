@@ -36,8 +36,8 @@ $molen data verify "$work/data" --tokenizer "$work/tokenizer.json"
 step "3. What this machine can do (calibration), and what the run will take"
 simulate=($molen simulate demo/config.toml --set math.threads=1 --ranks $world --cluster "$work/calibration.json" --communicator $communicator)
 # One that another version wrote, or that was measured with other ranks, is of no use: measure again.
-if [ -f "$work/calibration.json" ] && { ! said=$("${simulate[@]}" 2>&1) || grep -q '^these ranks were not measured' <<<"$said"; }; then
-  echo "calibration: not reused: $(grep -m 1 -e '^these ranks' -e '^molen: ' <<<"$said" | sed 's/^molen: //')"
+if [ -f "$work/calibration.json" ] && { ! said=$("${simulate[@]}" 2>&1) || grep -q '^not all of this was measured' <<<"$said"; }; then
+  echo "calibration: not reused: $(grep -m 1 -e '^not all of this' -e '^molen: ' <<<"$said" | sed 's/^molen: //')"
   rm "$work/calibration.json"
 fi
 if [ -f "$work/calibration.json" ]; then

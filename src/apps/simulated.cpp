@@ -255,7 +255,7 @@ void print_simulated(const Simulated& s, std::size_t stage, const std::vector<Op
         100.0 * s.attended->share.mean, 100.0 * s.attended->share.deviation, s.attended->share.sequences,
         human(Seconds(s.attended->low_s)), human(Seconds(s.attended->high_s)));
   print_interval(s);
-  if (!s.extrapolated.empty()) fmt::print("these ranks were not measured: extrapolated from {}\n", s.extrapolated);
+  if (!s.extrapolated.empty()) fmt::print("not all of this was measured: extrapolated from {}\n", s.extrapolated);
   if (s.cluster) print_cluster(s, memory, host);
   if (measured) print_beside(s, *measured);
 

@@ -44,9 +44,9 @@ std::set<std::string> measured_kinds(const CalibrateOptions& options, int ranks)
   return measured;
 }
 
-// A copy between host and device has the cost of the optimizer step, and a recomputation that of its forward.
+// A recomputation has the cost of its forward.
 bool derived(const std::string& kind) {
-  return kind.starts_with("copy_") || kind.starts_with("recompute ");
+  return kind.starts_with("recompute ");
 }
 
 void expect_kinds_measured(const std::vector<program::Program>& stages, const std::set<std::string>& measured,

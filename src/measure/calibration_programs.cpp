@@ -172,6 +172,11 @@ std::vector<TrialKind> trial_kinds(const CalibrateOptions& o, int ranks) {
     kinds.push_back({fmt::format(" on tensor ranks with {}", optimizer.name), is_smallest,
                      [=](arch::Architecture& a, program::Setting& s) { share_layers(a, s, ranks), chosen(a, s); }});
   }
+  // For copies between the host and the device, which is the host here, and sums on the host.
+  kinds.push_back({" with all values on the host", is_small, [=](arch::Architecture&, program::Setting& s) {
+                     s.zero = ranks > 1 ? 3 : 0;
+                     s.offload = {true, true, true, true};
+                   }});
   const auto masked = [](arch::Architecture&, program::Setting& s) { s.document_mask = true; };
   for (const std::int64_t documents : {1, 4})
     kinds.push_back({fmt::format(" with {} within a mask", counted(documents, "document")), is_dense_of_two_layers,

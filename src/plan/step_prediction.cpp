@@ -55,7 +55,9 @@ Result<StepPrediction> predict_closed(config::Config config, const Machine& mach
   try {
     StepPrediction prediction =
         priced(std::move(programs), costs, std::make_shared<sim::MeasuredErrors>(*costs), detail);
-    prediction.extrapolated = costs->extrapolated();
+    std::vector<const program::Program*> stages;
+    for (std::size_t s = 0; s < prediction.step.size(); ++s) stages.push_back(&prediction.step.program(s));
+    prediction.extrapolated = costs->extrapolated(stages);
     return Result<StepPrediction>(std::move(prediction));
   } catch (const sim::NotMeasured& lack) {
     const std::string why = lack.what();  // where kernels must be chosen, it says how to measure them

@@ -1,7 +1,11 @@
 #include "sim/costs.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "base/error.h"
 
@@ -42,7 +46,7 @@ double MeasuredCosts::seconds(const program::Program& p, const program::Step& st
 MeasuredCosts::Priced MeasuredCosts::own(const program::Program& p, const program::Step& step) const {
   // policy/clock_ops.h has the time of a change, which depends on the clock before it.
   if (std::holds_alternative<program::SetClock>(step.op)) return {};
-  if (program::is_copy(step.op)) return copy(step, step.updates(program::Arg::kTo));
+  if (program::is_copy(step.op)) return copy(p, step);
   if (is_message(step.op)) return message(p, step);
   return program::is_communication(step.op) ? collective(p, step) : compute(p, step);
 }
@@ -51,20 +55,29 @@ MeasuredCosts::Priced MeasuredCosts::own(const program::Program& p, const progra
 MeasuredCosts::Priced MeasuredCosts::message(const program::Program& p, const program::Step& step) const {
   const CostModel& model = collectives_ ? collectives_->model : compute_;
   const bool sends = std::holds_alternative<program::Send>(step.op);
-  if (!model.knows(fitted_kind(p, step)) && communicator_ == "threads") return sends ? Priced{} : copy(step, false);
+  if (!model.knows(fitted_kind(p, step)) && communicator_ == "threads") return sends ? Priced{} : moved(step, false);
   return priced(model, fitted_kind(p, step), features_of(step));
 }
 
-MeasuredCosts::Priced MeasuredCosts::epilogue(const program::EpilogueCost& e) const {
-  std::string kind = program::kind_of(e.kind);
-  const std::vector<double> features = features_of(e);
-  if (!compute_.knows(kind) && collectives_ && collectives_->model.knows(kind))
-    return priced(collectives_->model, kind, features);
-  if (!compute_.knows(kind)) kind = "optimizer_step";
-  Priced near = priced(compute_, kind, features);
+MeasuredCosts::Priced MeasuredCosts::contended(Priced near, const std::string& kind,
+                                               const std::vector<double>& features) const {
   const bool both = contention_ && contention_->other.knows(kind);
   if (both) near.seconds = under_contention(near.seconds, contention_->other.seconds(kind, features));
   return near;
+}
+
+const CostModel* MeasuredCosts::model_of(const program::EpilogueCost& e) const {
+  const std::string kind = program::kind_of(e.kind);
+  if (compute_.knows(kind)) return &compute_;
+  return collectives_ && collectives_->model.knows(kind) ? &collectives_->model : nullptr;
+}
+
+MeasuredCosts::Priced MeasuredCosts::epilogue(const program::EpilogueCost& e) const {
+  const CostModel* model = model_of(e);
+  const std::string kind = model ? program::kind_of(e.kind) : "optimizer_step";
+  const std::vector<double> features = features_of(e);
+  if (model && model != &compute_) return priced(*model, kind, features);
+  return contended(priced(compute_, kind, features), kind, features);
 }
 
 std::vector<double> MeasuredCosts::epilogue_seconds(const program::Step& step) const {
@@ -73,7 +86,32 @@ std::vector<double> MeasuredCosts::epilogue_seconds(const program::Step& step) c
   return all;
 }
 
-MeasuredCosts::Priced MeasuredCosts::copy(const program::Step& step, bool adds) const {
+MeasuredCosts::Priced MeasuredCosts::copy(const program::Program& p, const program::Step& step) const {
+  const std::string kind = fitted_kind(p, step);
+  if (!compute_.knows(kind)) return moved(step, step.updates(program::Arg::kTo));
+  return contended(priced(compute_, kind, features_of(step)), kind, features_of(step));
+}
+
+std::string MeasuredCosts::extrapolated(const std::vector<const program::Program*>& programs) const {
+  std::set<std::string> kinds;
+  for (const program::Program* p : programs)
+    for (const program::Body& body : p->bodies)
+      for (const program::Step& step : body.steps) {
+        const CostModel* model = program::is_copy(step.op)             ? &compute_
+                                 : is_message(step.op) && collectives_ ? &collectives_->model
+                                 : is_message(step.op)                 ? &compute_
+                                                                       : nullptr;
+        const bool free = std::holds_alternative<program::Send>(step.op);
+        if (model && !free && !model->knows(fitted_kind(*p, step))) kinds.insert(fitted_kind(*p, step));
+        for (const program::EpilogueCost& e : step.epilogues)
+          if (!model_of(e)) kinds.insert(program::kind_of(e.kind));
+      }
+  if (kinds.empty()) return extrapolated_;
+  return fmt::format("{}; {} at the optimizer step's memory rate",
+                     extrapolated_.empty() ? "these conditions" : extrapolated_, fmt::join(kinds, ", "));
+}
+
+MeasuredCosts::Priced MeasuredCosts::moved(const program::Step& step, bool adds) const {
   const double traffic = (adds ? 3.0 : 2.0) * static_cast<double>(step.moved.value);
   return priced(compute_, "optimizer_step", {1.0, std::log(std::max(1.0, traffic))});
 }
@@ -102,7 +140,7 @@ MeasuredCosts::Priced MeasuredCosts::collective(const program::Program& p, const
   MOLEN_CHECK(axis, "{} is among no ranks", kind);
   const int group = program::group_size(p.grid, *axis), measured = collectives_ ? collectives_->ranks : sharing_.ranks;
   const CostModel& model = collectives_ ? collectives_->model : compute_;
-  if (group == 1) return step.updates(program::Arg::kTo) ? Priced{} : copy(step, false);
+  if (group == 1) return step.updates(program::Arg::kTo) ? Priced{} : moved(step, false);
   const double traffic = collective_traffic(kind, bytes, group, communicator_);
   if (measured == 0) return priced(model, "optimizer_step", {1.0, std::log(std::max(1.0, traffic))});
   Priced all = priced(model, fitted_kind(p, step), features_of(step));

@@ -60,14 +60,15 @@ class MeasuredCosts : public Costs {
   }
 
   double seconds(const program::Program& program, const program::Step& step) const override;
-  // An epilogue that was measured neither with compute nor with collectives moves its bytes at the memory rate of the
-  // optimizer step.
   std::vector<double> epilogue_seconds(const program::Step& step) const override;
   const CoreContention& core_contention() const override { return sharing_; }
 
-  // Returns a sentence that names the measurements from which the costs are derived; empty when these very conditions
-  // were measured.
+  // Returns the measurements from which the costs are derived; empty when these very conditions were measured.
   const std::string& extrapolated() const { return extrapolated_; }
+  // Returns the same for the ops of some programs: it also names the kinds of work that move their bytes at the memory
+  // rate of the optimizer step, because the calibration does not have them. An older calibration lacks copies, and one
+  // without the kernels of a program may lack its epilogues.
+  std::string extrapolated(const std::vector<const program::Program*>& programs) const;
 
  private:
   friend class Extrapolation;
@@ -87,10 +88,16 @@ class MeasuredCosts : public Costs {
   Priced compute(const program::Program& program, const program::Step& step) const;
   Priced collective(const program::Program& program, const program::Step& step) const;
   Priced message(const program::Program& program, const program::Step& step) const;
+  // The cost model that has an epilogue; null if none has it.
+  const CostModel* model_of(const program::EpilogueCost& epilogue) const;
   Priced epilogue(const program::EpilogueCost& epilogue) const;
-  // On a CPU, host and device memory are the same: copies run at the memory rate of the optimizer step. A copy reads
-  // its source and writes its target; one that adds also reads its target.
-  Priced copy(const program::Step& step, bool adds) const;
+  // `near`, or what follows from it and the second measurement for the number of busy cores.
+  Priced contended(Priced near, const std::string& kind, const std::vector<double>& features) const;
+  // A copy between host and device. On a CPU their memory is the same.
+  Priced copy(const program::Program& program, const program::Step& step) const;
+  // Bytes that are moved at the memory rate of the optimizer step: it reads the source and writes the target, and reads
+  // the target too if it adds.
+  Priced moved(const program::Step& step, bool adds) const;
 
   CostModel compute_;
   CoreContention sharing_;

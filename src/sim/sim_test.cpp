@@ -224,6 +224,41 @@ TEST(Costs, CopiesMoveAtTheRateOfTheOptimizerStep) {
   EXPECT_NEAR(with(program::CopyToDevice{}), 2e-3, 1e-8);
 }
 
+// A calibration that has copies gives them the time of their own kind, in which a copy that adds is another one. Where
+// it has none, the costs say so by the name of the kind.
+TEST(Costs, MeasuredCopiesHaveTheirOwnTime) {
+  auto a = arch::preset("llama-tiny");
+  program::Setting s;
+  s.global_batch = 4, s.sequence = 64;
+  s.offload = {true, true, true, true};
+  const program::Program p = program::build(a, s);
+  std::vector<Sample> samples;
+  const auto add = [&](const std::string& kind, double per_byte) {
+    for (const double bytes : {1e3, 1e5, 1e7}) samples.push_back({kind, {1.0, std::log(bytes)}, bytes * per_byte});
+  };
+  add("optimizer_step", 1e-10), add("epilogue add", 1e-10), add("epilogue copy", 1e-10);
+  const MeasuredCosts older(CostModel::fit(samples), {4, 1, 1}, "self");
+  EXPECT_EQ(older.extrapolated(), "");
+  EXPECT_EQ(older.extrapolated({&p}),
+            "these conditions; copy_to_device, copy_to_host, copy_to_host, adding at the optimizer step's memory rate");
+  add("copy_to_host", 3e-9), add("copy_to_host, adding", 5e-9), add("copy_to_device", 7e-9);
+  const CostModel model = CostModel::fit(samples);
+  const MeasuredCosts costs(model, {4, 1, 1}, "self");
+  EXPECT_EQ(costs.extrapolated({&p}), "");
+  std::set<std::string> kinds;
+  for (const auto& body : p.bodies)
+    for (const program::Step& step : body.steps) {
+      if (!program::is_copy(step.op)) continue;
+      const std::string kind = fitted_kind(p, step);
+      kinds.insert(kind);
+      const double per_byte = kind == "copy_to_device" ? 7e-9 : kind == "copy_to_host" ? 3e-9 : 5e-9;
+      double expected = static_cast<double>(step.moved.value) * per_byte;
+      for (const double epilogue : costs.epilogue_seconds(step)) expected += epilogue;
+      EXPECT_NEAR(costs.seconds(p, step), expected, 1e-6 * expected) << kind;
+    }
+  EXPECT_EQ(kinds, (std::set<std::string>{"copy_to_device", "copy_to_host", "copy_to_host, adding"}));
+}
+
 // Without a measured collective, its bytes move at the rate of the optimizer step, and zero bytes cost what one byte
 // does.
 TEST(Costs, UnmeasuredCollectivesMoveAtTheRateOfTheOptimizerStep) {

@@ -137,7 +137,9 @@ Json Predicted::simulated(const program::Stages& stages, std::size_t stage, cons
   const sim::MeasuredErrors of_fits(costs.value());
   Json json = beside(sim::simulate(stages, costs.value()),
                      sim::DocumentErrors(of_fits, costs.value(), more, job_.machine.cuda));
-  json["extrapolated"] = costs.value().extrapolated(), json["step_j"] = nullptr;
+  std::vector<const program::Program*> programs;
+  for (std::size_t s = 0; s < stages.size(); ++s) programs.push_back(&stages.program(s));
+  json["extrapolated"] = costs.value().extrapolated(programs), json["step_j"] = nullptr;
   return json;
 }
 
