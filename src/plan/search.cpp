@@ -102,6 +102,7 @@ class Search {
         costs_(costs),
         factors_(factors),
         errors_(costs.cluster(), factors, costs.framework()),
+        host_bytes_(costs.cluster().node.host_memory.value / costs.cluster().node.devices),
         attended_(attended) {
     MOLEN_CHECK(attended.has_value() == base.document_mask, "documents of the data are for a document mask, and it {}",
                 base.document_mask ? "needs them" : "is not set");
@@ -137,14 +138,14 @@ class Search {
     std::size_t main = 0;
     for (std::size_t i = 0; i < all.size(); ++i) {
       const Candidate& c = all[i];
-      if (!c.is_variant()) main = i;
+      if (!c.variant) main = i;
       const Bound bound = bounds.of(c);
       if (bound.memory_bytes > static_cast<double>(limits_.memory.value))
         ++result_.too_large_kept;
       else if (too_long(bound.step_s) || too_much_energy(site_costs(site, {bound.energy_j}, {})))
         ++result_.beyond_run;
       else
-        (c.is_variant() ? variants_ : mains_).push_back({bound, figure_of(bound, ranks_, objective_, site), &c, main});
+        (c.variant ? variants_ : mains_).push_back({bound, figure_of(bound, ranks_, objective_, site), &c, main});
     }
     simulated_.assign(all.size(), std::numeric_limits<double>::infinity());
   }
@@ -179,7 +180,9 @@ class Search {
     try {
       program::build_each_stage(arch_, s, nullptr, false, [&](program::Program p) {
         if (!program::fits(p, limits_.memory)) return fits = false;
-        memory = std::max(memory, program::planned_peak(p).device);
+        const program::PlannedPeak peak = program::planned_peak(p);
+        if (static_cast<double>(peak.host.value) > host_bytes_) return fits = false;
+        memory = std::max(memory, peak.device);
         programs.push_back(std::move(p));
         return true;
       });
@@ -280,6 +283,7 @@ class Search {
   const sim::DescribedCosts& costs_;
   const sim::Factors& factors_;
   const sim::DescribedErrors errors_;
+  const double host_bytes_;  // a rank's share of the host's memory
   const std::optional<data::Attended> attended_;
   std::vector<Bounded> mains_, variants_;  // that the limits do not exclude
   std::vector<double> simulated_;          // by candidate: least figure of the objective of it and its variants

@@ -37,24 +37,34 @@ struct Candidate {
   std::int64_t micro_batch = 1;
   program::ScheduleKind schedule = program::ScheduleKind::k1f1b;
   program::Recompute recompute;
-  // The choices of a variant. They move communication, and change no products.
-  std::int64_t unit_layers = 1;  // as Setting::unit_layers
-  int prefetch = 1;              // as Setting::prefetch
-  bool stages_inside = false;    // neighbours of a pipeline are nearer than neighbours of data-parallel ranks
-  bool is_variant() const { return unit_layers != 1 || prefetch != 1 || stages_inside; }
+  // The choices that variants have, as the members of program::Setting.
+  std::int64_t unit_layers = 1;
+  int prefetch = 1;
+  bool stages_inside = false;  // neighbours of a pipeline are nearer than neighbours of data-parallel ranks
+  program::ContextForm context_form = program::ContextForm::kGather;
+  std::int64_t tensor_chunks = 1;
+  program::Offload offload;
+  bool variant = false;  // whether it differs from its layout in these choices or in what is computed again
 };
 
 // Returns every layout over exactly `ranks` ranks of nodes of `local_ranks`:
-//   - tensor ranks that fit the model and share a node, with sequence parallelism
+//   - tensor ranks that fit the model and share a node
 //   - numbers of stages that the model has layers for: 1F1B, interleaved (2, 4 and 8 chunks), ZB-H1 and ZB-V
 //   - context ranks, for sequences of at least 16384 tokens
 //   - ZeRO 0 to 3 over all data-parallel ranks, and 2 and 3 over those of a node
 //   - micro-batches of powers of two sequences that divide a rank's share of the batch
 //   - nothing, attention, or everything computed again
-// Each layout is followed by its variants, where these differ in what is communicated when:
+// Tensor ranks have sequence parallelism. Each layout is followed by its variants. All combinations of:
 //   - ZeRO 2 and 3: units of one layer, of half a layer and of two layers
 //   - ZeRO 3: one and two units gathered ahead
 //   - stages of nodes with room for several: data-parallel ranks inside of stages, and the other way round
+// And one at a time:
+//   - tensor ranks: rows in two pieces, whose exchanges run beside the other's compute; no sequence parallelism
+//   - context ranks: keys and values along a ring
+//   - everything computed again: in every second layer alone; attention computed again: with it the norms and the
+//     activation, whose products are not
+//   - on the host: the optimizer's states, the activations of layers, or everything that can be there
+// GPipe is left out: it takes the time of 1F1B and at least its memory.
 std::vector<Candidate> candidates_of(const arch::Architecture& arch, const program::Setting& base, int ranks,
                                      int local_ranks);
 // Returns the name of a setting's layout, with the choices of variants.

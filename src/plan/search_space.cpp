@@ -57,7 +57,47 @@ std::vector<program::Recompute> recompute_choices() {
   return {{}, attention, program::Recompute::full()};
 }
 
-// Appends a layout and its variants.
+// Returns what else can be computed again where a layout computes `main` again.
+std::optional<program::Recompute> partly(const program::Recompute& main) {
+  if (main == program::Recompute::full()) return program::Recompute::full(2);
+  if (!main.any()) return std::nullopt;
+  program::Recompute more = main;
+  for (const arch::Part part : {arch::Part::kNormQkv, arch::Part::kNormUp, arch::Part::kActivation}) more.add(part);
+  return more;
+}
+
+// Returns what a layout can have on the host.
+std::vector<program::Offload> offload_choices(const arch::Architecture& arch, const program::Optimizer& optimizer,
+                                              const Candidate& main) {
+  std::vector<program::Offload> all;
+  const bool on_host = !optimizer.whole_matrices && !(optimizer.whole_parameters && main.tensor > 1);
+  if (on_host) all.push_back({.optimizer = true});
+  if (arch.layers > 1 && !main.recompute.any()) all.push_back({.activations = true});
+  const bool gradients = !arch.tied || main.stages == 1 || main.schedule == ScheduleKind::kZbV;
+  if (on_host && gradients && (main.zero == 0 || main.zero == 3))
+    all.push_back({true, true, true, arch.layers > 1 && !main.recompute.any()});
+  return all;
+}
+
+// Appends the variants of a layout that differ from it in one choice.
+void add_single_variants(const arch::Architecture& arch, const program::Optimizer& optimizer, const Candidate& main,
+                         std::vector<Candidate>& all) {
+  const auto add = [&](const auto& change) {
+    Candidate& variant = all.emplace_back(main);
+    change(variant);
+    variant.variant = true;
+  };
+  if (main.tensor > 1) {
+    add([](Candidate& c) { c.sequence_parallel = false; });
+    if (!arch.sparse()) add([](Candidate& c) { c.tensor_chunks = 2; });
+  }
+  if (main.context > 1) add([](Candidate& c) { c.context_form = program::ContextForm::kRing; });
+  if (const auto recompute = partly(main.recompute)) add([&](Candidate& c) { c.recompute = *recompute; });
+  for (const program::Offload& offload : offload_choices(arch, optimizer, main))
+    add([&](Candidate& c) { c.offload = offload; });
+}
+
+// Appends a layout and the variants that move its communication.
 void add_with_variants(const Candidate& main, std::int64_t layers, bool order_matters, std::vector<Candidate>& all) {
   const bool sharded = main.zero >= 2;
   const std::int64_t of_chunk = layers / (main.stages * main.chunks);
@@ -68,6 +108,7 @@ void add_with_variants(const Candidate& main, std::int64_t layers, bool order_ma
         if (main.zero < 3 && prefetch != 1) continue;
         Candidate& variant = all.emplace_back(main);
         variant.unit_layers = units, variant.prefetch = prefetch, variant.stages_inside = inside;
+        variant.variant = units != 1 || prefetch != 1 || inside;
       }
 }
 
@@ -80,6 +121,7 @@ std::vector<Candidate> candidates_of(const arch::Architecture& arch, const progr
                                      int local_ranks) {
   std::vector<Candidate> all;
   const auto recomputes = recompute_choices();
+  const program::Optimizer& optimizer = program::optimizer_named(base.optimizer);
   for (const StageChoice& at : stage_choices(arch, ranks))
     for (const int tensor : arch::tensor_degrees(arch, local_ranks)) {
       if (local_ranks % tensor != 0 || ranks % (at.stages * tensor) != 0) continue;
@@ -93,10 +135,14 @@ std::vector<Candidate> candidates_of(const arch::Architecture& arch, const progr
         for (const auto& [zero, shards] :
              sharding_choices(data, context, std::max(1, local_ranks / (tensor * context))))
           for (std::int64_t micro = 1; micro <= 64 && share % micro == 0; micro *= 2)
-            for (const program::Recompute& recompute : recomputes)
-              add_with_variants(
-                  {tensor, at.stages, at.chunks, context, zero, shards, tensor > 1, micro, at.schedule, recompute},
-                  arch.layers, at.stages > 1 && data > 1 && tensor * context < local_ranks && local_ranks < ranks, all);
+            for (const program::Recompute& recompute : recomputes) {
+              const Candidate main{tensor, at.stages,  at.chunks, context,     zero,
+                                   shards, tensor > 1, micro,     at.schedule, recompute};
+              const bool order_matters =
+                  at.stages > 1 && data > 1 && tensor * context < local_ranks && local_ranks < ranks;
+              add_with_variants(main, arch.layers, order_matters, all);
+              add_single_variants(arch, optimizer, main, all);
+            }
       }
     }
   return all;
@@ -121,7 +167,9 @@ program::Setting setting_of(const Candidate& c, const program::Setting& base, in
   if (c.zero < 2) s.mesh[Axis::kDpShard] = data, s.mesh[Axis::kDpReplicate] = 1;
   s.zero = c.zero;
   s.sequence_parallel = c.sequence_parallel;
-  s.tensor_chunks = 1;
+  s.tensor_chunks = c.tensor_chunks;
+  s.context_form = c.context_form;
+  s.offload = c.offload;
   s.micro_batch = c.micro_batch;
   s.pipeline = c.stages > 1 ? program::pipeline_of(c.schedule, c.chunks) : program::Pipeline{};
   s.recompute = c.recompute;
@@ -176,15 +224,18 @@ Bound Bounds::of(const Candidate& c) const {
   const double forward = layer_s(c, true), backward = layer_s(c, false), exchange = exchange_s(c);
   // A layer's last product never runs again, because its result is the next layer's input.
   const double again = c.recompute == program::Recompute::full() ? forward * (1.0 - down_share_) : 0.0;
-  // The first and the last exchange of an action may run beside the compute of another action.
-  const double chunks = stages * c.chunks, exchanges = std::max(0.0, 2.0 * layers / chunks - 1.0);
+  // The first and the last exchange of an action may run beside the compute of another action. Those of a piece may run
+  // beside the compute of the other one.
+  const double chunks = stages * c.chunks;
+  const double exchanges = c.tensor_chunks > 1 ? 0.0 : std::max(0.0, 2.0 * layers / chunks - 1.0);
   // The busiest stage works at least as long as the average one. A stage idles while earlier stages compute the first
   // chunk of the first micro-batch, and while they compute the last backward, which a backward in halves may fill.
   const double of_stage = ((forward + backward + again) * layers + 2.0 * exchanges * exchange * chunks + head) / stages;
   const double of_chunk = std::floor(layers / chunks);
   const bool halves = c.schedule == ScheduleKind::kZbH1 || c.schedule == ScheduleKind::kZbV;
+  const double beside = c.tensor_chunks > 1 ? 0.0 : exchange;
   const double idle =
-      (stages - 1.0) / 2.0 * of_chunk * (forward + 2.0 * exchange + (halves ? 0.0 : backward + 2.0 * exchange));
+      (stages - 1.0) / 2.0 * of_chunk * (forward + 2.0 * beside + (halves ? 0.0 : backward + 2.0 * beside));
   Bound bound;
   bound.step_s = micro_batches * of_stage + idle;
   const cluster::Cluster& on = costs_.cluster();
@@ -197,10 +248,14 @@ Bound Bounds::of(const Candidate& c) const {
   double states = base_.has_master() ? size_of(base_.master) : 0.0;
   for (const program::OptimizerState& state : program::optimizer_named(base_.optimizer).states)
     if (state.of == program::StateOf::kAll) states += 4.0;
-  bound.memory_bytes = own * (weights / (c.zero >= 3 ? shards : 1.0) + gradients / (c.zero >= 2 ? shards : 1.0) +
-                              states / (c.zero >= 2   ? shards
-                                        : c.zero == 1 ? data * c.context
-                                                      : 1.0));
+  // No more than a unit's share of what is on the host is on the device at once.
+  const double on_device = c.offload.parameters ? 0.0 : weights / (c.zero >= 3 ? shards : 1.0);
+  const double gradients_there = c.offload.gradients ? 0.0 : gradients / (c.zero >= 2 ? shards : 1.0);
+  const double states_there = c.offload.optimizer ? 0.0
+                              : c.zero >= 2       ? states / shards
+                              : c.zero == 1       ? states / (data * c.context)
+                                                  : states;
+  bound.memory_bytes = own * (on_device + gradients_there + states_there);
   return bound;
 }
 
@@ -217,6 +272,14 @@ std::vector<std::pair<std::string, Json>> keys_of(const Candidate& c, const prog
     keys.emplace_back("parallel.unit_layers",
                       c.unit_layers == program::kHalfLayer ? Json("half") : Json(c.unit_layers));
   if (c.prefetch != 1) keys.emplace_back("parallel.prefetch", c.prefetch);
+  if (c.context_form == program::ContextForm::kRing) keys.emplace_back("parallel.context_form", "ring");
+  if (c.tensor_chunks != 1) keys.emplace_back("parallel.tensor_chunks", c.tensor_chunks);
+  if (c.offload.any()) {
+    Json places = Json::array();
+    for (const auto& [name, on_host] : program::kOffloads)
+      if (c.offload.*on_host) places.push_back(std::string(name));
+    keys.emplace_back("parallel.offload", std::move(places));
+  }
   if (c.stages_inside) keys.emplace_back("parallel.order", Json::array({"dp-replicate", "dp-shard", "pp", "cp", "tp"}));
   if (c.zero < 2) {
     keys.emplace_back("parallel.zero", c.zero);

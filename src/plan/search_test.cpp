@@ -61,14 +61,13 @@ TEST(Search, VariantsFollowTheirLayout) {
   Candidate main;
   for (const Candidate& c : candidates_of(small.arch, small.base, 32, 8)) {
     schedules.insert(fmt::format("{} {}", name_of(c.schedule), c.chunks));
-    if (!c.is_variant()) {
+    if (!c.variant) {
       main = c;
       continue;
     }
     ++variants, inside += c.stages_inside ? 1 : 0;
-    EXPECT_EQ(std::tie(c.tensor, c.stages, c.chunks, c.zero, c.shards, c.micro_batch, c.schedule, c.recompute),
-              std::tie(main.tensor, main.stages, main.chunks, main.zero, main.shards, main.micro_batch, main.schedule,
-                       main.recompute));
+    EXPECT_EQ(std::tie(c.tensor, c.stages, c.chunks, c.zero, c.shards, c.micro_batch, c.schedule),
+              std::tie(main.tensor, main.stages, main.chunks, main.zero, main.shards, main.micro_batch, main.schedule));
     EXPECT_TRUE(c.unit_layers == 1 || c.zero >= 2);
     EXPECT_TRUE(c.prefetch == 1 || c.zero == 3);
     EXPECT_TRUE(!c.stages_inside || c.stages > 1);
@@ -81,6 +80,51 @@ TEST(Search, VariantsFollowTheirLayout) {
   deep.layers = 16;
   const auto all = candidates_of(deep, small.base, 16, 8);
   EXPECT_TRUE(std::any_of(all.begin(), all.end(), [](const Candidate& c) { return c.chunks == 8; }));
+}
+
+// Returns how many candidates have each of the choices that variants have one at a time.
+std::map<std::string, int> single_choices(const std::vector<Candidate>& all) {
+  std::map<std::string, int> count;
+  for (const Candidate& c : all) {
+    const bool partly = c.recompute.any() && (c.recompute.every == 2 || c.recompute.has(arch::Part::kActivation)) &&
+                        c.recompute != program::Recompute::full();
+    const std::map<std::string, bool> has{{"rows whole", c.tensor > 1 && !c.sequence_parallel},
+                                          {"two pieces", c.tensor_chunks == 2},
+                                          {"ring", c.context_form == program::ContextForm::kRing},
+                                          {"partly again", partly},
+                                          {"on the host", c.offload.any()}};
+    int sum = 0;
+    for (const auto& [name, there] : has) sum += there, count[name] += there;
+    EXPECT_LE(sum, c.variant ? 1 : 0);
+  }
+  return count;
+}
+
+// Each of them is there where it can be: pieces on tensor ranks of dense models, a ring on context ranks, and states on
+// the host where the host's stream has their kernels.
+TEST(Search, VariantsHaveOtherFormsOneAtATime) {
+  Small small;
+  std::map<std::string, int> count = single_choices(candidates_of(small.arch, small.base, 16, 8));
+  for (const char* name : {"rows whole", "two pieces", "partly again", "on the host"})
+    EXPECT_GT(count[name], 0) << name;
+  EXPECT_EQ(count["ring"], 0) << "the sequence is short";
+  small.base.sequence = small.arch.max_sequence = 32768;
+  EXPECT_GT(single_choices(candidates_of(small.arch, small.base, 16, 8))["ring"], 0);
+  small.base.optimizer = "muon";
+  for (const Candidate& c : candidates_of(small.arch, small.base, 16, 8)) EXPECT_FALSE(c.offload.optimizer);
+}
+
+// A model whose states do not fit on the devices has them on the host, where the host has the memory.
+TEST(Search, WhatFitsOnlyWithTheHostIsFound) {
+  Small small;
+  small.base.global_batch = 4;
+  LayoutLimits limits = all_of(std::int64_t{24} << 20);
+  const SearchResult found = small.run(Objective::kTime, limits, 2);
+  ASSERT_FALSE(found.best.empty());
+  for (const Simulation& s : found.best) EXPECT_TRUE(s.candidate.offload.optimizer) << name_with_variant(s.setting);
+  small.on.node.host_memory.value = 8e6;
+  small.costs = sim::DescribedCosts(small.on, sim::Factors::shipped());
+  EXPECT_TRUE(small.run(Objective::kTime, limits, 2).best.empty());
 }
 
 // The best of a search is the best of all layouts that fit, although most of them were never simulated.
@@ -466,6 +510,11 @@ TEST(Search, KeysAreThoseOfTheLayout) {
     }
     EXPECT_EQ(name_with_variant(s), name_with_variant(wanted));
     EXPECT_EQ(s.order, wanted.order);
+    EXPECT_EQ(s.offload, wanted.offload);
+    EXPECT_EQ(s.recompute, wanted.recompute);
+    EXPECT_EQ(s.context_form, wanted.context_form);
+    EXPECT_EQ(s.tensor_chunks, wanted.tensor_chunks);
+    EXPECT_EQ(s.sequence_parallel, wanted.sequence_parallel);
     EXPECT_EQ(s.mesh, wanted.mesh);
     EXPECT_EQ(s.micro_batch, wanted.micro_batch);
   }
