@@ -169,7 +169,11 @@ Json json_of_layout(const Job& job, const plan::SearchResult& result, const plan
                     const std::vector<plan::Reason>& reasons, const std::string& file) {
   Json loses_by = Json::array();
   for (const plan::Reason& reason : reasons)
-    loses_by.push_back({{"reason", reason.name}, {"seconds", reason.seconds}, {"joules", reason.joules}});
+    loses_by.push_back({{"reason", reason.name},
+                        {"seconds", reason.seconds},
+                        {"joules", reason.joules},
+                        {"op", reason.op.empty() ? Json() : Json(reason.op)},
+                        {"op_seconds", reason.op.empty() ? Json() : Json(reason.op_seconds)}});
   Json keys = Json::object();
   for (const auto& [key, value] : plan::keys_of(found.candidate, found.setting)) keys[key] = value;
   const double tokens = static_cast<double>(found.setting.positions());

@@ -81,6 +81,22 @@ std::vector<double> exposed_of(const std::vector<program::Expanded>& ops, const 
   return exposed;
 }
 
+OpSeconds op_seconds_of(const sim::Forecast& step, std::size_t stage) {
+  std::map<const program::Step*, double> seconds;  // a body's op has one kind, which its many instances share
+  step.each_op(stage, [&](const program::Expanded& op, const program::OpTime& time, std::int64_t times) {
+    seconds[op.step] += static_cast<double>(times) * time.seconds();
+  });
+  OpSeconds all;
+  all.of_phase.resize(program::kNumPhases), all.of_stream.resize(program::kCommStreams.size());
+  for (const auto& [op, worked] : seconds) {
+    const std::string kind = program::kind_of(op->op);
+    all.of_phase[static_cast<std::size_t>(op->phase)][kind] += worked;
+    for (std::size_t i = 0; i < program::kCommStreams.size(); ++i)
+      if (op->stream == program::kCommStreams[i]) all.of_stream[i][kind] += worked;
+  }
+  return all;
+}
+
 double cpu_seconds() {
   return 1e-9 * static_cast<double>(thread_cpu_ns());
 }
@@ -226,7 +242,8 @@ class Search {
         }),
         step.sum([&](const auto& stages, const auto& timelines) {
           return sim::where_joules(stages, timelines, costs_.cluster(), factors_);
-        })};
+        }),
+        op_seconds_of(step, busiest)};
     simulated_.at(layout.main) = std::min(simulated_.at(layout.main), found.of(objective_));
     if (!within_limits(found)) return;
     add_to_front(found);
@@ -353,18 +370,39 @@ bool is_of_energy(Objective objective, const cluster::Site& site) {
 std::string Reason::text(bool joules_first) const {
   const std::string of_time = fmt::format("{}{}", seconds < 0.0 ? "" : "+", human(Seconds(seconds))),
                     of_energy = fmt::format("{:+.3g} kJ", joules / 1e3);
-  return fmt::format("{} {} ({})", name, joules_first ? of_energy : of_time, joules_first ? of_time : of_energy);
+  const std::string of_op = op.empty() ? "" : fmt::format("; {} +{}", op, human(Seconds(op_seconds)));
+  return fmt::format("{} {} ({}{})", name, joules_first ? of_energy : of_time, joules_first ? of_time : of_energy,
+                     of_op);
 }
+
+namespace {
+
+// Names the kind of op that works the most seconds more than beside it, if it is a tenth of the reason's.
+void name_op(Reason& reason, const std::vector<std::map<std::string, double>>& loser,
+             const std::vector<std::map<std::string, double>>& best, std::size_t at) {
+  if (at >= loser.size() || at >= best.size()) return;
+  for (const auto& [kind, seconds] : loser[at]) {
+    const auto found = best[at].find(kind);
+    const double more = seconds - (found == best[at].end() ? 0.0 : found->second);
+    if (more > std::max(reason.op_seconds, 0.1 * std::abs(reason.seconds))) reason.op = kind, reason.op_seconds = more;
+  }
+}
+
+}  // namespace
 
 std::vector<Reason> reasons_beside(const Simulation& loser, const Simulation& best, bool of_energy) {
   std::vector<Reason> more;
   const auto a = loser.phases.values(), b = best.phases.values();
   const auto keys = program::phase_keys();
-  for (std::size_t i = 0; i < a.size(); ++i)
+  for (std::size_t i = 0; i < a.size(); ++i) {
     more.push_back({keys[i], a[i] - b[i], loser.where.phase_j[i] - best.where.phase_j[i]});
-  for (std::size_t i = 0; i < program::kCommStreams.size(); ++i)
+    name_op(more.back(), loser.ops.of_phase, best.ops.of_phase, i);
+  }
+  for (std::size_t i = 0; i < program::kCommStreams.size(); ++i) {
     more.push_back({fmt::format("waiting for {}", name_of(program::kCommStreams[i])),
                     loser.exposed_s[i] - best.exposed_s[i], loser.where.exposed_j[i] - best.where.exposed_j[i]});
+    name_op(more.back(), loser.ops.of_stream, best.ops.of_stream, i);
+  }
   if (of_energy)
     more.push_back({"hosts", loser.step_s - best.step_s, loser.energy.hosts.value - best.energy.hosts.value});
   const auto figure = [&](const Reason& reason) { return of_energy ? reason.joules : reason.seconds; };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -99,6 +100,12 @@ class Bounds {
   double parameters_ = 0.0;
 };
 
+// The seconds that each kind of op works, by program::Phase and by program::kCommStreams. Ops of different streams work
+// beside each other, so these seconds do not add up to the step.
+struct OpSeconds {
+  std::vector<std::map<std::string, double>> of_phase, of_stream;
+};
+
 // A layout that was simulated.
 struct Simulation {
   Candidate candidate;
@@ -112,6 +119,7 @@ struct Simulation {
   program::PhaseSeconds phases;          // of the stage that computes for the longest time
   std::vector<double> exposed_s;         // of that stage, by program::kCommStreams: communication beside idle compute
   sim::WhereJoules where;                // of the devices of all stages
+  OpSeconds ops;                         // of the stage that computes for the longest time
   double of(Objective objective) const;  // in s, J of the computers, euros, kg CO2e or bytes
 };
 
@@ -163,7 +171,12 @@ SearchResult search(const arch::Architecture& arch, const program::Setting& base
 struct Reason {
   std::string name;  // "forward", "bubble", "waiting for tp", "hosts"
   double seconds = 0.0, joules = 0.0;
-  std::string text(bool joules_first) const;  // "bubble +1.20 s (+340 kJ)", "bubble +340 kJ (+1.20 s)"
+  // The kind of op of that phase, or of the stream that is waited for, that works the most seconds more; empty if none
+  // works a tenth of `seconds` more.
+  std::string op = {};
+  double op_seconds = 0.0;
+  // "bubble +1.20 s (+340 kJ)", "bubble +340 kJ (+1.20 s)", "forward +1.20 s (+340 kJ; forward attention +0.90 s)"
+  std::string text(bool joules_first) const;
 };
 // Returns at most three reasons, largest first: by joules if `of_energy`, else by seconds. Each is more than 1 % of the
 // step of the best or of its energy.

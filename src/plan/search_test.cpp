@@ -448,6 +448,23 @@ TEST(Search, SaysWhyALayoutIsSlower) {
   ASSERT_EQ(joules.size(), 2u);
   EXPECT_EQ(joules[0].name, keys[0]);
   EXPECT_EQ(joules[1].name, "hosts");
+  // The kind of op that works the longest more is named: in a phase, and on the stream that is waited for.
+  slower.ops.of_phase.front()["forward down"] += 0.8 * slower.step_s;
+  slower.ops.of_phase.front()["forward up"] += 0.2 * slower.step_s;
+  slower.exposed_s[0] += 4.0 * slower.step_s;
+  slower.ops.of_stream[0]["all_reduce"] += 5.0 * slower.step_s;
+  const auto with_ops = beside(slower);
+  ASSERT_EQ(with_ops.size(), 3u);
+  EXPECT_EQ(with_ops[0].name, fmt::format("waiting for {}", name_of(program::kCommStreams[0])));
+  EXPECT_EQ(with_ops[0].op, "all_reduce");
+  EXPECT_NEAR(with_ops[0].op_seconds, 5.0 * slower.step_s, 1e-9);
+  EXPECT_EQ(with_ops[1].op, "") << "no op of the last phase works longer";
+  slower.phases.phase_s.front() += 9.0 * slower.step_s;
+  EXPECT_EQ(beside(slower)[0].op, "") << "a tenth of the reason is needed";
+  slower.ops.of_phase.front()["forward down"] += 0.5 * slower.step_s;
+  EXPECT_EQ(beside(slower)[0].op, "forward down");
+  EXPECT_EQ((Reason{"forward", 1.2, 3400.0, "forward down", 0.9}.text(false)),
+            "forward +1.20 s (+3.4 kJ; forward down +900 ms)");
   EXPECT_EQ((Reason{"bubble", 1.2, 3400.0}.text(false)), "bubble +1.20 s (+3.4 kJ)");
   EXPECT_EQ((Reason{"bubble", 1.2, -3400.0}.text(true)), "bubble -3.4 kJ (+1.20 s)");
 }
