@@ -44,7 +44,7 @@ struct Candidate {
   bool stages_inside = false;  // neighbours of a pipeline are nearer than neighbours of data-parallel ranks
   program::ContextForm context_form = program::ContextForm::kGather;
   std::int64_t tensor_chunks = 1;
-  program::Offload offload;
+  program::Offload offload = {};
   bool variant = false;  // whether it differs from its layout in these choices or in what is computed again
 };
 
