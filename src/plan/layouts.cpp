@@ -10,6 +10,7 @@
 
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
+#include "base/set_cover.h"
 #include "base/suggest.h"
 #include "plan/recompute.h"
 #include "plan/resolve.h"
@@ -288,49 +289,21 @@ std::vector<Layout> within_nodes(std::vector<Layout> layouts, int local_ranks) {
 
 namespace {
 
-using Pair = std::pair<std::string, std::string>;
-
-std::vector<Pair> pairs_of(const Layout& layout) {
-  std::vector<Pair> pairs;
+std::vector<std::string> pairs_of(const Layout& layout) {
+  std::vector<std::string> pairs;
   const auto named = [&](std::size_t i) { return fmt::format("{} {}", i, layout.choices[i]); };
   for (std::size_t i = 0; i < layout.choices.size(); ++i)
-    for (std::size_t k = i + 1; k < layout.choices.size(); ++k)
-      if (!layout.choices[i].empty() && !layout.choices[k].empty()) pairs.emplace_back(named(i), named(k));
+    for (std::size_t k = i + 1; k < layout.choices.size(); ++k) pairs.push_back(named(i) + "|" + named(k));
   return pairs;
 }
 
 }  // namespace
 
 std::vector<Layout> covering_pairs(const std::vector<Layout>& layouts) {
-  std::map<Pair, std::size_t> numbers;
-  std::vector<std::vector<std::size_t>> pairs, having;  // the pairs of each layout; the layouts that have each pair
-  for (std::size_t i = 0; i < layouts.size(); ++i) {
-    pairs.emplace_back();
-    for (const Pair& p : pairs_of(layouts[i])) {
-      const std::size_t number = numbers.emplace(p, numbers.size()).first->second;
-      pairs[i].push_back(number);
-      having.resize(numbers.size());
-      having[number].push_back(i);
-    }
-  }
-  std::vector<bool> covered(having.size(), false);
-  std::vector<std::size_t> fresh;  // pairs of a layout that are not covered yet
-  fresh.reserve(pairs.size());
-  for (const auto& p : pairs) fresh.push_back(p.size());
-  std::set<std::size_t> chosen;
-  while (!fresh.empty()) {
-    const auto best = static_cast<std::size_t>(std::max_element(fresh.begin(), fresh.end()) - fresh.begin());
-    if (fresh[best] == 0) break;
-    chosen.insert(best);
-    for (const std::size_t p : pairs[best])
-      if (!covered[p]) {
-        covered[p] = true;
-        for (const std::size_t i : having[p]) --fresh[i];
-      }
-  }
+  std::vector<std::vector<std::string>> pairs;
+  for (const Layout& l : layouts) pairs.push_back(pairs_of(l));
   std::vector<Layout> few;
-  few.reserve(chosen.size());
-  for (const std::size_t i : chosen) few.push_back(layouts[i]);
+  for (const std::size_t i : set_cover(pairs)) few.push_back(layouts[i]);
   return few;
 }
 

@@ -45,7 +45,7 @@ bool share_node(const program::Setting& setting, mesh::Axes axes, int local_rank
 std::vector<Layout> within_nodes(std::vector<Layout> layouts, int local_ranks);
 
 // Returns a small selection in the given order: any two choices that occur together in some layout occur together in a
-// selected one (pairwise covering; greedy, so the selection is not always the smallest). An empty choice counts for none.
+// selected one (pairwise covering; greedy, so the selection is not always the smallest).
 std::vector<Layout> covering_pairs(const std::vector<Layout>& layouts);
 
 }  // namespace molen::plan

@@ -118,11 +118,17 @@ TEST(Search, VariantsHaveOtherFormsOneAtATime) {
 TEST(Search, WhatFitsOnlyWithTheHostIsFound) {
   Small small;
   small.base.global_batch = 4;
-  LayoutLimits limits = all_of(std::int64_t{24} << 20);
+  std::int64_t least = std::int64_t{1} << 40;  // that a layout without them takes
+  for (const Candidate& c : candidates_of(small.arch, small.base, 2, 2))
+    if (!c.offload.any())
+      least = std::min(
+          least,
+          program::peak_of(program::build_stages(small.arch, setting_of(c, small.base, 2), nullptr, false)).value);
+  const LayoutLimits limits = all_of(least - 1);
   const SearchResult found = small.run(Objective::kTime, limits, 2);
   ASSERT_FALSE(found.best.empty());
-  for (const Simulation& s : found.best) EXPECT_TRUE(s.candidate.offload.optimizer) << name_with_variant(s.setting);
-  small.on.node.host_memory.value = 8e6;
+  for (const Simulation& s : found.best) EXPECT_TRUE(s.candidate.offload.any()) << name_with_variant(s.setting);
+  small.on.node.host_memory.value = 1e6;
   small.costs = sim::DescribedCosts(small.on, sim::Factors::shipped());
   EXPECT_TRUE(small.run(Objective::kTime, limits, 2).best.empty());
 }
@@ -130,8 +136,9 @@ TEST(Search, WhatFitsOnlyWithTheHostIsFound) {
 // The best of a search is the best of all layouts that fit, although most of them were never simulated.
 TEST(Search, FindsTheBestOfAllThatFit) {
   Small small;
+  small.arch.layers = 2;
   small.base.global_batch = 4;
-  const std::int64_t room = std::int64_t{60} << 20;
+  const std::int64_t room = std::int64_t{40} << 20;
   constexpr int kRanks = 4;
   std::map<Objective, double> best{{Objective::kTime, 1e300}, {Objective::kEnergy, 1e300}, {Objective::kMemory, 1e300}};
   for (const Candidate& c : candidates_of(small.arch, small.base, kRanks, kRanks)) {
@@ -223,6 +230,7 @@ RC_GTEST_PROP(Search, BoundsAreLowerBounds, ()) {
 // and the data widens their intervals. The documents have to be known.
 TEST(Search, DocumentsLeaveLessOfAttention) {
   Small small;
+  small.arch.layers = 2;
   small.base.global_batch = 4, small.base.sequence = 1024;
   constexpr int kRanks = 2;
   const auto found = [&](const std::optional<data::Attended>& attended) {
@@ -309,7 +317,7 @@ TEST(Search, StopsAtItsLimitsAndSaysSo) {
   limits = all_of(1000);
   const SearchResult none = small.run(Objective::kTime, limits);
   EXPECT_TRUE(none.best.empty());
-  EXPECT_EQ(none.too_large_kept, none.all);
+  EXPECT_EQ(none.too_large_kept + none.too_large, none.all);
   limits = all_of();
   limits.watts = 10.0;
   limits.simulated = 50;
@@ -464,7 +472,7 @@ TEST(Search, SaysWhyALayoutIsSlower) {
   slower.ops.of_phase.front()["forward down"] += 0.5 * slower.step_s;
   EXPECT_EQ(beside(slower)[0].op, "forward down");
   EXPECT_EQ((Reason{"forward", 1.2, 3400.0, "forward down", 0.9}.text(false)),
-            "forward +1.20 s (+3.4 kJ; forward down +900 ms)");
+            "forward +1.20 s (+3.4 kJ; forward down +900.0 ms)");
   EXPECT_EQ((Reason{"bubble", 1.2, 3400.0}.text(false)), "bubble +1.20 s (+3.4 kJ)");
   EXPECT_EQ((Reason{"bubble", 1.2, -3400.0}.text(true)), "bubble -3.4 kJ (+1.20 s)");
 }

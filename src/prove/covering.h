@@ -5,50 +5,56 @@
 #include <fmt/format.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/set_cover.h"
 #include "base/test_sanitized.h"
-#include "plan/layouts.h"
 #include "prove/layouts_suite.h"
 
 namespace molen::prove::suite {
 
-// Returns one choice for each dimension of a layout, which is empty where the layout is as one rank that keeps all its
-// values. Numbers of ranks, other than that of tensor ranks, are one choice: how many there are changes sizes, and not
-// which ops run. The first choice is the same for all layouts, so that each other choice is in a pair.
+// Returns the choices in which a layout differs from one rank that keeps all its values. Numbers of ranks, other than
+// that of tensor ranks, are one choice: how many there are changes sizes, and not which ops run.
 inline std::vector<std::string> choices_of(const Layout& l) {
-  const auto if_so = [](bool differs, const std::string& name) { return differs ? name : std::string(); };
-  std::vector<std::string> choices{
-      "any",
-      if_so(l.shards > 1, "shards"),
-      if_so(l.zero > 0, std::to_string(l.zero)),
-      if_so(l.replicas > 1, l.own_over_dp ? "optimizer over all" : "replicas"),
-      if_so(l.prefetch != 1, std::to_string(l.prefetch)),
-      if_so(l.recompute || !l.recomputed.empty(), l.recompute ? "all" : "parts"),
-      if_so(l.tensor > 1, l.tensor % 2 ? "odd" : "even"),
-      if_so(l.rows, "rows"),
-      if_so(l.chunks > 1, "chunks"),
-      if_so(l.stages > 1, fmt::format("{} x {}", program::name_of(l.pipeline.schedule), l.pipeline.chunks)),
-      if_so(l.stages > 2, "three stages or more"),
-      if_so(l.context > 1, l.form == program::ContextForm::kRing ? "ring" : "gathered"),
-      if_so(!l.order.empty(), "order of axes"),
-      if_so(l.documents, "documents"),
-      if_so(l.unit_layers != 1, l.unit_layers == program::kHalfLayer ? "half a layer" : "several layers"),
-      if_so(l.experts > 1, "expert ranks")};
-  for (const auto& [name, on_host] : program::kOffloads)
-    choices.push_back(if_so(l.offload.*on_host, std::string(name)));
+  std::vector<std::string> choices;
+  const auto add = [&](bool differs, std::string name) {
+    if (differs) choices.push_back(std::move(name));
+  };
+  add(l.shards > 1, "shards");
+  add(l.zero > 0, fmt::format("zero {}", l.zero));
+  add(l.replicas > 1, l.own_over_dp ? "replicas, optimizer over all" : "replicas");
+  add(l.prefetch != 1, fmt::format("prefetch {}", l.prefetch));
+  add(l.recompute, "recompute");
+  add(!l.recomputed.empty(), "recompute of parts");
+  add(l.tensor > 1, l.tensor % 2 ? "tensor, odd" : "tensor, even");
+  add(l.rows, "rows");
+  add(l.chunks > 1, "chunks");
+  add(l.stages > 1, fmt::format("{} x {}", program::name_of(l.pipeline.schedule), l.pipeline.chunks));
+  add(l.stages > 2, "three stages or more");
+  add(l.context > 1, l.form == program::ContextForm::kRing ? "ring" : "gathered context");
+  add(!l.order.empty(), "order of axes");
+  add(l.documents, "documents");
+  add(l.unit_layers == program::kHalfLayer, "units of half a layer");
+  add(l.unit_layers > 1, "units of several layers");
+  add(l.experts > 1, "expert ranks");
+  for (const auto& [name, on_host] : program::kOffloads) add(l.offload.*on_host, fmt::format("{} on the host", name));
   return choices;
 }
 
-// Returns layouts of `all`, in their order, that together have each pair of choices that a layout of `all` has. The
-// exhaustive run gets all of them.
+// Returns layouts of `all`, in their order, that together have each choice and each pair of choices that a layout of
+// `all` has. The exhaustive run gets all of them.
 inline std::vector<Layout> covering(const std::vector<Layout>& all) {
   if (exhaustive()) return all;
-  std::vector<plan::Layout> named;
-  for (std::size_t i = 0; i < all.size(); ++i)
-    named.push_back({.name = std::to_string(i), .strategy = {}, .setting = {}, .choices = choices_of(all[i])});
+  std::vector<std::vector<std::string>> pairs;
+  for (const Layout& l : all) {
+    const auto choices = choices_of(l);
+    auto& of_layout = pairs.emplace_back(std::vector<std::string>{"any"});
+    for (std::size_t i = 0; i < choices.size(); ++i)
+      for (std::size_t j = i; j < choices.size(); ++j) of_layout.push_back(choices[i] + "|" + choices[j]);
+  }
   std::vector<Layout> chosen;
-  for (const plan::Layout& l : plan::covering_pairs(named)) chosen.push_back(all[std::stoul(l.name)]);
+  for (const std::size_t i : set_cover(pairs)) chosen.push_back(all[i]);
   return chosen;
 }
 
