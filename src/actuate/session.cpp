@@ -187,7 +187,7 @@ Result<std::unique_ptr<Session>> Session::open(Actuators here, const std::vector
 Result<Done> Session::begin() {
   for (const auto& actuator : used_) {
     // A value that was read before the lock may have been another job's.
-    if (const auto remembered = actuator->remember(); !remembered) return remembered;
+    if (auto remembered = actuator->remember(); !remembered) return remembered;
     JournalEntry entry{actuator->info().id, {}, actuator->original(), {}};
     for (const Part& part : actuator->info().parts) entry.parts.push_back(part.name);
     journal_.entries.push_back(std::move(entry));
@@ -284,7 +284,7 @@ Restoration Session::end() {
 
 Session::~Session() {
   try {
-    end();
+    Session::end();
   } catch (const std::exception& error) {  // no memory, say: the guardian restores
     guardian_.reset();
   }

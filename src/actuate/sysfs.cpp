@@ -20,7 +20,7 @@ int open_setting(const fs::path& file) {
 }
 
 std::string not_writable(const fs::path& file, int code) {
-  const std::string why = fmt::format("{}: {}", file.string(), std::strerror(-code));
+  std::string why = fmt::format("{}: {}", file.string(), std::strerror(-code));
   if (code == -EACCES || code == -EPERM)
     return why + fmt::format(
                      " (only root may write it; an administrator can let a group write it, by a udev rule or in the "

@@ -69,7 +69,7 @@ void print_rows(const std::string& by, const std::vector<serve::AccountRow>& row
 }
 
 std::string chosen_key(const AccountArguments& o, const std::vector<std::string>& keys) {
-  const std::string by = o.by.value_or(keys.front());
+  std::string by = o.by.value_or(keys.front());
   if (std::ranges::find(keys, by) == keys.end())
     throw UsageError("--by: '{}' is not one of {}{}", by, fmt::join(keys, ", "), did_you_mean(by, keys));
   return by;

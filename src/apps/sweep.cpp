@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "apps/cli.h"
@@ -223,9 +224,8 @@ int run_sweep_verb(const ConfigOptions& options, const SweepArguments& o) {
   require_modes(o);
   Tried tried = tried_by(options, o);
   const plan::SweepPlan plan = plan_of(options, o, tried);
-  std::unique_ptr<plan::SweepFile> file;
-  if (o.trials.output)
-    file = std::make_unique<plan::SweepFile>(*o.trials.output, [](const std::string& text) { say(text); });
+  std::optional<plan::SweepFile> file;
+  if (o.trials.output) file.emplace(*o.trials.output, [](const std::string& text) { say(text); });
   const auto progress = make_progress("sweep");
   const auto share = [&](std::int64_t done) { return static_cast<double>(done) / static_cast<double>(plan.trials()); };
   plan::SweepCalls calls;

@@ -372,7 +372,7 @@ T read_optional(const Section& top, const char* name, const OptionalKey<T> (&key
 }
 
 Clocks read_clocks(const Section& top) {
-  const auto clocks = read_optional<Clocks>(top, "clocks", kClockFigures);
+  auto clocks = read_optional<Clocks>(top, "clocks", kClockFigures);
   if (!clocks.high) return clocks;
   for (const auto& [key, figure] : {std::pair("low_hz", &clocks.low), std::pair("knee_hz", &clocks.knee)})
     if (*figure && (*figure)->value > clocks.high->value)

@@ -120,7 +120,7 @@ std::string DeviceLease::why_end() {
   for (std::size_t i = 0; i < session_->size(); ++i) {
     const actuate::ActuatorInfo& info = session_->actuator(i).info();
     if (std::find(ids_.begin(), ids_.end(), info.id) == ids_.end()) continue;  // held for the limits
-    if (const std::string why = now.why_not(peer_, info); !why.empty()) return why;
+    if (std::string why = now.why_not(peer_, info); !why.empty()) return why;
   }
   return session_->keep_guarded().reason();
 }

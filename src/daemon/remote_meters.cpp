@@ -53,7 +53,7 @@ class RemoteBoard {
   Result<actuate::Done> ask() {
     if (client_ && now() - asked_ < period_) return actuate::Done{};
     if (!client_)
-      if (const auto connected = connect(); !connected) return connected;
+      if (auto connected = connect(); !connected) return connected;
     // An answer that was late before may be there by now. If it is not, nobody waits again.
     const bool late = waits_;
     if (!late) {

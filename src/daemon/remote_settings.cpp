@@ -45,7 +45,7 @@ class RemoteLease : public actuate::HeldSettings {
  public:
   RemoteLease(std::vector<std::unique_ptr<RemoteActuator>> used, std::shared_ptr<Client> client)
       : used_(std::move(used)), client_(std::move(client)) {}
-  ~RemoteLease() override { end(); }
+  ~RemoteLease() override { RemoteLease::end(); }
 
   std::size_t size() const override { return used_.size(); }
   const actuate::Actuator& actuator(std::size_t index) const override { return *used_.at(index); }

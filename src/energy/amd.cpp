@@ -157,7 +157,7 @@ std::vector<AmdGpu> gpus_of_job(const std::vector<AmdGpu>& all, const std::optio
 Result<GpuMetrics> metrics_of(const AmdGpu& gpu) {
   const auto table = read_bytes(gpu.device / "gpu_metrics");
   if (!table) return Failure{table.reason()};
-  const auto metrics = parse_gpu_metrics(table.value());
+  auto metrics = parse_gpu_metrics(table.value());
   if (!metrics) return Failure{fmt::format("{}: {}", (gpu.device / "gpu_metrics").string(), metrics.reason())};
   if (!has_exact_counter(gpu, metrics.value().version))
     return Failure{fmt::format("of GPUs of model {} it is not known that their counter has 64 bits", gpu.model)};

@@ -149,20 +149,19 @@ Result<LossLaw> LossLaw::fit(const LossCurve& curve, std::int64_t after) {
 // a parameter.
 bool LossLaw::set_covariance(const Bins& bins, double residual) {
   const bool constant = e_ > 0.0;
-  const int first = constant ? 0 : 1, n = 3 - first;
+  const std::size_t first = constant ? 0 : 1, n = 3 - first;
   double products[3][3] = {};
   for (const auto& b : bins) {
     const double x = b.step / scale_, power = std::pow(x, -alpha_);
     const std::array<double, 3> slope{1.0, power, -a_ * power * std::log(x)};
-    for (int i = 0; i < n; ++i)
-      for (int j = 0; j < n; ++j)
-        products[i][j] += static_cast<double>(b.steps) * slope[static_cast<std::size_t>(first + i)] *
-                          slope[static_cast<std::size_t>(first + j)];
+    for (std::size_t i = 0; i < n; ++i)
+      for (std::size_t j = 0; j < n; ++j)
+        products[i][j] += static_cast<double>(b.steps) * slope[first + i] * slope[first + j];
   }
-  degrees_ = static_cast<int>(bins.size()) - n;
-  if (!invert(products, n)) return false;
-  for (int i = 0; i < n; ++i)
-    for (int j = 0; j < n; ++j) covariance_[first + i][first + j] = products[i][j] * residual / degrees_;
+  degrees_ = static_cast<int>(bins.size()) - static_cast<int>(n);
+  if (!invert(products, static_cast<int>(n))) return false;
+  for (std::size_t i = 0; i < n; ++i)
+    for (std::size_t j = 0; j < n; ++j) covariance_[first + i][first + j] = products[i][j] * residual / degrees_;
   return true;
 }
 

@@ -47,7 +47,7 @@ std::string_view without_first_space(std::string_view text) {
 
 // Returns what is wrong with a share; "" for nothing.
 std::string wrong_slowdown(std::string_view text) {
-  const std::string expected = "slowdown=" + quoted(text) + " must be a share below 1, such as 0.05 or 5%";
+  std::string expected = "slowdown=" + quoted(text) + " must be a share below 1, such as 0.05 or 5%";
   std::string_view rest = text;
   auto number = take_number(rest);
   if (!number) return expected;
@@ -59,7 +59,7 @@ std::string wrong_slowdown(std::string_view text) {
 }
 
 std::string wrong_power_budget(std::string_view text) {
-  const std::string expected = "power_budget=" + quoted(text) + " must be a power above zero, such as 800W or 2kW";
+  std::string expected = "power_budget=" + quoted(text) + " must be a power above zero, such as 800W or 2kW";
   std::string_view rest = text;
   const auto number = take_number(rest);
   if (!number) return expected;

@@ -17,7 +17,7 @@ namespace {
 // The words of the server, or of libpq, for a call that failed.
 class PostgresFailure : public Error {
  public:
-  explicit PostgresFailure(std::string what) : Error(std::move(what)) {}
+  explicit PostgresFailure(const std::string& what) : Error(what) {}
 };
 
 // The server's messages end in newlines and may have several lines.

@@ -196,9 +196,9 @@ class Recorder::Impl {
     console_.set_length(total_steps, stop_step);
   }
 
-  void budget(Json event) {
+  void budget(const Json& event) {
     console_.note(event["text"].get<std::string>());
-    run_.event("budget", std::move(event));
+    run_.event("budget", event);
   }
 
   void trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
@@ -292,7 +292,7 @@ class Recorder::Impl {
     summary["step"] = step;
     const std::string text = summary["text"].get<std::string>();
     console_.note(fmt::format("energy policy {}: {}", summary["policy"].get<std::string>(), text));
-    run_.event("policy", std::move(summary));
+    run_.event("policy", summary);
   }
 
   void note(const std::string& text) {
@@ -611,8 +611,8 @@ const cluster::RunSite* Recorder::site() const {
 void Recorder::set_length(std::int64_t total_steps, std::int64_t stop_step) {
   impl_->set_length(total_steps, stop_step);
 }
-void Recorder::budget(Json event) {
-  impl_->budget(std::move(event));
+void Recorder::budget(const Json& event) {
+  impl_->budget(event);
 }
 void Recorder::trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
   impl_->trace(step, ops, timeline);

@@ -70,7 +70,7 @@ class Recorder {
   // Takes over train.until of the job's configuration, which has changed: records it, and counts to `total_steps`.
   void set_length(std::int64_t total_steps, std::int64_t stop_step);
   // Records what a budget of the run has come to (docs/formats/events.md, "budget"); its "text" goes to the console.
-  void budget(Json event);
+  void budget(const Json& event);
   void trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline);
   void validation(std::int64_t step, const ValidationResult& result);
   void noise_scale(std::int64_t step, const NoiseScale& scale);  // after a measurement

@@ -77,7 +77,7 @@ void require_intensity(const config::Config& config, const std::optional<std::st
 void require_measured(const config::Config& config, const JobEnergy& energy, const std::optional<Json>& totals,
                       std::int64_t step, const std::string& origin) {
   for (const std::string& key : keys_of(config))
-    if (const std::string why = energy.unmetered(); !why.empty())
+    if (const std::string& why = energy.unmetered(); !why.empty())
       throw UsageError(
           "{}: a budget is compared with what meters count, and the run's energy is not measured: {} (`molen energy "
           "list` says why)",
