@@ -82,9 +82,14 @@ std::vector<double> exposed_of(const std::vector<program::Expanded>& ops, const 
 }
 
 OpSeconds op_seconds_of(const sim::Forecast& step, std::size_t stage) {
-  std::map<const program::Step*, double> seconds;  // a body's op has one kind, which its many instances share
+  // A body's op has one kind, which its many instances share. Ops are added in their order, so that the sums have the
+  // same bits wherever the program is in memory.
+  std::map<const program::Step*, std::size_t> known;
+  std::vector<std::pair<const program::Step*, double>> seconds;
   step.each_op(stage, [&](const program::Expanded& op, const program::OpTime& time, std::int64_t times) {
-    seconds[op.step] += static_cast<double>(times) * time.seconds();
+    const auto [at, fresh] = known.emplace(op.step, seconds.size());
+    if (fresh) seconds.emplace_back(op.step, 0.0);
+    seconds[at->second].second += static_cast<double>(times) * time.seconds();
   });
   OpSeconds all;
   all.of_phase.resize(program::kNumPhases), all.of_stream.resize(program::kCommStreams.size());
