@@ -50,7 +50,8 @@ class File:
 
     def add(self, cursor, kind, new, before, after=")", constant=None):
         begin, end = cursor.extent.start.offset, cursor.extent.end.offset
-        if not self.usable(begin, end):
+        # A header that is included within the braces of extern "C" has its own offsets.
+        if not all(map(ci.conf.lib.clang_Location_isFromMainFile, (cursor.extent.start, cursor.extent.end))) or not self.usable(begin, end):
             return
         line, last = self.data.count(b"\n", 0, begin) + 1, self.data.count(b"\n", 0, end) + 1
         source = self.data.splitlines()[line - 1].decode().strip()

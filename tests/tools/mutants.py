@@ -77,6 +77,14 @@ class Mutants(unittest.TestCase):
         self.assertEqual(body.count("\n"), SOURCE.count("\n"))
         self.assertTrue(body.splitlines()[10].startswith("}"))
 
+    def test_code_of_a_header_within_braces_is_left_alone(self):
+        """Its offsets are those of the header, here beyond the end of the source."""
+        (self.folder / "steps.h").write_text("//" + "x" * 4000 + "\nstatic int next;\nstatic void step(int by) { next += by; }\n")
+        file = self.folder / "src/base/b.cpp"
+        file.write_text(f'extern "C" {{\n#include "{self.folder}/steps.h"\n}}\nvoid work(int n) {{\n  step(n);\n}}\n')
+        found = mutants_find.candidates_of(self.folder, "src/base/b.cpp", f"g++ -std=c++20 -o b.o -c {file}")
+        self.assertEqual({(m["kind"], m["old"]) for m in found}, {("call dropped", "step(n)"), ("value dropped", "n")})
+
     def test_what_a_run_reaches_is_told(self):
         marks = self.folder / "marks"
         marks.write_bytes(bytes(4096))
