@@ -118,7 +118,7 @@ std::string fitted_kind(const program::Program& p, const program::Step& step) {
     const auto buffer = static_cast<std::size_t>(step.operand(program::Arg::kTo).buffer);
     if (const DType type = p.buffers.at(buffer).dtype; size_of(type) == 2) kind += fmt::format(" of {}", name_of(type));
   }
-  if (program::is_copy(step.op) && step.updates(program::Arg::kTo)) kind += ", adding";
+  if (program::is_copy(step.op) && step.updates(program::Arg::kTo)) kind += " that adds";
   return kind;
 }
 
