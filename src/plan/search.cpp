@@ -382,7 +382,8 @@ std::string Reason::text(bool joules_first) const {
 
 namespace {
 
-// Names the kind of op that works the most seconds more than beside it, if it is a tenth of the reason's.
+// Names the kind of op that works the most seconds longer in the loser than in the best layout, if these are at least a
+// tenth of the reason's seconds. `at` is the phase or the stream.
 void name_op(Reason& reason, const std::vector<std::map<std::string, double>>& loser,
              const std::vector<std::map<std::string, double>>& best, std::size_t at) {
   if (at >= loser.size() || at >= best.size()) return;

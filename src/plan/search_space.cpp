@@ -248,14 +248,14 @@ Bound Bounds::of(const Candidate& c) const {
   double states = base_.has_master() ? size_of(base_.master) : 0.0;
   for (const program::OptimizerState& state : program::optimizer_named(base_.optimizer).states)
     if (state.of == program::StateOf::kAll) states += 4.0;
-  // No more than a unit's share of what is on the host is on the device at once.
-  const double on_device = c.offload.parameters ? 0.0 : weights / (c.zero >= 3 ? shards : 1.0);
+  // A value of the host is on the device only while an op uses it, so it counts for nothing in this bound.
+  const double weights_there = c.offload.parameters ? 0.0 : weights / (c.zero >= 3 ? shards : 1.0);
   const double gradients_there = c.offload.gradients ? 0.0 : gradients / (c.zero >= 2 ? shards : 1.0);
   const double states_there = c.offload.optimizer ? 0.0
                               : c.zero >= 2       ? states / shards
                               : c.zero == 1       ? states / (data * c.context)
                                                   : states;
-  bound.memory_bytes = own * (on_device + gradients_there + states_there);
+  bound.memory_bytes = own * (weights_there + gradients_there + states_there);
   return bound;
 }
 

@@ -14,6 +14,7 @@
 #include "program/build/build.h"
 #include "program/memory/memory.h"
 #include "sim/attended.h"
+#include "sim/forecast.h"
 #include "sim/simulate.h"
 
 namespace molen::plan {
@@ -475,6 +476,39 @@ TEST(Search, SaysWhyALayoutIsSlower) {
             "forward +1.20 s (+3.4 kJ; forward down +900.0 ms)");
   EXPECT_EQ((Reason{"bubble", 1.2, 3400.0}.text(false)), "bubble +1.20 s (+3.4 kJ)");
   EXPECT_EQ((Reason{"bubble", 1.2, -3400.0}.text(true)), "bubble -3.4 kJ (+1.20 s)");
+}
+
+// The seconds of each kind of op are those of a simulation of every op, on the stage that computes for the longest
+// time.
+TEST(Search, SecondsOfOpsAreThoseOfTheSimulation) {
+  const Small small;
+  LayoutLimits limits = all_of();
+  limits.simulated = limits.shown = 6;
+  std::size_t communication = 0;
+  for (const Simulation& found : small.run(Objective::kTime, limits).best) {
+    const sim::Forecast step(program::build_stages(small.arch, found.setting, nullptr, false), small.costs, true);
+    const std::size_t stage = step.busiest_stage();
+    const auto& ops = step.stages().ops(stage);
+    std::vector<std::map<std::string, double>> phases(program::kNumPhases), streams(program::kCommStreams.size());
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      const double seconds = step.timelines()[stage].ops[i].seconds();
+      const std::string kind = program::kind_of(ops[i].step->op);
+      phases[static_cast<std::size_t>(ops[i].step->phase)][kind] += seconds;
+      const auto stream = std::ranges::find(program::kCommStreams, ops[i].step->stream);
+      if (stream != program::kCommStreams.end())
+        streams[static_cast<std::size_t>(stream - program::kCommStreams.begin())][kind] += seconds, ++communication;
+    }
+    const auto expect_equal = [](const auto& a, const auto& b) {
+      ASSERT_EQ(a.size(), b.size());
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        ASSERT_EQ(a[i].size(), b[i].size());
+        for (const auto& [kind, seconds] : a[i]) EXPECT_NEAR(seconds, b[i].at(kind), 1e-9 * seconds + 1e-15) << kind;
+      }
+    };
+    expect_equal(found.ops.of_phase, phases);
+    expect_equal(found.ops.of_stream, streams);
+  }
+  EXPECT_GT(communication, 0u);
 }
 
 // The joules of the phases add up to the devices' energy of the step, so nothing of it has no reason.
