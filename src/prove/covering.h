@@ -1,5 +1,5 @@
-// A part of a list of layouts that still has every pair of choices of the list. `make test` proves that part of the
-// long lists, and `tools/nightly.sh exhaustive` proves all of each list.
+// Selects layouts of a long list so that they still have every pair of choices that layouts of the list have. `make
+// test` proves the selected layouts, and `tools/nightly.sh exhaustive` proves the whole lists.
 #pragma once
 
 #include <fmt/format.h>

@@ -17,7 +17,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import Tokenizer
 
-ALL = "MOLEN_EXHAUSTIVE" in os.environ  # more than a million pairs, as in `tools/nightly.sh exhaustive`; else a part of them
+EXHAUSTIVE = "MOLEN_EXHAUSTIVE" in os.environ  # more than a million pairs, as in `tools/nightly.sh exhaustive`; else a part of them
 GOLDEN = Path(__file__).parents[1] / "golden" / "tokenizer"
 SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2003\u200a\u2028\u2029\u202f\u205f\u3000"
 PIECES = (
@@ -131,17 +131,17 @@ def main():
         ("llama3", True, 40000),
         ("gpt2_strings", False, 20000),
     ]:
-        strings = [random_string(rng) for _ in range(count if ALL else count // 4)]
+        strings = [random_string(rng) for _ in range(count if EXHAUSTIVE else count // 4)]
         if not special and name != "gpt2_strings":
-            strings += everywhere + real[:: (1 if ALL else 4) if name in ("gpt2", "llama3") else 10]
+            strings += everywhere + real[:: (1 if EXHAUSTIVE else 4) if name in ("gpt2", "llama3") else 10]
         results.append(compare(program, GOLDEN / f"{name}.json", strings, special))
     with tempfile.TemporaryDirectory() as folder:
         trained = train(program, Path(folder), real[:60000], 20000)
-        results.append(compare(program, trained, real[:: 1 if ALL else 4] + [random_string(rng) for _ in range(20000)], False))
+        results.append(compare(program, trained, real[:: 1 if EXHAUSTIVE else 4] + [random_string(rng) for _ in range(20000)], False))
     count, wrong = (sum(column) for column in zip(*results))
     print(f"{count} pairs, {wrong} mismatches, {time.time() - start:.0f} s")
     print(f"tokenizers: {sum(bad == 0 for _, bad in results)} checks passed")
-    sys.exit(0 if wrong == 0 and count >= (1_000_000 if ALL else 400_000) else 1)
+    sys.exit(0 if wrong == 0 and count >= (1_000_000 if EXHAUSTIVE else 400_000) else 1)
 
 
 main()
