@@ -10,6 +10,7 @@
 #include <deque>
 #include <exception>
 #include <fstream>
+#include <mutex>
 #include <thread>
 
 #include "base/clock.h"
@@ -84,7 +85,9 @@ class Hosts : public ::testing::Test {
   void on(const std::vector<EnergyHost>& hosts, const std::function<void(JobEnergy&, comm::Communicator&)>& use,
           Seconds sample_every = Seconds(0), const OpenModel& open_model = {}) {
     comm::ThreadWorld world(static_cast<int>(hosts.size()));
-    std::vector<std::exception_ptr> errors(hosts.size());
+    // The first error is the one reported: the ranks that still wait for the one that fails get errors too.
+    std::mutex mutex;
+    std::exception_ptr first;
     {
       std::vector<std::jthread> threads;
       for (std::size_t r = 0; r < hosts.size(); ++r)
@@ -95,13 +98,15 @@ class Hosts : public ::testing::Test {
                 [](const auto&) { return false; }, sample_every, open_model);
             use(job, *c);
           } catch (...) {
-            errors[r] = std::current_exception();
+            {
+              const std::lock_guard lock(mutex);
+              if (!first) first = std::current_exception();
+            }
             c->abort("failed");
           }
         });
     }
-    for (const auto& e : errors)
-      if (e) std::rethrow_exception(e);
+    if (first) std::rethrow_exception(first);
   }
 
   // Runs one step that takes `seconds`; two other values are summed with its joules.
