@@ -25,6 +25,12 @@ std::string day_of_start(Dialect dialect) {
   return "to_char(to_timestamp(start_s) AT TIME ZONE 'UTC', 'YYYY-MM-DD')";
 }
 
+std::string sql_text(const std::string& text) {
+  std::string literal = "'";
+  for (const char c : text) literal += c == '\'' ? "''" : std::string(1, c);
+  return literal + "'";
+}
+
 UsageError no_tables(const std::string& database) {
   return UsageError("{}: has no records of `molen energy collect`", database);
 }

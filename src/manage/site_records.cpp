@@ -10,19 +10,13 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "collect/database.h"
+#include "collect/schema.h"
 
 namespace molen::manage {
 namespace {
 
 constexpr double kLongestPeriodOfSenderS = 1800;  // `molen energy send --every`
 constexpr int kMostPeriodsBack = 1000;            // of a node without readings, that are looked at
-
-// Names have printable ASCII only, of which SQL gives a meaning to the quote alone.
-std::string sql_text(const std::string& name) {
-  std::string text = "'";
-  for (const char c : name) text += c == '\'' ? std::string("''") : std::string(1, c);
-  return text + "'";
-}
 
 ScopePower power_of(const std::vector<std::optional<std::string>>& row, std::size_t at) {
   ScopePower power{row.at(at).value(), row.at(at + 1).value() == "1", std::nullopt, std::stod(row.at(at + 4).value())};
@@ -75,7 +69,7 @@ void read_last_known(const std::string& database, const Caps& caps, double now_s
   const auto rows = collect::database_rows(
       database, fmt::format("SELECT scope, counted, joules, start_s, end_s FROM energy_periods WHERE node = {} AND "
                             "start_s >= {} AND start_s <= {} AND joules IS NOT NULL ORDER BY start_s DESC LIMIT {}",
-                            sql_text(record.name), now_s - caps.forget_after.value, now_s, kMostPeriodsBack));
+                            collect::sql_text(record.name), now_s - caps.forget_after.value, now_s, kMostPeriodsBack));
   const bool whole_node = record.scopes.empty();
   double last_s = 0;
   for (const auto& row : rows) {
@@ -176,7 +170,7 @@ std::vector<PeriodSum> read_sums(const std::string& database, double since_s, do
 
 std::vector<CapEvent> read_events(const std::string& database, const std::string& cap,
                                   const std::vector<std::string>& kinds, const std::string& all_of, double since_s) {
-  const std::string node = sql_text(collect::kCapPrefix + cap);
+  const std::string node = collect::sql_text(collect::kCapPrefix + cap);
   std::vector<CapEvent> events;
   const auto add = [&](const std::string& where) {
     for (const auto& row : collect::database_rows(
@@ -184,8 +178,9 @@ std::vector<CapEvent> read_events(const std::string& database, const std::string
              fmt::format("SELECT time_s, kind, count FROM energy_events WHERE node = {} AND {}", node, where)))
       events.push_back({std::stod(row.at(0).value()), row.at(1).value(), std::stoll(row.at(2).value())});
   };
-  for (const std::string& kind : kinds) add(fmt::format("kind = {} ORDER BY time_s DESC LIMIT 1", sql_text(kind)));
-  if (!all_of.empty()) add(fmt::format("kind = {} AND time_s >= {}", sql_text(all_of), since_s));
+  for (const std::string& kind : kinds)
+    add(fmt::format("kind = {} ORDER BY time_s DESC LIMIT 1", collect::sql_text(kind)));
+  if (!all_of.empty()) add(fmt::format("kind = {} AND time_s >= {}", collect::sql_text(all_of), since_s));
   return events;
 }
 

@@ -1,0 +1,69 @@
+// The sums of a database as JSON and CSV.
+#include <fmt/format.h>
+
+#include "base/clock.h"
+#include "base/csv.h"
+#include "collect/sums.h"
+
+namespace molen::collect {
+
+std::optional<double> EnergySum::watts() const {
+  return joules && seconds > 0.0 ? std::optional(*joules / seconds) : std::nullopt;
+}
+
+Json to_json(const EnergySum& sum) {
+  const auto or_null = [](const std::optional<double>& value) { return value ? Json(*value) : Json(); };
+  return {{"key", sum.key},
+          {"energy_j", or_null(sum.joules)},
+          {"nodes", sum.nodes},
+          {"seconds", sum.seconds},
+          {"node_seconds", sum.node_seconds},
+          {"mean_w", or_null(sum.watts())},
+          {"edp_js", or_null(sum.edp)},
+          {"periods_without_reading", sum.without_reading},
+          {"from", utc_timestamp(sum.from_s)},
+          {"until", utc_timestamp(sum.until_s)}};
+}
+
+std::string sums_csv(const std::string& by, const std::vector<EnergySum>& sums) {
+  std::string csv =
+      "job_id,step_id,user_id,node_id,day,nodes,start_time,end_time,time,energy_J,power_W,DC_power,PCK_power,DRAM_"
+      "power,"
+      "GPU_power,EDP,node_seconds,periods_without_reading\n";
+  for (const EnergySum& s : sums) {
+    const auto watts = [&](const std::optional<double>& joules) {
+      return joules && s.seconds > 0.0 ? csv_number(*joules / s.seconds) : "";
+    };
+    const std::vector<std::string> cells{s.job,
+                                         s.step,
+                                         s.user,
+                                         s.node,
+                                         by == "day" ? s.key : "",
+                                         std::to_string(s.nodes),
+                                         utc_timestamp(s.from_s),
+                                         utc_timestamp(s.until_s),
+                                         csv_number(s.seconds),
+                                         csv_number(s.joules),
+                                         csv_number(s.watts()),
+                                         watts(s.parts.node),
+                                         watts(s.parts.cpu),
+                                         watts(s.parts.dram),
+                                         watts(s.parts.gpu),
+                                         csv_number(s.edp),
+                                         csv_number(s.node_seconds),
+                                         std::to_string(s.without_reading)};
+    for (std::size_t i = 0; i < cells.size(); ++i) csv += (i > 0 ? "," : "") + csv_cell(cells[i]);
+    csv += "\n";
+  }
+  return csv;
+}
+
+NodeSpread node_spread(const std::vector<EnergySum>& by_node) {
+  NodeSpread all;
+  for (const EnergySum& sum : by_node)
+    if (const auto watts = sum.watts()) all.names.push_back(sum.key), all.watts.push_back(*watts);
+  all.spread = spread_of(all.watts);
+  return all;
+}
+
+}  // namespace molen::collect
