@@ -39,6 +39,9 @@ struct EnergySoFar {
   // The ledger divides the joules of each counter among phases: {scope: {"entries": {name: {"joules", ...}}, ...}}
   // (docs/formats/energy.md). Empty when no counter was sampled.
   Json phases = Json::object();
+  // What each host consumed of total_j, by its name; nothing where it has no reading. Only where there are several
+  // hosts, and only on rank 0.
+  std::map<std::string, std::optional<double>> host_j;
   AtSite at_site;           // of total_j
   ModelledJoules modelled;  // of parts without a meter; in none of the values above
 };

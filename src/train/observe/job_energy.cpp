@@ -381,6 +381,7 @@ energy::EnergySoFar JobEnergy::so_far() {
   world_.all_reduce(sums.data(), static_cast<std::int64_t>(sums.size()), DType::kF64, comm::Reduce::kSum);
   energy::EnergySoFar job;
   job.phases = phases();
+  job.host_j = of_hosts(own.total_j);
   if (model_) job.modelled = model_->so_far();
   job.seconds = seconds;
   if (sums[1] > 0) job.total_j = sums[0];
@@ -420,6 +421,21 @@ Json JobEnergy::phases() {
     by_host[name] = std::move(account["scopes"]);
   }
   return sum_of_accounts(by_host);
+}
+
+std::map<std::string, std::optional<double>> JobEnergy::of_hosts(const std::optional<double>& own) {
+  std::map<std::string, std::optional<double>> hosts;
+  if (hosts_ < 2) return hosts;
+  const Json joules = own ? Json(*own) : Json();
+  const std::string text = accountant_ ? Json{{"host", host_name_}, {"joules", joules}}.dump() : "";
+  for (const std::string& said : launch::texts_at_root(world_, text)) {
+    if (said.empty()) continue;
+    const Json host = Json::parse(said);
+    std::string name = host["host"].get<std::string>();
+    while (hosts.contains(name)) name += "'";
+    hosts[name] = host["joules"].is_null() ? std::nullopt : std::optional(host["joules"].get<double>());
+  }
+  return hosts;
 }
 
 std::int64_t JobEnergy::opened_ns() const {

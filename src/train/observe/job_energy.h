@@ -66,8 +66,8 @@ class JobEnergy {
   energy::StepEnergy step(std::span<const double> summed) const;
   std::size_t values() const { return 3 * scopes_.size() + 7 + (model_ ? model_->values() : 0); }
 
-  // Returns the energy of all hosts since the meters were opened; on rank 0 with its phases, as sum_of_accounts does.
-  // Collective.
+  // Returns the energy of all hosts since the meters were opened; on rank 0 with its phases, as sum_of_accounts does,
+  // and with the joules of each host. Collective.
   energy::EnergySoFar so_far();
 
   // Keeps the last readings of each host's meters in a file of `folder`, so that they survive the process
@@ -115,6 +115,8 @@ class JobEnergy {
   void exchange(comm::Communicator& world, const std::string& own);
   void divide_by_phases(int lowest, const std::vector<int>& device_of, Seconds sample_every);
   Json phases();  // collective
+  // Returns EnergySoFar::host_j. Collective. `own`: the joules of this host, on the rank that reads its meters.
+  std::map<std::string, std::optional<double>> of_hosts(const std::optional<double>& own);
   void add_host(const Json& host);
   // `scope_of`: the place of each meter's scope in scopes_.
   void keep_reading(const std::vector<std::size_t>& scope_of, std::size_t scopes, std::span<const double> of_meters,

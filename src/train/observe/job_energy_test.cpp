@@ -150,6 +150,8 @@ TEST_F(Hosts, JoulesOfAStepAreTheSumOverHosts) {
     EXPECT_DOUBLE_EQ(used.total_j.value(), 92 * 2.5);
     EXPECT_DOUBLE_EQ(used.joules.at("cpu-package0"), 80 * 2.5);
     EXPECT_TRUE(used.lost.empty());
+    using OfHosts = std::map<std::string, std::optional<double>>;
+    EXPECT_EQ(used.host_j, (world.rank() == 0 ? OfHosts{{"a", 58 * 2.5}, {"b", 34 * 2.5}} : OfHosts{}));
   });
   EXPECT_EQ(opened_, 2) << "one rank a host";
 }

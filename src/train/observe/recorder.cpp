@@ -410,6 +410,11 @@ class Recorder::Impl {
                    {"scopes", model["scopes"]},
                    {"unavailable", model["unavailable"]}});
     }
+    if (!used.host_j.empty()) {
+      Json hosts = Json::object();
+      for (const auto& [host, joules] : used.host_j) hosts[host] = joules ? Json(*joules) : Json();
+      energy_line("by_host", step, {{"joules", hosts}, {"seconds", used.seconds}});
+    }
     energy_line("totals", step, energy::to_json(all));
   }
 

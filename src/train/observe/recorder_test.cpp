@@ -392,6 +392,7 @@ TEST_F(Records, TotalsCountFromTheStartOfTheAttempt) {
   used.total_j = 256.0;
   used.phases = Json::parse(R"({"cpu-package0":{"joules":256,"entries":{"forward":{"joules":192},)"
                             R"("unattributed":{"joules":64}}}})");
+  used.host_j = {{"a", 256.0}, {"b", std::nullopt}};
   Json totals;
   recorded([&](Recorder& r) { totals = r.totals(10, 640, used); });
   EXPECT_EQ(totals["attempts"], 1);
@@ -432,7 +433,11 @@ TEST_F(Records, TotalsCountFromTheStartOfTheAttempt) {
   EXPECT_EQ(sum.total_j, 512.0);
   EXPECT_EQ(last["phases_j"]["cpu-package0"]["forward"], 384.0) << "of both attempts";
   const auto written = lines("energy.jsonl");
-  const Json& phases = written[written.size() - 2];
+  const Json& hosts = written[written.size() - 2];
+  EXPECT_EQ(hosts["event"], "by_host");
+  EXPECT_EQ(hosts["joules"], (Json{{"a", 256.0}, {"b", Json()}}));
+  EXPECT_EQ(hosts["seconds"], 30.0);
+  const Json& phases = written[written.size() - 3];
   EXPECT_EQ(phases["event"], "phases");
   EXPECT_EQ(phases["step"], 12);
   EXPECT_EQ(phases["scopes"], used.phases) << "of this attempt";
