@@ -13,10 +13,12 @@
 #include "serve/facts.h"
 #include "serve/footprint.h"
 #include "serve/run_data.h"
-#include "store/lines.h"
+#include "serve/run_lines.h"
 
 namespace molen::serve {
 namespace {
+
+constexpr const char* kPhases = "\"phases\"";  // long lines that the account does not need
 
 // The lines of energy.jsonl that tell of one attempt.
 struct AttemptLines {
@@ -32,35 +34,6 @@ struct RunRecords {
       totals_of_step;                                           // the last line of each step, and when it was written
   std::map<std::int64_t, std::optional<std::int64_t>> history;  // attempt that began one -> step it went on from
 };
-
-// Returns the file, and those that histories renamed: "energy.jsonl.abandoned-2".
-std::vector<fs::path> with_abandoned(const fs::path& run, const std::string& name) {
-  std::vector<fs::path> files{run / name};
-  for (const auto& entry : fs::directory_iterator(run))
-    if (entry.path().filename().string().starts_with(name + ".abandoned-")) files.push_back(entry.path());
-  return files;
-}
-
-// Calls `take` with each line that is an object with an event. Lines that a crash tore are left out, and so are those
-// of more than a megabyte.
-template <class F>
-void each_event(const fs::path& file, F&& take) {
-  constexpr std::size_t kLongest = std::size_t{1} << 20;
-  if (!fs::exists(file)) return;
-  store::each_line(file, [&](std::string_view line, std::int64_t) {
-    if (line.size() > kLongest || line.find("\"phases\"") != std::string_view::npos) return;
-    try {
-      const Json event = parse_json(line, file.string());
-      if (event.is_object()) take(text_of(event, "event"), event);
-    } catch (const UsageError&) {
-    }
-  });
-}
-
-std::int64_t whole(const Json& event, const char* key) {
-  const double value = number_of(event, key);
-  return std::abs(value) < 1e15 ? static_cast<std::int64_t>(value) : 0;
-}
 
 std::map<std::string, double> scope_joules(const Json& line, const char* key) {
   std::map<std::string, double> found;
@@ -142,7 +115,7 @@ void take_owner(const Json& event, Attempt& a) {
 RunRecords records_of(const fs::path& run) {
   RunRecords records;
   for (const fs::path& file : with_abandoned(run, "events.jsonl"))
-    each_event(file, [&](const std::string& name, const Json& event) {
+    each_event(file, kPhases, [&](const std::string& name, const Json& event) {
       const std::int64_t attempt = whole(event, "attempt");
       if (name == "start" || name == "resume") take_owner(event, records.attempts[attempt]);
       if (name == "history")
@@ -151,7 +124,7 @@ RunRecords records_of(const fs::path& run) {
     });
   std::map<std::int64_t, double> written;  // when the last totals of each attempt were
   for (const fs::path& file : with_abandoned(run, "energy.jsonl"))
-    each_event(file, [&](const std::string& name, const Json& event) {
+    each_event(file, kPhases, [&](const std::string& name, const Json& event) {
       const std::int64_t attempt = whole(event, "attempt");
       AttemptLines& lines = records.lines[attempt];
       if (name == "site") lines.site = event;
@@ -197,6 +170,7 @@ void add_to(AccountRow& row, const Attempt& a) {
   };
   sum(row.site_j, a.site_j), sum(row.kg_co2e, a.kg_co2e);
   row.joules += *a.joules;
+  row.measured_seconds += a.seconds;
   row.edp += *a.joules * a.seconds;
 }
 
@@ -267,7 +241,35 @@ Json to_json(const AccountRow& row) {
           {"energy_j", measured ? Json(row.joules) : Json()},
           {"site_j", or_null(row.site_j)},
           {"kg_co2e", or_null(row.kg_co2e)},
+          {"mean_w", or_null(watts_of(row))},
           {"edp_js", measured ? Json(row.edp) : Json()}};
+}
+
+std::optional<double> watts_of(const AccountRow& row) {
+  const bool measured = row.attempts > row.unmeasured && row.measured_seconds > 0.0;
+  return measured ? std::optional(row.joules / row.measured_seconds) : std::nullopt;
+}
+
+std::string rows_csv(const std::string& by, const std::vector<AccountRow>& rows) {
+  // A step of a job has two columns of EAR. The others of molen's keys are no columns of EAR.
+  const std::map<std::string, std::string> names{{"job", "job_id"},       {"user", "user_id"}, {"group", "user_group"},
+                                                 {"account", "user_acc"}, {"tag", "e_tag"},    {"host", "node_id"}};
+  const auto name = names.find(by);
+  std::string csv = by == "step" ? "job_id,step_id" : name == names.end() ? by : name->second;
+  csv += ",runs,attempts,unmeasured_attempts,time,node_seconds,energy_J,power_W,EDP,site_J,kg_co2e\n";
+  for (const AccountRow& row : rows) {
+    const bool measured = row.attempts > row.unmeasured;
+    const std::string key = row.key == "-" ? "" : row.key;
+    const std::size_t dot = std::min(key.size(), key.find('.'));
+    csv += by == "step" ? csv_cell(key.substr(0, dot)) + "," + csv_cell(key.substr(std::min(key.size(), dot + 1)))
+                        : csv_cell(key);
+    csv +=
+        fmt::format(",{},{},{},{},{},{},{},{},{},{}\n", row.runs, row.attempts, row.unmeasured, csv_number(row.seconds),
+                    csv_number(row.node_seconds), csv_number(measured ? std::optional(row.joules) : std::nullopt),
+                    csv_number(watts_of(row)), csv_number(measured ? std::optional(row.edp) : std::nullopt),
+                    csv_number(row.site_j), csv_number(row.kg_co2e));
+  }
+  return csv;
 }
 
 std::string attempts_csv(const std::vector<Attempt>& attempts) {

@@ -35,6 +35,7 @@ struct AccountRow {
   std::string key;  // the user, job, ...; "-" if it is not recorded
   std::int64_t attempts = 0, runs = 0, unmeasured = 0;
   double seconds = 0.0, node_seconds = 0.0;
+  double measured_seconds = 0.0;  // of the attempts that measured energy
   double joules = 0.0;
   std::optional<double> site_j, kg_co2e;  // nothing if any measured attempt has none
   // The energy-delay product: the sum over attempts of joules times seconds, J s.
@@ -46,6 +47,10 @@ struct AccountRow {
 const std::vector<std::string>& account_keys();
 std::vector<AccountRow> account(const std::vector<Attempt>& attempts, const std::string& by);
 Json to_json(const AccountRow& row);
+// The mean power of a row, W: joules over the seconds of its attempts; nothing if nothing was measured.
+std::optional<double> watts_of(const AccountRow& row);
+// Returns a line for each row, with the column names of EAR's tables where EAR has such a column (docs/energy.md).
+std::string rows_csv(const std::string& by, const std::vector<AccountRow>& rows);
 
 // Returns a line for each attempt, with the column names of EAR's tables where EAR has such a column (docs/energy.md).
 std::string attempts_csv(const std::vector<Attempt>& attempts);

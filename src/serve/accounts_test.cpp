@@ -108,6 +108,8 @@ TEST_F(Accounts, SumsByEachKey) {
   EXPECT_EQ(by_user[1].joules, 450.0);
   EXPECT_EQ(by_user[1].edp, 450.0 * 30.0);
   EXPECT_EQ(by_user[1].node_seconds, 2 * 30.0 + 20.0);
+  EXPECT_EQ(watts_of(by_user[1]), 450.0 / 30.0) << "not over the seconds of attempt 3, which no meter measured";
+  EXPECT_EQ(to_json(by_user[1])["mean_w"], 15.0);
   EXPECT_EQ(by_user[0].site_j, 1100.0);
   const auto keys = [&](const std::string& by) {
     std::map<std::string, double> joules;
@@ -156,6 +158,20 @@ TEST_F(Accounts, CsvHasALineForEachAttempt) {
                                                 {"start_time", "2026-09-21T14:13:20Z"}};
   for (const auto& [name, value] : want) EXPECT_EQ(rows[0].at(name), value) << name;
   EXPECT_EQ(rows[2].at("energy_J"), "");
+}
+
+TEST_F(Accounts, CsvOfSumsHasALineForEach) {
+  const auto attempts = attempts_of(dir_);
+  EXPECT_EQ(rows_csv("user", account(attempts, "user")),
+            "user_id,runs,attempts,unmeasured_attempts,time,node_seconds,energy_J,power_W,EDP,site_J,kg_co2e\n"
+            "bob,1,1,0,110,220,550,5,60500,1100,0.00011\n"
+            "ada,1,2,1,50,80,450,15,13500,,\n");
+  EXPECT_EQ(rows_csv("step", account(attempts, "step")),
+            "job_id,step_id,runs,attempts,unmeasured_attempts,time,node_seconds,energy_J,power_W,EDP,site_J,kg_co2e\n"
+            "8,0,1,1,0,110,220,550,5,60500,1100,0.00011\n"
+            "7,0,1,1,0,30,60,450,15,13500,,\n"
+            ",,1,1,1,20,20,,,,,\n");
+  EXPECT_TRUE(rows_csv("month", account(attempts, "month")).starts_with("month,runs,"));
 }
 
 TEST_F(Accounts, DamagedRecordsAreLeftOut) {

@@ -394,7 +394,7 @@ std::string energy_section(const RunData& run, Charts& charts) {
   per_token.series.push_back(over_steps(run, "J/token" + energy_left_out(run),
                                         [](const auto& m) { return m.j_per_token.value_or(std::nan("")); }));
   s += "</table></div>" + whole_run(run) + footprint_table(run) + budget_section(run) + policy_table(run) +
-       phases_of_energy(run) + phases_of_attempts(run) + "<div class=charts>";
+       phases_of_energy(run) + phases_of_attempts(run) + hosts_table(run) + "<div class=charts>";
   s += charts.add(joules);
   s += charts.add(per_token);
   s += charts.add(loss_by_energy(run));

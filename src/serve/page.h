@@ -31,6 +31,11 @@ std::string footprint_table(const RunData& run);
 std::string policy_table(const RunData& run);
 // Returns the forecast of the energy at the run's end, and what its budgets have come to; "" without either.
 std::string budget_section(const RunData& run);
+// Returns the joules of each host beside their median, with the outliers (base/outliers.h) and the imbalance, of the
+// last attempt on several hosts; "" where there is none.
+std::string hosts_table(const RunData& run);
+// Returns the same for programs; null where there is none.
+Json hosts_json(const RunData& run);
 std::string predicted_section(const RunData& run);
 std::string events_section(const RunData& run);
 std::string config_section(const RunData& run);

@@ -123,6 +123,7 @@ Json summary(const fs::path& run_directory) {
          {"energy_totals", run.energy_totals},
          {"energy_phases", run.energy_phases},
          {"energy_modelled", run.energy_modelled},
+         {"energy_hosts", hosts_json(run)},
          {"footprint", footprint_json(run)},
          {"predicted", run.predicted},
          {"notices", run.notices}};

@@ -113,6 +113,7 @@ std::optional<double> spread_of_site(const Json& site) {
 
 void read_energy(const fs::path& path, RunData& run) {
   run.energy_totals = last_event(path, "totals");
+  run.energy_hosts = last_event(path, "by_host");
   run.energy_phases = last_event(path, "phases");
   run.energy_modelled = last_event(path, "modelled");
   run.energy_site = last_event(path, "site");

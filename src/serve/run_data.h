@@ -31,10 +31,11 @@ struct RunData {
   // The largest spread of the carbon intensity times the PUE of these sites (1 is 100 %); absent where one of them
   // states none, as a series of intensities does.
   std::optional<double> emissions_spread;
-  std::string id;                             // the run's own (run.json); "" if it is not known
-  Json energy_phases;                         // the joules of phases in the last attempt; null when there are none
-  Json energy_modelled;                       // joules that a model estimated in the last attempt; null: none
-  std::string config;                         // TOML text
+  std::string id;        // the run's own (run.json); "" if it is not known
+  Json energy_hosts;     // the joules of each host in the last attempt on several; null: there is none
+  Json energy_phases;    // the joules of phases in the last attempt; null when there are none
+  Json energy_modelled;  // joules that a model estimated in the last attempt; null: none
+  std::string config;    // TOML text
   std::map<std::string, std::string> values;  // "table.key" -> value, of `config`
   std::vector<std::string> notices;           // what could not be read and was left out
 };
