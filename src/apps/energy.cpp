@@ -105,16 +105,24 @@ void add_account_verb(CLI::App& energy, Chosen& chosen) {
   verb->add_option("--since", o->since,
                    "only attempts, or periods of a database, that started at this time or later, such as 2026-11-01");
   verb->add_option("--until", o->until, "only attempts, or periods, that started before this time");
-  verb->add_option("--format", o->format,
-                   "text, json, or csv: a line for each attempt, with the columns of EAR's tables; csv takes no --by")
+  verb->add_option("--job", o->job, "only attempts, or periods, of this job of the batch system");
+  verb->add_flag("--events", o->events,
+                 "what happened instead of sums: policies, budgets and gaps of meters of runs; of a database, events "
+                 "of senders and of caps, and gaps of meters");
+  verb->add_option(
+          "--format", o->format,
+          "text, json, or csv with the columns of EAR's tables: of runs, a line for each attempt unless --by is "
+          "named; of a database, a line for each sum")
       ->check(CLI::IsMember({"text", "json", "csv"}))
       ->capture_default_str();
   verb->callback([&chosen, verb, o] {
     chosen.action = [=] {
       if (o->database && verb->get_option("DIRECTORY")->count() > 0)
         throw UsageError("--database: the energy is in the database or in directories: name one of them");
-      if (o->format == "csv" && verb->get_option("--by")->count() > 0)
-        throw UsageError("--by: csv has a line for each attempt; use text or json for sums");
+      if (o->events && o->by) throw UsageError("--by: events are not added up: leave out --by or --events");
+      if (o->job && !collect::is_name(*o->job))
+        throw UsageError("--job: '{}' is no name of a job: up to {} printable characters without spaces", *o->job,
+                         collect::kMostNameBytes);
       return run_energy_account(*o);
     };
   });

@@ -1,5 +1,6 @@
 """Rows of energy collect, energy send, energy daemon and energy manage."""
 import contextlib
+import csv
 import fcntl
 import json
 import os
@@ -59,7 +60,7 @@ def recording(name, watts):
 
 
 @row("energy collect --database", "energy collect --listen", "energy send --to", "energy send --every", "energy send --count", "energy send --node", "energy send --meters", "energy send --spool",
-     "energy send --job", "energy send --step", "energy send --user", "energy account --database")
+     "energy send --job", "energy send --step", "energy send --user", "energy account --database", "energy account --job", "energy account --events")
 def collect_and_send(case):
     meter = recording("forty.jsonl", 40)
     with collector(case, "--database", "sqlite:site.db", "--listen", "127.0.0.1:0", "--listen", "unix:socket") as said:
@@ -102,7 +103,47 @@ def collect_and_send(case):
     line = next(x for x in case.molen(*account).stdout.splitlines() if x.startswith("first"))
     close("kWh", float(line.split()[1]), joules / 3.6e6, 1e-3)
     case.refused(*account, "--by", "run", says="--by: 'run' is not one of node, job, step, user, day")
-    case.refused(*account, "--format", "csv", says="--format csv")
+    # Seconds, mean power and the energy-delay product, in each format. The meter has 40 W.
+    took, first = sum(p[1] - p[0] for p in periods), asked()["first"]
+    close("seconds", first["seconds"], took, 1e-6)
+    close("node seconds", first["node_seconds"], took, 1e-6)
+    close("mean power", first["mean_w"], joules / took, 1e-6)
+    for by, key in (("node", "first"), ("job", "77"), ("step", "77.2"), ("user", "ann")):
+        close(f"EDP by {by}", asked("--by", by)[key]["edp_js"], joules * took, 1e-6)
+    equal("no job, no delay", asked()[host]["edp_js"], None)
+    lines = list(csv.DictReader(case.molen(*account, "--by", "step", "--format", "csv").stdout.splitlines()))
+    of_step = next(r for r in lines if r["job_id"] == "77")
+    equal("whose", [of_step[k] for k in ("step_id", "user_id", "node_id", "nodes", "DC_power")], ["2", "ann", "first", "1", ""])
+    for name, value in (("energy_J", joules), ("time", took), ("power_W", joules / took), ("PCK_power", joules / took), ("EDP", joules * took)):
+        close(name, float(of_step[name]), value, 1e-6)
+    shown = next(x for x in case.molen(*account, "--by", "step").stdout.splitlines() if x.startswith("77.2"))
+    assert f"{joules / took:.4g}" in shown and f"{joules * took / 1e6:.4g}" in shown, shown
+    equal("--job", set(asked("--job", "77")), {"first"})
+    equal("another --job", asked("--job", "78"), {})
+    # Nodes beside each other: two are too few to name outliers.
+    both = json.loads(case.molen(*account, "--format", "json").stdout)
+    watts = [r["mean_w"] for r in both["rows"]]
+    close("imbalance", both["nodes"]["imbalance"], max(watts) * 2 / sum(watts), 1e-9)
+    equal("not judged", both["nodes"]["outliers"], None)
+    assert "2 nodes are too few to name outliers" in case.molen(*account).stdout
+    with collector(case, "--database", "sqlite:nodes.db", "--listen", "unix:nodes"):
+        for node, watts in (("n1", 40), ("n2", 40), ("n3", 400), ("n4", 40)):
+            case.molen("energy", "send", "--to", "unix:nodes", "--every", 0.2, "--count", 1, "--node", node, "--meters", recording(f"{node}.jsonl", watts), "--spool", f"{node}.spool", "--job", "9")
+    of_nodes = json.loads(case.molen("energy", "account", "--database", "sqlite:nodes.db", "--format", "json").stdout)
+    equal("outliers", of_nodes["nodes"]["outliers"], ["n3"])
+    close("beside the median", of_nodes["rows"][2]["of_median"], of_nodes["rows"][2]["mean_w"] / of_nodes["nodes"]["median_w"], 1e-9)
+    text = case.molen("energy", "account", "--database", "sqlite:nodes.db").stdout
+    assert "of median" in text and "outliers: n3 (+" in text, text
+    assert "outliers" not in case.molen("energy", "account", "--database", "sqlite:nodes.db", "--by", "job").stdout
+    # What happened.
+    happened = lambda *words: json.loads(case.molen(*account, "--events", "--format", "json", *words).stdout)["events"]
+    equal("--events", sorted(e["kind"] for e in happened() if e["node"] == "first"), ["job_start", "job_stop", "start", "stop"])
+    equal("--events of a job", [(e["kind"], e["text"]) for e in happened("--job", "77")], [("job_start", "job=77 step=2 user=ann"), ("job_stop", "job=77 step=2 user=ann")])
+    equal("in CSV", [r["event_type"] for r in csv.DictReader(case.molen(*account, "--events", "--job", "77", "--format", "csv").stdout.splitlines())], ["job_start", "job_stop"])
+    assert "job=77 step=2 user=ann" in case.molen(*account, "--events").stdout
+    equal("--events --since", happened("--since", "2100-01-01"), [])
+    case.refused(*account, "--events", "--by", "node", says="--by")
+    case.refused(*account, "--job", "a b", says="--job")
     case.refused("energy", "account", "runs", "--database", "sqlite:site.db", says="--database")
     case.refused("energy", "account", "--database", "sqlite:none.db", says="no such file")
     case.refused("energy", "account", "--database", "mysql:x", says="sqlite:FILE")

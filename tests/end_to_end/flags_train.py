@@ -214,7 +214,7 @@ def runs(case):
     equal("ranks, which ended after the last step", [(r["state"], r["step"]) for r in flight["ranks"]], [("ended", 4)] * 2)
 
 
-@row("energy account --by", "energy account --format", "energy account --since", "energy account --until")
+@row("energy account --by", "energy account --format", "energy account --since", "energy account --until", "energy account --job", "energy account --events")
 def energy_account(case):
     """Sums are judged at energy.site (keys_run.py); here is what each option selects. The recording has 40 W."""
     (work / "account.jsonl").write_text("".join(json.dumps({"time_s": t, "energy_j": {"cpu-package0": 4e4 * t}}) + "\n" for t in (0.0, 1e5)))
@@ -246,7 +246,24 @@ def energy_account(case):
     case.refused("energy", "account", work / "data", says="neither a run directory")
     case.refused("energy", "account", *both, "--since", "monday", says="--since")
     case.refused("energy", "account", *both, "--by", "colour", says="--by")
-    case.refused("energy", "account", *both, "--by", "user", "--format", "csv", says="--by")
+    of_accounts = {r["user_acc"]: r for r in csv.DictReader(case.molen("energy", "account", *both, "--by", "account", "--format", "csv").stdout.splitlines())}
+    equal("csv by account", set(of_accounts), {"mill", ""})
+    of_mill = next(r for r in rows if r["user_acc"] == "mill")
+    for name, value in (("energy_J", of_mill["energy_J"]), ("EDP", of_mill["EDP"]), ("power_W", of_mill["PCK_power"]), ("time", of_mill["time"])):
+        close(name, float(of_accounts["mill"][name]), float(value), 1e-6)
+    equal("--job", by("account", "--job", "77"), {"mill": 1})
+    # The meter of the third run stops before its first step.
+    (work / "brief.jsonl").write_text("".join(json.dumps({"time_s": t, "energy_j": {"cpu-package0": t}}) + "\n" for t in (0.0, 1e-6)))
+    third = case.train({"energy.meters": ["replay:brief.jsonl"]}, env=slurm)
+    happened = lambda *words: json.loads(case.molen("energy", "account", *both, third.path, "--events", "--format", "json", *words).stdout)["events"]
+    unread = [e for e in happened() if e["kind"] == "unread"]
+    equal("--events", [(e["run"], e["step"], e["job"]) for e in unread], [(third.path.name, 1, "77")])
+    assert "cpu-package0: " in unread[0]["text"], unread
+    equal("--events of another job", happened("--job", "78"), [])
+    shown = case.molen("energy", "account", third.path, "--events").stdout
+    assert unread[0]["text"] in shown, shown
+    listed = list(csv.DictReader(case.molen("energy", "account", third.path, "--events", "--format", "csv").stdout.splitlines()))
+    equal("--events as csv", [(r["event_type"], r["app_id"], r["text"]) for r in listed if r["event_type"] == "unread"], [("unread", f"{third.path.name}/1", unread[0]["text"])])
 
 
 @row("report --emissions", "report --model-card")
