@@ -44,6 +44,8 @@ class Costs {
   // Whether the parameters that a step has updated are gathered beside the first forward of the next step. If not, the
   // step ends when they are.
   virtual bool gathers_in_forward() const { return false; }
+  // Returns the time that passes between two steps, as a share of the time in which a step's ops run.
+  virtual double between_steps() const { return 0.0; }
 };
 
 // Returns the bytes that one rank reads and writes in a collective of `bytes` among `ranks`: for "threads" those of the

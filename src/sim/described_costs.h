@@ -43,6 +43,9 @@ struct Framework {
   bool whole_layers_again = false;
   // Whether all collectives of a rank take turns, as molen's do over NCCL.
   bool one_at_a_time = true;
+  // Whether the time between two steps counts: loading, logging, ranks that are late (the factor "outside"). The factor
+  // was fitted to steps that frameworks reported.
+  bool between_steps = false;
   // The algorithms that its communication library has for all-reduces, and for all-gathers, reduce-scatters and other
   // collectives. Those of NCCL and RCCL are here (collectives.h); the fastest is taken.
   std::vector<Algorithm> all_reduces{Algorithm::kRing, Algorithm::kTree, Algorithm::kHierarchical};
@@ -59,6 +62,7 @@ class DescribedCosts : public Costs {
   Interference interference() const override;
   bool reduces_last() const override { return framework_.reduces_last; }
   bool gathers_in_forward() const override { return framework_.gathers_in_forward; }
+  double between_steps() const override { return framework_.between_steps ? factors_.of("outside") : 0.0; }
 
   // Returns the seconds of one product [rows, terms] x [terms, columns] of elements of `bytes` bytes, once for each
   // group. A framework with fp8 computes the products of linear layers in it.

@@ -53,8 +53,8 @@ void set_spreads(StepEnergy& e, double devices_spread_j, const cluster::Cluster&
 }  // namespace
 
 StepEnergy energy_of(const program::Stages& stages, const std::vector<program::Timeline>& timelines,
-                     const cluster::Cluster& c, const Factors& factors, double time_spread) {
-  const double step = step_seconds(timelines), idle = c.device.idle_power.value,
+                     const cluster::Cluster& c, const Factors& factors, double time_spread, double between_steps) {
+  const double step = step_seconds(timelines) * (1.0 + between_steps), idle = c.device.idle_power.value,
                range = c.device.peak_power.value - idle;
   const double ranks = stages.program(0).grid.ranks(), of_stage = ranks / static_cast<double>(stages.size());
   StepEnergy e;

@@ -29,9 +29,11 @@ struct StepEnergy {
 
 // Returns the energy of a step. A device takes its idle power and a share of what is between idle and peak: the shares
 // "power_products", "power_memory" and "power_waiting" of the factors, by what the compute stream does. A node takes
-// the host's power as well, for `time_spread` the step's own interval.
+// the host's power as well, for `time_spread` the step's own interval. In `between_steps`, a share of the step that
+// passes beside it, devices wait.
 StepEnergy energy_of(const program::Stages& stages, const std::vector<program::Timeline>& timelines,
-                     const cluster::Cluster& cluster, const Factors& factors, double time_spread);
+                     const cluster::Cluster& cluster, const Factors& factors, double time_spread,
+                     double between_steps = 0.0);
 
 // Where the devices' energy of a step goes, of all ranks.
 struct WhereJoules {

@@ -125,7 +125,8 @@ WhereJoules with_periods(const WhereJoules& step, const WhereJoules& period, std
   return {with_periods(step.phase_j, period.phase_j, times), with_periods(step.exposed_j, period.exposed_j, times)};
 }
 
-Forecast::Forecast(std::vector<program::Program> programs, const Costs& costs, bool every_op) {
+Forecast::Forecast(std::vector<program::Program> programs, const Costs& costs, bool every_op)
+    : between_steps_(costs.between_steps()) {
   if (!every_op && can_repeat(costs))
     if (const auto blocks = blocks_of(programs))
       for (const Attempt& attempt :
@@ -195,7 +196,7 @@ const std::vector<program::Timeline>& Forecast::timelines() const {
 }
 
 double Forecast::seconds() const {
-  return sum([](const auto&, const auto& timelines) { return step_seconds(timelines); });
+  return (1.0 + between_steps_) * sum([](const auto&, const auto& timelines) { return step_seconds(timelines); });
 }
 
 std::size_t Forecast::busiest_stage() const {
@@ -210,7 +211,7 @@ std::size_t Forecast::busiest_stage() const {
 
 StepEnergy Forecast::energy(const cluster::Cluster& cluster, const Factors& factors, double time_spread) const {
   return sum([&](const auto& stages, const auto& timelines) {
-    return energy_of(stages, timelines, cluster, factors, time_spread);
+    return energy_of(stages, timelines, cluster, factors, time_spread, between_steps_);
   });
 }
 

@@ -61,6 +61,8 @@ class Forecast {
       found(ops[i], timelines_[stage].ops[i], again ? 1 + more_ : std::int64_t{1});
     }
   }
+  // Returns the seconds from one step to the next, with those between steps (Costs::between_steps), in which no op
+  // runs.
   double seconds() const;
   // Returns the stage that computes for the longest time, which decides the step.
   std::size_t busiest_stage() const;
@@ -78,6 +80,7 @@ class Forecast {
                 const std::vector<std::size_t>& every);
   void cut_out(const Period& period);
 
+  double between_steps_ = 0.0;          // Costs::between_steps
   std::optional<program::Stages> all_;  // of the micro-batches that are simulated
   std::vector<program::Timeline> timelines_;
   std::int64_t more_ = 0;                             // periods of the step beside those that are simulated
