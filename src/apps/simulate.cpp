@@ -43,11 +43,13 @@ Simulated simulated_of(plan::StepPrediction prediction, std::size_t stage) {
           .attended = prediction.attended,
           .extrapolated = std::move(prediction.extrapolated),
           .errors = std::move(prediction.errors),
-          .kinds = std::move(kinds)};
+          .kinds = std::move(kinds),
+          .framework = std::move(prediction.framework_memory)};
 }
 
 Simulated simulate_described(const config::Config& c, const cluster::Cluster& on, const plan::Machine& machine,
                              const SimulateArguments& o, std::size_t stage) {
+  if (o.clocks) plan::refuse_framework(c, "--clocks plans ops that set clocks in molen's program");
   auto prediction = plan::predict_step(plan::step_programs(c, machine, detail_of(o)), on, detail_of(o));
   const auto energy = *prediction.energy;
   const auto costs = prediction.costs;

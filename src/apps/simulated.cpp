@@ -16,6 +16,7 @@ namespace {
 struct StageRow {
   double busy_s = 0.0, bubble_s = 0.0;
   Bytes memory, host;
+  Bytes allocator;  // of a framework: the part of `memory` that its own buffers take
 };
 
 std::vector<StageRow> rows_of(const Simulated& s) {
@@ -28,6 +29,10 @@ std::vector<StageRow> rows_of(const Simulated& s) {
     row.bubble_s = s.step.phases(i).bubble_s;
     const auto memory = program::planned_peak(s.step.program(i));
     row.memory = memory.device, row.host = memory.host;
+    if (!s.framework.empty()) {
+      row.memory = Bytes(static_cast<std::int64_t>(s.framework[i].device));
+      row.allocator = Bytes(static_cast<std::int64_t>(s.framework[i].allocator));
+    }
     rows.push_back(row);
   }
   return rows;
@@ -55,6 +60,7 @@ double plannable_host(const Simulated& s) {
 }
 
 bool fits(const Simulated& s, Bytes memory, Bytes host) {
+  if (!s.framework.empty()) return std::ranges::all_of(s.framework, [](const auto& stage) { return stage.fits; });
   return static_cast<double>(memory.value) <= plannable(*s.cluster) &&
          static_cast<double>(host.value) <= plannable_host(s);
 }
@@ -152,11 +158,18 @@ void print_interval(const Simulated& s) {
 void print_cluster(const Simulated& s, Bytes memory, Bytes host) {
   const auto& device = s.cluster->device;
   const double tokens = static_cast<double>(s.step.program(0).setting.positions());
-  const Bytes room(static_cast<std::int64_t>(plannable(*s.cluster)));
-  fmt::print(
-      "on the description of {} ({}), the plan {} the {} of a device that the driver's context and the buffers of "
-      "libraries leave\n",
-      s.cluster->name, device.name, memory <= room ? "fits into" : "exceeds", human(room));
+  const Bytes room(static_cast<std::int64_t>(plannable(*s.cluster))),
+      whole(static_cast<std::int64_t>(device.memory.value));
+  if (s.framework.empty())
+    fmt::print(
+        "on the description of {} ({}), the plan {} the {} of a device that the driver's context and the buffers of "
+        "libraries leave\n",
+        s.cluster->name, device.name, memory <= room ? "fits into" : "exceeds", human(room));
+  else
+    fmt::print(
+        "on the description of {} ({}), the framework's memory, with the driver's context and the buffers of "
+        "libraries, {} the {} of a device\n",
+        s.cluster->name, device.name, fits(s, memory, host) ? "fits into" : "exceeds", human(whole));
   if (host.value > 0)
     fmt::print("the plan {} the {} of the host's memory that a rank has\n",
                static_cast<double>(host.value) <= plannable_host(s) ? "fits into" : "exceeds",
@@ -227,6 +240,7 @@ Json simulated_json(const Simulated& s, std::size_t stage, const std::vector<Ope
           {"open_choices", to_json(choices)},
           {"memory_bytes", largest_of(rows, &StageRow::memory).value},
           {"host_bytes", largest_of(rows, &StageRow::host).value},
+          {"allocator_bytes", s.framework.empty() ? Json() : Json(largest_of(rows, &StageRow::allocator).value)},
           {"attended", attended_json(s.attended)},
           {"extrapolated", s.extrapolated.empty() ? Json() : Json(s.extrapolated)},
           {"measured", measured ? to_json(*measured) : Json()},

@@ -146,6 +146,16 @@ void check_budgets(const Config& c, Problems& problems) {
         c.where("energy.on_budget"), e.policy);
 }
 
+// The keys of [framework] say how a framework differs from others, so they need one.
+void check_framework(const Config& c, Problems& problems) {
+  if (c.framework.kind != "molen") return;
+  const Config plain;
+  for (const char* key : {"framework.gradients", "framework.overlap", "framework.products",
+                          "framework.saved_activations", "framework.compiled"})
+    if (field(key).write(c) != field(key).write(plain))
+      problems.add("{}: is for framework.kind = \"pytorch\", not \"molen\"", c.where(key));
+}
+
 }  // namespace
 
 void check(const Config& config, Problems& problems) {
@@ -157,6 +167,7 @@ void check(const Config& config, Problems& problems) {
   check_lengths(config, problems);
   check_rates(config, problems);
   check_budgets(config, problems);
+  check_framework(config, problems);
 }
 
 }  // namespace molen::config

@@ -157,6 +157,14 @@ struct DeviceTable {
   std::string kind = "auto", communicator = "auto";
 };
 
+// How a framework other than molen would run the step. Predictions on the description of a cluster honour it, and
+// everything that runs molen itself refuses it.
+struct FrameworkTable {
+  std::string kind = "molen", gradients = "fp32", products = "16-bit", saved_activations = "autograd";
+  std::vector<std::string> overlap;  // axes whose communication runs beside compute
+  bool compiled = false;
+};
+
 // The origin of a value.
 struct Origin {
   enum class Kind { kDefault, kFile, kSet, kOther };
@@ -179,6 +187,7 @@ struct Config {
   EnergyTable energy;
   RunTable run;
   DeviceTable device;
+  FrameworkTable framework;
   std::map<std::string, Origin> origins;  // keyed by "table.key"; keys with their default value are absent
 
   // Returns schedule.min_lr, or a tenth of optimizer.lr if it is unset.

@@ -332,13 +332,40 @@ std::vector<Field> outer_fields() {
   };
 }
 
+std::vector<Field> framework_fields() {
+  using T = FrameworkTable;
+  constexpr auto e = Effect::kRun;
+  const auto f = &C::framework;
+  return {
+      make(
+          "framework.kind", f, &T::kind, choice({"molen", "pytorch"}), e,
+          "program whose step is predicted on the description of a cluster (`molen simulate --cluster dgx-h100`, "
+          "`molen sweep`, `molen tune`): molen's own, or that of a training framework on PyTorch, such as Megatron-LM, "
+          "DeepSpeed or TorchTitan; everything that runs molen refuses the keys of this table "
+          "(docs/decisions/0014-planner.md)"),
+      make("framework.gradients", f, &T::gradients, choice({"fp32", "16-bit"}), e,
+           "type in which the framework keeps and reduces gradients"),
+      make("framework.overlap", f, &T::overlap, names({"tp", "pp", "dp"}), e,
+           "axes whose communication the framework runs beside compute: tp, in four pieces of rows cut by "
+           "parallel.sequence; pp, messages between stages; dp, gradients and sharded parameters"),
+      make("framework.products", f, &T::products, choice({"16-bit", "fp8"}), e,
+           "type of the products of the framework's linear layers; fp8 needs a device that has it, and leaves the "
+           "output layer in 16 bits"),
+      make("framework.saved_activations", f, &T::saved_activations, choice({"autograd", "molen"}), e,
+           "values of a layer that wait for backward: those that autograd saves, with the results of norms, of a gated "
+           "activation and the scores of attention without tiles; or only those that molen's backward reads"),
+      make("framework.compiled", f, &T::compiled, boolean(), e,
+           "a compiler fuses the framework's element-wise ops, and leaves out results that nobody reads"),
+  };
+}
+
 }  // namespace
 
 const std::vector<Field>& fields() {
   static const std::vector<Field> all = [] {
     std::vector<Field> list;
     for (auto part : {model_fields, data_fields, batch_fields, parallel_fields, numeric_fields, optimizer_fields,
-                      train_fields, outer_fields}) {
+                      train_fields, outer_fields, framework_fields}) {
       for (Field& f : part()) list.push_back(std::move(f));
     }
     return list;

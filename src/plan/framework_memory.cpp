@@ -18,18 +18,30 @@ constexpr double kContext = 1.0 * kGiB, kCommunicator = 0.35 * kGiB, kFragments 
 // bytes. molen's head holds 2.
 constexpr double kMoreOfLogit = 12.0, kMoreOfLogitFused = 2.0;
 
+// Whether layers are computed again as a whole, every one of them or each of several.
+bool whole_layers(const program::Setting& s) {
+  return s.recompute.parts == program::Recompute::full().parts;
+}
+
+bool in_all_layers(const program::Setting& s, arch::Part part) {
+  return s.recompute.has(part) && s.recompute.every == 1;
+}
+
 // Returns the bytes that autograd keeps of a layer and molen does not, of one micro-batch on one rank. For GPT's layer,
 // Korthikanti et al. 2022 (section 4.1) count 34 bytes for each token and element of the residual stream, and 5 for
 // each score of unfused attention; molen keeps 28 of the former: it computes the outputs of norms again and has no
 // dropout, whose masks are 2 of the 34 and which runs seldom say they have. A gated MLP also keeps the result of its
 // activation function.
-double extra_of_layer(const Run& run, const program::Setting& s) {
-  const double tokens = static_cast<double>(s.tokens()), hidden = static_cast<double>(run.hidden),
-               ffn = static_cast<double>(run.ffn), ranks = run.tp;
-  const bool gated = run.mlp == "swiglu";
+double extra_of_layer(const FrameworkSetting& f, const program::Program& p) {
+  if (!f.saves_activations) return 0.0;
+  const program::Setting& s = p.setting;
+  const double tokens = static_cast<double>(s.tokens()), hidden = static_cast<double>(p.arch.hidden),
+               ffn = static_cast<double>(p.arch.ffn), ranks = s.mesh[mesh::Axis::kTp];
+  const bool gated = p.arch.activation == arch::Activation::kSwiGlu;
   const double rows = s.sharded_rows() ? tokens / ranks : tokens;
-  const double scores = 5.0 * static_cast<double>(run.heads) / ranks * tokens * static_cast<double>(s.local_sequence());
-  const bool keeps_scores = !run.flash_attention && run.recompute != "selective_attention";
+  const double scores =
+      5.0 * static_cast<double>(p.arch.heads) / ranks * tokens * static_cast<double>(s.local_sequence());
+  const bool keeps_scores = !f.flash_attention && (!in_all_layers(s, arch::Part::kAttention) || whole_layers(s));
   return 4.0 * rows * hidden + (gated ? 2.0 * tokens * ffn / ranks : 0.0) + (keeps_scores ? scores : 0.0);
 }
 
@@ -53,38 +65,47 @@ double parameters_of(const program::Program& p) {
 
 // Bytes of parameters and gradients that the framework does not have: molen keeps gradients in fp32, and weights in 16
 // bits beside the fp32 ones where the framework's sharding gathers them from fp32.
-double fewer_of_state(const Run& run, const program::Program& p) {
+double fewer_of_state(const FrameworkSetting& f, const program::Program& p) {
   const program::Setting& s = p.setting;
   const double parameters = parameters_of(p), shards = s.shards();
   if (s.zero >= 3) return 2.0 * parameters / shards;
-  return run.grad_dtype == "fp32" ? 0.0 : 2.0 * parameters / (s.zero == 2 ? shards : 1.0);
+  return f.gradients_16bit ? 2.0 * parameters / (s.zero == 2 ? shards : 1.0) : 0.0;
 }
 
-double of_stage(const Run& run, const program::Program& p, double more_of_logit) {
+// Returns the layers whose values are kept at once. Of those that are computed again, one at a time has them.
+double layers_kept(const program::Program& p) {
+  const program::Setting& s = p.setting;
+  if (!whole_layers(s)) return layers_in_flight(p);
+  const auto every = static_cast<double>(s.recompute.every);
+  return every > 1.0 ? (1.0 - 1.0 / every) * layers_in_flight(p) : 1.0;
+}
+
+double of_stage(const FrameworkSetting& f, const program::Program& p, double more_of_logit) {
   const double planned = static_cast<double>(program::planned_peak(p).device.value);
-  const bool kept = run.recompute != "full" && run.recompute != "selective_layer";
-  const double layers = kept                                 ? layers_in_flight(p)
-                        : run.recompute == "selective_layer" ? 0.5 * layers_in_flight(p)
-                                                             : 1.0;
   const program::Setting& s = p.setting;
   const bool last = s.pipeline.stage + 1 == s.stages();
-  const double logits = last ? static_cast<double>(s.tokens()) * static_cast<double>(run.vocabulary) / run.tp : 0.0;
-  return planned + layers * extra_of_layer(run, s) + more_of_logit * logits - fewer_of_state(run, p);
+  const auto vocabulary = static_cast<double>(f.vocabulary > 0 ? f.vocabulary : p.arch.vocabulary);
+  const double logits = last ? static_cast<double>(s.tokens()) * vocabulary / s.mesh[mesh::Axis::kTp] : 0.0;
+  return planned + layers_kept(p) * extra_of_layer(f, p) + more_of_logit * logits - fewer_of_state(f, p);
 }
 
 }  // namespace
 
-FrameworkMemory memory_of(const Run& run, const std::vector<program::Program>& stages, double capacity) {
+FrameworkMemory memory_of(const FrameworkSetting& framework, const std::vector<program::Program>& stages,
+                          double capacity) {
   FrameworkMemory m;
   double least = 0.0;
   // The first stages keep the most micro-batches, and the last one has the logits.
   for (std::size_t i = 0; i < stages.size(); ++i) {
     if (i >= 2 && i + 1 < stages.size()) continue;
-    m.allocator = std::max(m.allocator, of_stage(run, stages[i], kMoreOfLogit));
-    least = std::max(least, of_stage(run, stages[i], kMoreOfLogitFused));
+    m.allocator = std::max(m.allocator, of_stage(framework, stages[i], kMoreOfLogit));
+    least = std::max(least, of_stage(framework, stages[i], kMoreOfLogitFused));
   }
   // A pipeline also has groups of all ranks of a replica and of the two ends.
-  const int communicators = 1 + (run.tp > 1) + 3 * (run.pp > 1) + (run.dp > 1) + (run.cp > 1);
+  using mesh::Axis;
+  const mesh::PerAxis& sizes = stages.front().setting.mesh;
+  const int communicators = 1 + (sizes[Axis::kTp] > 1) + 3 * (sizes[Axis::kPp] > 1) +
+                            (sizes[Axis::kDpReplicate] * sizes[Axis::kDpShard] > 1) + (sizes[Axis::kCp] > 1);
   const double others = kContext + communicators * kCommunicator;
   m.fits = least + others <= capacity;
   m.device = m.allocator * (1.0 + kFragments) + others;

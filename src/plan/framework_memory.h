@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "plan/runs.h"
+#include "plan/framework.h"
 #include "program/ir/program.h"
 
 namespace molen::plan {
@@ -16,6 +16,7 @@ struct FrameworkMemory {
 
 // Returns the memory of the stage that needs the most. It is the plan of the stage's program, plus what the framework
 // keeps for backward and molen does not, plus what libraries and the driver take. `capacity`: bytes of a device.
-FrameworkMemory memory_of(const Run& run, const std::vector<program::Program>& stages, double capacity);
+FrameworkMemory memory_of(const FrameworkSetting& framework, const std::vector<program::Program>& stages,
+                          double capacity);
 
 }  // namespace molen::plan

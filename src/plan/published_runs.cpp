@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/suggest.h"
+#include "plan/framework.h"
 #include "plan/framework_memory.h"
 #include "plan/runs_choices.h"
 #include "program/build/build.h"
@@ -59,17 +60,6 @@ program::Recompute recompute_of(const Run& run) {
   return r;
 }
 
-// Returns the ZeRO stage of the program that stands for a run. TorchTitan, which combines fully sharded
-// parameters with a pipeline, gathers them once a step then, and reduces gradients after the last micro-batch.
-int zero_of(const Run& run) {
-  const int zero = run.zero.value_or(0);
-  return zero == 3 && run.pp > 1 ? 1 : zero;
-}
-
-bool overlaps_data(const Run& run) {
-  return run.overlap.contains("dp");
-}
-
 void set_pipeline(const Run& run, const arch::Architecture& arch, program::Setting& s) {
   if (run.pp == 1) return;
   const int chunks = run.chunks.value_or(1), places = run.pp * chunks;
@@ -86,57 +76,31 @@ void set_pipeline(const Run& run, const arch::Architecture& arch, program::Setti
   }
 }
 
-// Communication over an axis that does not run beside compute is work of the compute stream.
-void expose(program::Program& p, program::Stream stream) {
-  for (program::Body& body : p.bodies)
-    for (program::Step& step : body.steps)
-      if (step.stream == stream) step.stream = program::Stream::kCompute;
-}
-
-// Other programs post a stage's sends and receives together, so that no receive queues behind a send. Receives
-// therefore get a stream of their own: that of expert ranks, which these programs do not have.
-void receive_beside_sends(program::Program& p) {
-  for (program::Body& body : p.bodies)
-    for (program::Step& step : body.steps)
-      if (std::holds_alternative<program::Receive>(step.op)) step.stream = program::Stream::kEpComm;
-}
-
-sim::Framework framework_of(const Run& run) {
-  return {.flash_attention = run.flash_attention,
+FrameworkSetting framework_of(const Run& run) {
+  return {.gradients_16bit = run.grad_dtype != "fp32",
           .fp8 = run.precision == "fp8",
           .compiled = run.compiled,
-          .messages_beside_compute = run.overlap.contains("pp"),
-          // Whoever keeps whole gradients reduces them after the last micro-batch.
-          .reduces_last = !overlaps_data(run) && zero_of(run) < 2,
-          .gathers_in_forward = overlaps_data(run) && zero_of(run) == 1,
-          // Systems that wait for fully sharded parameters gather matrix by matrix.
-          .gathers_matrices = !overlaps_data(run) && zero_of(run) == 3,
-          .pieces_at_once = true,
-          .whole_logits = true,
-          .whole_layers_again = !run.compiled,  // a compiler drops what nobody reads
-          .one_at_a_time = false};
+          .flash_attention = run.flash_attention,
+          .overlap = run.overlap,
+          .zero = zero_of(run.zero.value_or(0), run.pp),
+          .vocabulary = run.vocabulary};
 }
 
-// The programs of all stages of a run. Gathers and reductions of sharded gradients that do not run beside compute are
-// work of the compute stream. Messages stay on their stream: on that of compute, a sender would also wait while the
-// receiver still computes.
 std::vector<program::Program> programs_of(const Run& run) {
   if (const auto why = too_large(run)) throw UsageError("{}", *why);
   const arch::Architecture a = architecture_of(run);
   auto programs = program::build_stages(a, setting_of(run, a), nullptr, false);
-  for (auto& p : programs) {
-    if (!overlaps_data(run) && zero_of(run) >= 2) expose(p, program::Stream::kDpComm);
-    receive_beside_sends(p);
-  }
+  set_streams(framework_of(run), programs);
   return programs;
 }
 
-double seconds_of(const std::vector<program::Timeline>& timelines, const sim::Factors& factors) {
-  return sim::step_seconds(timelines) * (1.0 + factors.of("outside"));
+double seconds_of(const std::vector<program::Timeline>& timelines, const sim::Costs& costs) {
+  return sim::step_seconds(timelines) * (1.0 + costs.between_steps());
 }
 
 RunPrediction predict_filled(const Run& run, const cluster::Cluster& cluster, const sim::Factors& factors) {
   auto programs = programs_of(run);
+  const FrameworkSetting framework = framework_of(run);
   RunPrediction out;
   if (cluster.device.name != run.gpu) out.chosen["gpu"] = cluster.device.name;
   // Tensor ranks overlap their exchanges in pieces of sharded rows.
@@ -145,13 +109,14 @@ RunPrediction predict_filled(const Run& run, const cluster::Cluster& cluster, co
     rest.erase("tp");
     out.chosen["overlap"] = rest.empty() ? "none" : fmt::format("{}", fmt::join(rest, "+"));
   }
-  const FrameworkMemory memory = memory_of(run, programs, cluster.device.memory.value);
+  const FrameworkMemory memory = memory_of(framework, programs, cluster.device.memory.value);
   out.allocator_bytes = memory.allocator, out.memory_bytes = memory.device;
   out.fits = memory.fits;
   const program::Stages stages(std::move(programs));
-  const auto timelines = sim::simulate(stages, sim::DescribedCosts(cluster, factors, framework_of(run)));
-  out.step_s = seconds_of(timelines, factors);
-  out.errors = sim::errors_of_step(stages, timelines, sim::DescribedErrors(cluster, factors, framework_of(run)));
+  const sim::DescribedCosts costs(cluster, factors, costs_of(framework));
+  const auto timelines = sim::simulate(stages, costs);
+  out.step_s = seconds_of(timelines, costs);
+  out.errors = sim::errors_of_step(stages, timelines, sim::DescribedErrors(cluster, factors, costs.framework()));
   const program::Setting& s = stages.program(0).setting;
   arch::Architecture as_stated = stages.program(0).arch;
   as_stated.vocabulary = run.vocabulary;  // the rows that make it divisible are no work of the model
@@ -198,23 +163,19 @@ program::Setting setting_of(const Run& run, const arch::Architecture& arch) {
   using mesh::Axis;
   program::Setting s;
   s.mesh[Axis::kTp] = run.tp, s.mesh[Axis::kPp] = run.pp, s.mesh[Axis::kCp] = run.cp;
-  s.zero = zero_of(run);
+  const FrameworkSetting framework = framework_of(run);
   if (run.shard_group % run.cp != 0)
     throw UsageError("shard_group: {} ranks do not hold whole groups of cp = {}", run.shard_group, run.cp);
   const int shard = run.shard_group > 0 ? run.shard_group / run.cp : run.dp;
   if (run.dp % shard != 0) throw UsageError("shard_group: groups of {} do not divide dp = {}", run.shard_group, run.dp);
-  s.mesh[Axis::kDpShard] = s.zero >= 2 ? shard : 1;
-  s.mesh[Axis::kDpReplicate] = run.dp / s.mesh[Axis::kDpShard];
-  if (s.zero >= 2 && s.mesh[Axis::kDpShard] * run.cp == 1) s.zero = 0;  // one rank has nothing to shard over
+  s.mesh[Axis::kDpShard] = shard, s.mesh[Axis::kDpReplicate] = run.dp / shard;
   s.sequence_parallel = run.sequence_parallel && run.tp > 1;
-  if (run.overlap.contains("tp") && s.sequence_parallel && run.sequence >= 4 * run.tp) s.tensor_chunks = 4;
   set_pipeline(run, arch, s);
   s.recompute = recompute_of(run);
   s.global_batch = run.global_batch, s.micro_batch = run.micro_batch.value_or(1), s.sequence = run.sequence;
   s.compute = DType::kBF16;  // fp16 has the same rates and sizes
-  s.reduce = run.grad_dtype == "fp32" ? DType::kF32 : DType::kBF16;
   s.kernels = arch::Kernels::kAten;
-  s.head_chunk = s.tokens();  // other programs compute all logits of a micro-batch at once
+  set_framework(framework, s);
   return s;
 }
 
@@ -261,9 +222,10 @@ Result<std::vector<double>> predict_times(const Run& run, const std::vector<sim:
     const cluster::Cluster cluster = cluster_of(chosen);
     const program::Stages stages(programs_of(chosen));
     std::vector<double> seconds;
-    for (const sim::Factors& factors : sets)
-      seconds.push_back(
-          seconds_of(sim::simulate(stages, sim::DescribedCosts(cluster, factors, framework_of(chosen))), factors));
+    for (const sim::Factors& factors : sets) {
+      const sim::DescribedCosts costs(cluster, factors, costs_of(framework_of(chosen)));
+      seconds.push_back(seconds_of(sim::simulate(stages, costs), costs));
+    }
     return seconds;
   } catch (const UsageError& error) {
     return Failure{error.what()};

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/suggest.h"
+#include "plan/framework.h"
 #include "plan/recompute.h"
 #include "plan/resolve_parallel.h"
 #include "policy/step_policy.h"
@@ -306,6 +307,7 @@ void resolve_attention(const Config& c, const arch::Architecture& arch, const Ma
 
 program::Setting resolve_setting(Config& c, const arch::Architecture& arch, const Machine& machine) {
   refuse_unbuilt(c);
+  if (!machine.described) refuse_framework(c, "this command is for what molen itself runs");
   check_energy_policy(c);
   program::Setting s;
   resolve_parallel(c, arch, machine, s);
@@ -327,7 +329,7 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
   }
   s.compute = resolve_precision(c, machine, s.threads);
   s.kernels = resolve_kernels(c, machine.cuda, s.compute);
-  resolve_attention(c, arch, machine, s);
+  if (c.framework.kind == "molen") resolve_attention(c, arch, machine, s);
   s.master = s.compute == DType::kF64 ? DType::kF64 : DType::kF32;
   const auto typed = [&](const std::string& text, const char* key, std::vector<DType> built) {
     if (text == "auto") return built.front();
@@ -343,7 +345,9 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
       typed(c.precision.reduce, "precision.reduce",
             s.compute == DType::kF64 ? std::vector{DType::kF64} : std::vector{DType::kF32, DType::kBF16, DType::kF16});
   refuse_experts(c, arch, machine, s);
+  const auto framework = framework_of(c, arch, s);
   resolve_recompute(c, arch, s);
+  if (framework) set_framework(*framework, s);
   return s;
 }
 

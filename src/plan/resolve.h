@@ -27,7 +27,8 @@ struct Machine {
   int ranks = 1;        // of the whole job
   int local_ranks = 1;  // on this host
   bool cuda = false;
-  int device = 0;  // index of this rank's CUDA device
+  bool described = false;  // of a cluster's description, on which a framework may be predicted; nothing runs on it
+  int device = 0;          // index of this rank's CUDA device
   // Threads of a rank where `math.threads` does not say; not set: this machine's cores divided by its ranks.
   std::optional<int> threads = std::nullopt;
   // Measures on the device in use, with `threads` threads. When this function is not set (planning away from the
@@ -42,7 +43,8 @@ program::KernelRequest attention_request(const program::Setting& s, const arch::
 std::optional<std::string> leave_tiles(program::Setting& s, const arch::Architecture& arch, bool cuda);
 
 // Returns the program setting of a configuration. Writes its decisions back into `config` with their origin
-// ("measured", "derived"), so that they are stored and reused.
+// ("measured", "derived"), so that they are stored and reused. The keys of [framework] change the setting where the
+// machine is described, and are refused on any other.
 program::Setting resolve_setting(config::Config& config, const arch::Architecture& arch, const Machine& machine);
 
 // Returns the setting of the program that computes held-out losses beside a training with `setting`: forward only, one

@@ -102,6 +102,8 @@ StepPrograms step_programs(config::Config config, const Machine& machine, const 
   const auto schedule = read_schedule(config);
   p.stages = program::build_stages(p.arch, p.setting, schedule ? &*schedule : nullptr, false);
   if (detail.verified) require_sound(p.stages);
+  p.framework = framework_of(config, p.arch, p.setting);
+  if (p.framework) set_streams(*p.framework, p.stages);
   if (p.setting.document_mask) {
     p.attended = attended_of(config, p.arch);
     const auto [low, high] = data::interval_of(*p.attended, p.setting.global_batch / p.setting.data_ranks());
@@ -123,10 +125,21 @@ void require_calibrated_device(const config::Config& config) {
         config.where("device.kind"));
 }
 
+std::optional<FrameworkMemory> framework_memory(const StepPrograms& programs, const cluster::Cluster& on) {
+  if (!programs.framework) return std::nullopt;
+  return memory_of(*programs.framework, programs.stages, on.device.memory.value);
+}
+
 StepPrediction predict_step(StepPrograms programs, const cluster::Cluster& on, const StepDetail& detail) {
   const sim::Factors& factors = sim::Factors::shipped();
-  StepPrediction prediction = priced(std::move(programs), std::make_shared<sim::DescribedCosts>(on, factors),
-                                     std::make_shared<sim::DescribedErrors>(on, factors), detail);
+  const sim::Framework framework = programs.framework ? costs_of(*programs.framework) : sim::Framework{};
+  std::vector<FrameworkMemory> memory;
+  if (programs.framework)
+    for (const program::Program& stage : programs.stages)
+      memory.push_back(memory_of(*programs.framework, {stage}, on.device.memory.value));
+  StepPrediction prediction = priced(std::move(programs), std::make_shared<sim::DescribedCosts>(on, factors, framework),
+                                     std::make_shared<sim::DescribedErrors>(on, factors, framework), detail);
+  prediction.framework_memory = std::move(memory);
   prediction.energy = prediction.step.energy(on, factors, prediction.spread());
   return prediction;
 }
@@ -134,7 +147,8 @@ StepPrediction predict_step(StepPrograms programs, const cluster::Cluster& on, c
 Result<StepPrediction> predict_step(const config::Config& config, Machine machine, const OnCalibration& on,
                                     const StepDetail& detail) {
   require_calibrated_device(config);
-  machine.cuda = false;
+  refuse_framework(config, fmt::format("{} has measured molen's own ops alone", on.name));
+  machine.cuda = machine.described = false;
   const bool open = config.precision.compute == "auto";
   std::string lacks;
   if (machine.measure_precision || !open) {

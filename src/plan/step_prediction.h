@@ -13,6 +13,8 @@
 #include "cluster/cluster.h"
 #include "config/config.h"
 #include "data/attended.h"
+#include "plan/framework.h"
+#include "plan/framework_memory.h"
 #include "plan/resolve.h"
 #include "sim/calibration.h"
 #include "sim/costs.h"
@@ -34,7 +36,8 @@ struct StepPrograms {
   arch::Architecture arch;
   program::Setting setting;
   Machine machine;
-  std::vector<program::Program> stages;    // attention within documents has the FLOPs of its mean share
+  std::optional<FrameworkSetting> framework;  // whose step it is; nullopt: molen's
+  std::vector<program::Program> stages;       // attention within documents has the FLOPs of its mean share
   std::optional<data::Attended> attended;  // with data.document_mask: what the documents of the data leave of attention
   // With StepDetail::documents: the stages with the FLOPs of the smaller and of the larger share.
   std::vector<std::vector<program::Program>> less_and_more;
@@ -61,9 +64,14 @@ struct StepPrediction {
   std::optional<AttendedStep> attended = std::nullopt;
   std::string extrapolated = {};  // the measurements from which the costs follow, if these conditions were not measured
   std::optional<sim::StepEnergy> energy = std::nullopt;  // on a description
+  std::vector<FrameworkMemory> framework_memory = {};    // of each stage, where it is the step of a framework
   double spread() const { return sim::spread_of(errors); }
   std::pair<double, double> interval() const { return sim::ends_of(step.seconds(), spread()); }
 };
+
+// Returns the memory that the framework needs on the fullest device of a described cluster; nullopt: it is molen
+// itself, whose memory is the plan of its programs.
+std::optional<FrameworkMemory> framework_memory(const StepPrograms& programs, const cluster::Cluster& on);
 
 // Predicts a step on a described cluster. Throws UsageError for an op that the description cannot price.
 StepPrediction predict_step(StepPrograms programs, const cluster::Cluster& on, const StepDetail& detail = {});

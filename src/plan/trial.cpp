@@ -31,6 +31,12 @@ std::string exceeded(const program::PlannedPeak& need, const cluster::Cluster& o
   return "";
 }
 
+// The same of the memory of a framework, which counts the driver's context and the buffers of libraries.
+std::string exceeded(const FrameworkMemory& need, const cluster::Cluster& on) {
+  const auto bytes = [](double value) { return human(Bytes(static_cast<std::int64_t>(value))); };
+  return need.fits ? "" : fmt::format("needs {} of a device of {}", bytes(need.device), bytes(on.device.memory.value));
+}
+
 void require_described_device(const config::Config& config, const cluster::Cluster& on) {
   if (config.device.kind == "cpu")
     throw UsageError("{}: {} describes {} devices; device.kind = \"auto\" takes them", config.where("device.kind"),
@@ -71,7 +77,7 @@ Machine machine_on(const cluster::Cluster& on, int ranks, std::optional<int> ran
   if (ranks % machine.local_ranks != 0)
     throw UsageError("--ranks: {} ranks are not whole nodes of {} devices of {}; --ranks-per-node says otherwise",
                      ranks, machine.local_ranks, on.name);
-  machine.cuda = true;
+  machine.cuda = machine.described = true;
   machine.threads = 1;
   return machine;
 }
@@ -108,8 +114,11 @@ Outcome predict(const config::Config& config, const cluster::Cluster& on, const 
     const program::PlannedPeak peak = program::planned_peak(p);
     most = {std::max(most.device, peak.device), std::max(most.host, peak.host)};
   }
+  const auto framework = framework_memory(programs, on);
+  if (framework) most.device = Bytes(static_cast<std::int64_t>(framework->device));
   outcome.memory = most.device;
-  if (const std::string why = exceeded(most, on, machine.local_ranks); !why.empty()) {
+  const std::string why = framework ? exceeded(*framework, on) : exceeded(most, on, machine.local_ranks);
+  if (!why.empty()) {
     outcome.kind = Outcome::Kind::kOutOfMemory;
     outcome.why = fmt::format("{} {}", layout_of(programs.setting).name, why);
     return outcome;
