@@ -113,6 +113,9 @@ Figures of_keys(const plan::Run& run) {
   double fullest = 0.0;
   for (const FrameworkMemory& stage : p.framework_memory) fullest = std::max(fullest, stage.device);
   EXPECT_EQ(fullest, memory->device);
+  // Nodes take their power between steps too.
+  const double hosts = on.nodes * on.node.host_power.value * p.step.seconds();
+  EXPECT_NEAR(p.energy->hosts.value, hosts, 1e-9 * hosts);
   return {p.step.seconds(), memory->device, memory->allocator};
 }
 
