@@ -47,6 +47,12 @@ inline int expect_waiting_by_definition(const program::Setting& setting, comm::C
   for (std::size_t i = 0; i < stages.ops(stage).size(); ++i)
     t.ops.push_back({0.5, 0.5 + made_up_seconds(world.rank(), i), 0.0});
   const ShortestDurations durations = shortest_durations(grid, stages.ops(stage), t, world);
+  StageWaiting(stages.program(stage), stages.ops(stage), world).set(t);
+  for (std::size_t i = 0; i < t.ops.size(); ++i) {
+    const bool meets = stages.meeting_of(stage, i) >= 0;
+    EXPECT_NEAR(t.ops[i].waited_s, meets ? waits_by_definition(stages, ranks, world.rank(), i) : 0.0, 1e-12) << i;
+    t.ops[i].waited_s = 0.0;
+  }
   // Of a pipeline, only rank 0 and the ranks of the other stages at its place know all stages.
   const bool knows = stages.size() == 1 || ranks.group_number(world.rank(), mesh::Axis::kPp) == 0;
   EXPECT_EQ(durations.size(), knows ? stages.size() : 0U);
