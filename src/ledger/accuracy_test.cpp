@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <optional>
 
 #include "ledger/simulated_meter.h"
 
@@ -17,6 +18,7 @@ struct Case {
   int ranks = 1;
   SimulatedMeter meter;
   int gaps = 0;
+  std::optional<double> bubble_watts = {};
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
@@ -54,6 +56,16 @@ std::vector<Case> cases() {
       broken.meter.restarts_s = {500.0, 1000.0};
       all.push_back(broken);
     }
+  // A rank that waits for a message of another stage draws less than one that computes, and more than an idle one.
+  for (const int ranks : {1, 4})
+    for (const double lag_s : {0.0, 0.15})
+      for (const double watts : {60.0, 120.0}) {
+        const char* plural = ranks > 1 ? "s" : "";
+        Case c{fmt::format("1f1b_{}_rank{}_bubble_{:.0f}_W_lag_{:.0f}_ms", ranks, plural, watts, 1000 * lag_s), true,
+               ranks};
+        c.meter.lag_s = lag_s, c.bubble_watts = watts;
+        all.push_back(c);
+      }
   return all;
 }
 
@@ -61,7 +73,8 @@ class Accuracy : public testing::TestWithParam<Case> {};
 
 TEST_P(Accuracy, PhasesAboveThreePercentAreWithinTwoPercent) {
   const Case& c = GetParam();
-  const SimulatedJob job = c.pipeline ? pipeline_job(c.ranks, kSteps, 7) : fsdp_job(c.ranks, kSteps, 7);
+  const SimulatedJob job =
+      c.pipeline ? pipeline_job(c.ranks, kSteps, 7, 1.0, c.bubble_watts) : fsdp_job(c.ranks, kSteps, 7);
   const auto samples = samples_of(job, c.meter, 7);
   ScopeLedger ledger(counter_of(c.meter), job.phases, c.ranks);
   play(job, samples, ledger);
@@ -87,6 +100,7 @@ TEST_P(Accuracy, PhasesAboveThreePercentAreWithinTwoPercent) {
   fmt::print("{:<28} lag {:6.1f} +- {:.1f} ms;{}\n", c.name, 1000 * account.lag->value, 1000 * account.lag_error->value,
              figures);
   EXPECT_GE(judged, 4);
+  if (c.bubble_watts) EXPECT_GT(truth[job.phases.size() - 1], 0.03 * total) << "the bubble is not judged";
   EXPECT_EQ(ticks, account.ticks);
   EXPECT_EQ(ledger.take_gaps().size(), static_cast<std::size_t>(c.gaps));
   // An update lies within bounds that are a sampling period apart, or an update period if that is shorter. The lag is

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -88,11 +89,15 @@ inline SimulatedJob fsdp_job(int ranks, int steps, std::uint64_t seed, double sc
 
 // One forward, one backward (Narayanan et al., SOSP 2019) on four stages and six micro-batches, with warm-up, bubbles,
 // messages beside computation, the reduction of gradients and the optimizer. The scope holds stage 1, or all four.
-inline SimulatedJob pipeline_job(int ranks, int steps, std::uint64_t seed, double scale = 1.0) {
-  constexpr int kStages = 4, kBatches = 6;
+// With `bubble_watts` the bubble is a phase of that power: the time in which a stage waits for a message and sends
+// none.
+inline SimulatedJob pipeline_job(int ranks, int steps, std::uint64_t seed, double scale = 1.0,
+                                 std::optional<double> bubble_watts = {}) {
+  constexpr int kStages = 4, kBatches = 6, kBubble = 5;
   SimulatedJob job;
   job.phases = {"forward", "backward", "send_recv", "all_reduce", "optimizer"};
   job.watts = {300, 350, 120, 160, 200};
+  if (bubble_watts) job.phases.emplace_back("bubble"), job.watts.push_back(*bubble_watts);
   job.base_watts = 120;
   job.ranks = ranks;
   const std::uint64_t key = stream_key(seed, "1f1b");
@@ -117,7 +122,7 @@ inline SimulatedJob pipeline_job(int ranks, int steps, std::uint64_t seed, doubl
       return from_s + seconds;
     };
     std::vector<std::vector<double>> arrived(kStages, std::vector<double>(2 * kBatches, -1.0));
-    std::vector<double> free_s(kStages, step_s);
+    std::vector<double> free_s(kStages, step_s), sending_s(kStages, step_s);
     std::vector<std::size_t> next(kStages, 0);
     for (int b = 0; b < kBatches; ++b) arrived[0][b] = step_s;
     for (bool moved = true; moved;) {
@@ -128,10 +133,12 @@ inline SimulatedJob pipeline_job(int ranks, int steps, std::uint64_t seed, doubl
         const bool backward = work >= kBatches;
         const double input_s = backward && s == kStages - 1 ? free_s[s] : arrived[s][work];
         if (input_s < 0) continue;
-        const double begin_s = std::max(free_s[s], input_s);
+        const double begin_s = std::max(free_s[s], input_s), waits_s = std::max(free_s[s], sending_s[s]);
+        if (bubble_watts && begin_s > waits_s) add(s, kBubble, waits_s, begin_s - waits_s);
         free_s[s] = add(s, backward ? 1 : 0, begin_s, pace * job.about(key, backward ? 0.11 : 0.055, 0.06));
         const int to = backward ? s - 1 : s + 1;
-        if (to >= 0 && to < kStages) arrived[to][work] = add(s, 2, free_s[s], pace * job.about(key, 0.035, 0.3));
+        if (to >= 0 && to < kStages)
+          sending_s[s] = arrived[to][work] = add(s, 2, free_s[s], pace * job.about(key, 0.035, 0.3));
         ++next[s];
         moved = true;
       }
