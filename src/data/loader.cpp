@@ -1,5 +1,7 @@
 #include "data/loader.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -60,6 +62,7 @@ Batch Loader::make(const MicroBatch& samples) const {
 }
 
 void Loader::run(const std::stop_token& stop) {
+  ::pthread_setname_np(::pthread_self(), "loader");  // as `top -H` shows it
   const auto depth = static_cast<std::size_t>(options_.depth);
   try {
     for (std::int64_t start = options_.first_sample;; start += options_.global) {
@@ -82,15 +85,20 @@ void Loader::run(const std::stop_token& stop) {
 }
 
 Batch Loader::next() {
-  const Seconds before = now();
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return !ready_.empty() || error_ != nullptr; });
+  std::optional<LoaderWait> wait;
+  const auto there = [&] { return !ready_.empty() || error_ != nullptr; };
+  if (!there()) {
+    const std::int64_t start_ns = now_ns();
+    changed_.wait(lock, there);
+    wait = LoaderWait{start_ns, now_ns()};
+  }
   if (ready_.empty()) std::rethrow_exception(error_);
   Batch batch = std::move(ready_.front());
   ready_.pop_front();
   lock.unlock();
   changed_.notify_all();
-  batch.wait_s = (now() - before).value;
+  batch.wait = wait;
   return batch;
 }
 

@@ -27,6 +27,12 @@ struct MicroBatch {
 // samples or none. Throws UsageError when a size is not positive.
 std::vector<MicroBatch> samples_of(std::int64_t start, int rank, int ranks, std::int64_t global, std::int64_t micro);
 
+// A time in which `Loader::next` had to wait, on the steady clock (base/clock.h: now_ns).
+struct LoaderWait {
+  std::int64_t start_ns = 0, end_ns = 0;
+  double seconds() const { return static_cast<double>(end_ns - start_ns) * 1e-9; }
+};
+
 // One micro-batch as two arrays [micro, S], row-major. Rows beyond `count` are padding: ids 0, labels -1.
 struct Batch {
   std::int64_t first_sample = 0;
@@ -34,7 +40,7 @@ struct Batch {
   std::vector<std::int32_t> ids, labels;  // labels: the next token of each id, -1 = not counted
   // If requested: for each id, the column where its document begins in its row (document_starts in dataset.h).
   std::vector<std::int32_t> document_start;
-  double wait_s = 0;  // time that `next` waited for this batch
+  std::optional<LoaderWait> wait;  // until this batch was ready; none if `next` found it ready
 };
 
 struct LoaderOptions {

@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <chrono>
 #include <set>
+#include <thread>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/test_golden.h"
 #include "data/test_folder.h"
@@ -64,7 +67,7 @@ TEST_F(LoaderTest, GivesTheSamplesInOrderAndResumesAtAnyStep) {
       const Batch& batch = batches[static_cast<std::size_t>(step) * 2 + m];
       EXPECT_EQ(batch.first_sample, mine[m].first);
       EXPECT_EQ(batch.count, mine[m].count);
-      EXPECT_GE(batch.wait_s, 0);
+      if (batch.wait) EXPECT_GE(batch.wait->seconds(), 0);
       ASSERT_EQ(batch.ids.size(), 22u);
       ASSERT_EQ(batch.labels.size(), 22u);
       for (std::int64_t row = 0; row < 2; ++row) {
@@ -84,6 +87,36 @@ TEST_F(LoaderTest, GivesTheSamplesInOrderAndResumesAtAnyStep) {
     EXPECT_EQ(batch.ids, batches[i].ids);
     EXPECT_EQ(batch.labels, batches[i].labels);
   }
+}
+
+// A loader that reads one batch ahead is slower than a caller that drops its batches, and faster than one that sleeps.
+TEST_F(LoaderTest, SaysWhenACallerWaitedForIt) {
+  const Dataset data = open();
+  Loader loader(data, {0, 2000, 2000, 0, 1, 1});
+  std::int64_t waited_ns = 0, calls_ns = 0, last_ns = now_ns();
+  int waits = 0;
+  for (int i = 0; i < 1000 && waits < 5; ++i) {
+    const std::int64_t called_ns = now_ns();
+    const Batch batch = loader.next();
+    const std::int64_t back_ns = now_ns();
+    calls_ns += back_ns - called_ns;
+    if (!batch.wait) continue;
+    ++waits;
+    EXPECT_LE(std::max(called_ns, last_ns), batch.wait->start_ns);
+    EXPECT_LT(batch.wait->start_ns, batch.wait->end_ns);
+    EXPECT_LE(batch.wait->end_ns, back_ns);
+    EXPECT_NEAR(batch.wait->seconds(), static_cast<double>(batch.wait->end_ns - batch.wait->start_ns) * 1e-9, 1e-12);
+    waited_ns += batch.wait->end_ns - batch.wait->start_ns;
+    last_ns = batch.wait->end_ns;
+  }
+  EXPECT_EQ(waits, 5);
+  EXPECT_LE(waited_ns, calls_ns);
+  bool ready = false;  // a machine may stall the loader for longer than one sleep
+  for (int i = 0; i < 100 && !ready; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    ready = !loader.next().wait;
+  }
+  EXPECT_TRUE(ready) << "a batch that is there is not waited for";
 }
 
 TEST(DocumentStarts, AreBehindEndsOfText) {

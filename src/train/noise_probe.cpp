@@ -4,15 +4,21 @@
 
 namespace molen::train {
 
+data::Batch Batches::load() {
+  data::Batch batch = loader_.next();
+  if (batch.wait) waits_.push_back(*batch.wait);
+  return batch;
+}
+
 data::Batch Batches::next() {
-  if (held_.empty()) return loader_.next();
+  if (held_.empty()) return load();
   data::Batch batch = std::move(held_.front());
   held_.pop_front();
   return batch;
 }
 
 data::Batch Batches::ahead() {
-  return held_.emplace_back(loader_.next());
+  return held_.emplace_back(load());
 }
 
 std::int64_t fill(const exec::MicroBatch& to, const data::Batch& batch, std::int64_t sequence, std::int64_t samples) {

@@ -3,6 +3,8 @@
 
 #include <deque>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "data/loader.h"
 #include "exec/executor.h"
@@ -16,10 +18,15 @@ class Batches {
   data::Batch next();
   // Returns the micro-batches that `next` will return, one after another, each once.
   data::Batch ahead();
+  // Returns when the loader was waited for since the last call, in the order of time.
+  std::vector<data::LoaderWait> take_waits() { return std::exchange(waits_, {}); }
 
  private:
+  data::Batch load();
+
   data::Loader& loader_;
   std::deque<data::Batch> held_;
+  std::vector<data::LoaderWait> waits_;
 };
 
 // Copies a batch [micro, sequence] into the program's micro-batch. Only the labels of the first `samples` rows are

@@ -10,7 +10,7 @@ namespace {
 TEST(NoiseProbes, CountTheLabelsOfTheFirstSamples) {
   constexpr std::int64_t kSequence = 3;
   const data::Batch batch{
-      4, 2, {1, 2, 3, 4, 5, 6, 0, 0, 0}, {2, -1, 4, 5, 6, 7, -1, -1, -1}, {0, 0, 2, 0, 1, 1, 0, 0, 0}, 0};
+      4, 2, {1, 2, 3, 4, 5, 6, 0, 0, 0}, {2, -1, 4, 5, 6, 7, -1, -1, -1}, {0, 0, 2, 0, 1, 1, 0, 0, 0}, {}};
   for (const auto& [samples, counted, labels] : {std::tuple(-2, 0, std::vector<std::int32_t>(9, -1)),
                                                  {0, 0, std::vector<std::int32_t>(9, -1)},
                                                  {1, 2, {2, -1, 4, -1, -1, -1, -1, -1, -1}},

@@ -20,6 +20,7 @@
 #include "launch/checkpointing.h"
 #include "launch/throw_on_all_ranks.h"
 #include "launch/traffic.h"
+#include "launch/waiting.h"
 #include "program/build/build.h"
 #include "train/job/inputs.h"
 #include "train/job/optimizer_config.h"
@@ -65,6 +66,8 @@ class Loop {
     launch::throw_on_all_ranks(world, [&] {
       require_measured(job.config, *energy_, state_.totals, state_.step, job.resume_from.value_or(""));
     });
+    if (job.setting.pipelined() && energy_->divides_by_phases())
+      stage_waiting_ = std::make_unique<launch::StageWaiting>(executor_.program(), executor_.ops(), world);
     policy_ = EnergyPolicy::open(world, *energy_, job.config, program::clocks_set_by(job.program),
                                  [&] { return policy_options_here(job.machine.cuda); });
   }
@@ -224,7 +227,6 @@ class Loop {
 
   void one_step() {
     flight_.phase(store::FlightPhase::kTrain, state_.step + 1);
-    double wait = 0.0;
     exec::StepInput input;
     input.step = state_.step + 1 - state_.loss_scale.skipped();
     input.optimizer = optimizer_;
@@ -233,13 +235,12 @@ class Loop {
     if (job_.setting.scales_loss()) input.loss_scale = state_.loss_scale.scale();
     input.load = [&](const exec::MicroBatch& to) {
       const data::Batch batch = batches_->next();
-      wait += batch.wait_s;
       return fill(to, batch, job_.setting.sequence, batch.count);
     };
     const auto small = small_batch(input);
     energy_->begin_step();
-    const exec::StepResult result = executor_.run(input);
-    energy_->ran(executor_.ops(), result.timeline);
+    exec::StepResult result = executor_.run(input);
+    const double wait = ran(result.timeline);
     if (result.non_finite && !result.overflow) refuse_non_finite(result);
     ++state_.step;
     if (job_.setting.scales_loss()) rescale(result);
@@ -252,6 +253,16 @@ class Loop {
     if (predicted_ && !(policy_ && policy_->lowers())) predicted_->add(result.timeline);
   }
 
+  // Returns the seconds in which the step waited for the loader.
+  double ran(program::Timeline& timeline) {
+    const std::vector<data::LoaderWait> waits = batches_->take_waits();
+    if (stage_waiting_) stage_waiting_->set(timeline);
+    energy_->ran(executor_.ops(), timeline, waits);
+    double seconds = 0.0;
+    for (const data::LoaderWait& wait : waits) seconds += wait.seconds();
+    return seconds;
+  }
+
   // Where the noise scale is due, runs the coming step on the first of its samples, whose gradient is compared with
   // that of the step. Its joules count as those of its phases, outside of any step.
   std::optional<SmallBatch> small_batch(const exec::StepInput& input) {
@@ -259,7 +270,7 @@ class Loop {
     if (every == 0 || (state_.step + 1) % every != 0) return std::nullopt;
     SmallBatch small =
         run_small(executor_, input, *batches_, state_.next_sample + small_batch_of(job_.setting.global_batch));
-    energy_->ran(executor_.ops(), small.timeline);
+    ran(small.timeline);
     communication_.add(small.timeline, true);
     return small;
   }
@@ -508,7 +519,8 @@ class Loop {
   launch::Communication communication_{executor_};
   std::unique_ptr<exec::Executor> evaluator_;
   std::unique_ptr<JobEnergy> energy_;
-  std::unique_ptr<EnergyPolicy> policy_;  // null where nothing is set
+  std::unique_ptr<launch::StageWaiting> stage_waiting_;  // of a pipeline whose joules are divided among phases
+  std::unique_ptr<EnergyPolicy> policy_;                 // null where nothing is set
   std::unique_ptr<Recorder> recorder_;
   std::optional<Batches> batches_;
   std::unique_ptr<EnergyBudget> budget_;  // on rank 0, where energy is measured

@@ -396,8 +396,9 @@ energy::EnergySoFar JobEnergy::so_far() {
   return job;
 }
 
-void JobEnergy::ran(const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
-  if (phases_) phases_->add_step(ops, timeline);
+void JobEnergy::ran(const std::vector<program::Expanded>& ops, const program::Timeline& timeline,
+                    const std::vector<data::LoaderWait>& waits) {
+  if (phases_) phases_->add_step(ops, timeline, waits);
 }
 
 void JobEnergy::ran(OutsideSteps what, std::int64_t start_ns, std::int64_t end_ns) {

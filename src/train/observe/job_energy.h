@@ -87,12 +87,15 @@ class JobEnergy {
   // begins and changes where a counter changes. Empty on ranks that read no meters, and before `keep_readings`.
   std::vector<Power> power_between(std::int64_t start_ns, std::int64_t end_ns) const;
 
-  // Tell what this rank did and when, for the joules of phases: a step, and what it does outside of steps.
-  void ran(const std::vector<program::Expanded>& ops, const program::Timeline& timeline);
+  // Tell what this rank did and when, for the joules of phases: a step, and what it does outside of steps. `waits` and
+  // the timeline as in add_phase_times.
+  void ran(const std::vector<program::Expanded>& ops, const program::Timeline& timeline,
+           const std::vector<data::LoaderWait>& waits);
   void ran(OutsideSteps what, std::int64_t start_ns, std::int64_t end_ns);
   // Returns whether the times of phases should be collected, which is then to be done on all ranks.
   bool phases_due() const { return phases_ && phases_->due(); }
-  void collect_phases();           // collective
+  bool divides_by_phases() const { return phases_ != nullptr; }  // the same on all ranks
+  void collect_phases();                                         // collective
   std::int64_t opened_ns() const;  // the time of the steady clock at which the meters were opened
 
   // Returns why the energy of the job is not known: a host has no meter. Empty: each host has one.

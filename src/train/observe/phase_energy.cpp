@@ -21,8 +21,9 @@ PhaseEnergy::PhaseEnergy(comm::Communicator& host, const std::vector<int>& devic
   if (accountant_) ledger_ = std::make_unique<HostLedger>(accountant_->meters(), device_of, opened_s, sample_every);
 }
 
-void PhaseEnergy::add_step(const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
-  add_phase_times(ops, timeline, times_);
+void PhaseEnergy::add_step(const std::vector<program::Expanded>& ops, const program::Timeline& timeline,
+                           const std::vector<data::LoaderWait>& waits) {
+  add_phase_times(ops, timeline, waits, times_);
 }
 
 void PhaseEnergy::add_outside(OutsideSteps what, std::int64_t start_ns, std::int64_t end_ns) {

@@ -26,8 +26,9 @@ class PhaseEnergy {
   PhaseEnergy(comm::Communicator& host, const std::vector<int>& device_of, energy::Accountant* accountant,
               double opened_s, Seconds sample_every, std::function<std::int64_t()> clock = now_ns);
 
-  // Add times of this rank.
-  void add_step(const std::vector<program::Expanded>& ops, const program::Timeline& timeline);
+  // Add times of this rank; `waits` and the timeline as in add_phase_times.
+  void add_step(const std::vector<program::Expanded>& ops, const program::Timeline& timeline,
+                const std::vector<data::LoaderWait>& waits = {});
   void add_outside(OutsideSteps what, std::int64_t start_ns, std::int64_t end_ns);
   // Returns whether this rank has kept times for long enough that they should be collected.
   bool due() const;

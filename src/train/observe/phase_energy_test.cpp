@@ -54,7 +54,7 @@ TEST(PhaseTimes, AddUpToTheOpsOfEachPhase) {
   const auto ops = program::expand(p);
   const auto t = one_by_one(ops, 5'000'000'000, [](const program::Step&) { return 0.001; });
   std::vector<PhaseTime> times;
-  add_phase_times(ops, t, times);
+  add_phase_times(ops, t, {}, times);
   std::map<std::string, double> want;
   for (const auto& op : ops) {
     const auto axis = program::axis_of(op.step->op);
@@ -83,7 +83,7 @@ TEST(PhaseTimes, APauseWithinAPhaseEndsItsTime) {
   t.ops = {{0.0, 1.0}, {1.00009, 2.0}, {2.00011, 3.0}};
   t.total_s = 3.0;
   std::vector<PhaseTime> times;
-  add_phase_times(ops, t, times);
+  add_phase_times(ops, t, {}, times);
   ASSERT_EQ(times.size(), 2U);
   EXPECT_EQ(times[0].end_ns, 2'000'000'000);
   EXPECT_EQ(times[1].start_ns, 2'000'110'000);
@@ -208,7 +208,7 @@ class Player {
       return program::is_communication(s.op) ? 0.004 * comm : 0.003 * scale.at(s.phase);
     });
     std::vector<PhaseTime> times;
-    add_phase_times(ops_, t, times);
+    add_phase_times(ops_, t, {}, times);
     std::int64_t end = start + std::llround(t.total_s * 1e9);
     phases.add_step(ops_, t);
     if (step % 5 == 4) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "data/loader.h"
 #include "program/ir/timeline.h"
 
 namespace molen::train {
@@ -14,7 +15,14 @@ enum class OutsideSteps { kStart, kValidation, kCheckpoint };
 
 // The names of all phases that energy is divided among. An op that computes belongs to its phase of the program, and
 // so does its work on the host; communication belongs to the stream of its axis, and a copy to its stream. They may
-// overlap. The last names are those of OutsideSteps, in its order.
+// overlap. Two phases are waits, which are taken out of the phases of their ops:
+//
+// - "data_wait": the part of an op that loads a micro-batch in which the loader had none ready.
+// - "bubble": the part of a message between stages of a pipeline in which it waits for the other stage
+//   (OpTime::waited_s, at the op's beginning) and no other op is open on any stream. So a bubble overlaps no other
+//   phase of its rank. The collectives between stages (over `pp` and `embedding`) are such messages too.
+//
+// The last names are those of OutsideSteps, in its order.
 const std::vector<std::string>& energy_phases();
 int energy_phase_of(OutsideSteps what);
 
@@ -24,9 +32,11 @@ struct PhaseTime {
 };
 
 // Adds the times of a step. Ops of one phase that follow each other on a stream within kSamePhaseNs are one time,
-// because a rank also works between two ops.
+// because a rank also works between two ops, unless there is a bubble between them. `waits`: when the loader was waited
+// for, in the order of time; what lies outside of ops that load does not count. Bubbles need OpTime::waited_s of the
+// messages between stages (launch/waiting.h: StageWaiting); where it is 0, there are none.
 inline constexpr std::int64_t kSamePhaseNs = 100'000;
 void add_phase_times(const std::vector<program::Expanded>& ops, const program::Timeline& timeline,
-                     std::vector<PhaseTime>& times);
+                     const std::vector<data::LoaderWait>& waits, std::vector<PhaseTime>& times);
 
 }  // namespace molen::train
