@@ -4,15 +4,20 @@
    COUNT_READS=FILE: gets a line "RANK PATH BYTES" for each read of a file of a shard (.bin, .idx); RANK as mpirun numbers it.
    LOG_SYNCS=FILE: gets a line "sync PATH" for each fsync, and "rename PATH" with the new name of each rename.
    FAIL_OPEN=TEXT: opening a file for reading fails with EIO where its path has TEXT in it.
+   SLOW_READS=FILE: has lines "BEGIN END HOW_MANY" with seconds of the monotonic clock; between them the first HOW_MANY
+   loaders of the process read no file of a shard, like those of ranks whose storage is slow.
    HOLD_SAVE=FILE: the first fsync within a checkpoint that is not finished makes FILE, and waits until it is gone. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 static void log_call(const char* what, const char* path) {
@@ -65,11 +70,37 @@ int open64(const char* path, int flags, ...) {
   return counted("open64", path, flags, mode);
 }
 
+/* The number of the calling thread among the loaders, in the order of their first reads; -1 for another thread. */
+static int number_of_loader(void) {
+  static __thread int number = -1;
+  static atomic_int loaders;
+  char name[16] = "";
+  pthread_getname_np(pthread_self(), name, sizeof name);
+  if (number < 0 && !strcmp(name, "loader")) number = atomic_fetch_add(&loaders, 1);
+  return number;
+}
+
+static void wait_for_storage(void) {
+  const int loader = number_of_loader();
+  FILE* windows = loader < 0 ? NULL : fopen(getenv("SLOW_READS"), "r");
+  struct timespec now;
+  double begin, end;
+  int how_many;
+  if (!windows) return;
+  while (fscanf(windows, "%lf %lf %d", &begin, &end, &how_many) == 3) {
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    const double wait = end - (now.tv_sec + 1e-9 * now.tv_nsec);
+    if (loader < how_many && wait > 0 && wait <= end - begin) usleep((useconds_t)(1e6 * wait));
+  }
+  fclose(windows);
+}
+
 ssize_t pread(int fd, void* to, size_t size, off_t offset) {
   const char* file = getenv("COUNT_READS");
   const char* rank = getenv("OMPI_COMM_WORLD_RANK");
   char link[64], path[4096] = "";
   snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+  if (getenv("SLOW_READS") && readlink(link, path, sizeof path - 1) > 0 && strstr(path, ".bin")) wait_for_storage();
   ssize_t got = ((ssize_t (*)(int, void*, size_t, off_t))dlsym(RTLD_NEXT, "pread"))(fd, to, size, offset);
   if (file && readlink(link, path, sizeof path - 1) > 0 && (strstr(path, ".bin") || strstr(path, ".idx"))) {
     int out = ((int (*)(const char*, int, int))dlsym(RTLD_NEXT, "open"))(file, O_CREAT | O_WRONLY | O_APPEND, 0644);
