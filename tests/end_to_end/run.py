@@ -277,14 +277,15 @@ stalling(1.0)
 run("train", "run.toml", *waits, "--set", 'train.stop_after="3 steps"')
 ok("the first attempt has no entry for a wait, like those of older versions", list(totals("waits")[-1]["phases_j"]["cpu-package0"]) == ["unattributed"], totals("waits")[-1])
 for stages in (1, 2):
-    # Other work on this machine holds ranks up where the recording knows of nothing, so a run is repeated. It must come out once.
-    for attempt in range(10):
+    # That the entries reach the powers of the waits within 2 % is shown by src/ledger/accuracy_test.cpp. Here other work on the machine holds ranks
+    # up where the recording knows of nothing, so a run tells only that the joules of the waits are mainly there, and it may be repeated.
+    for attempt in range(5):
         account, of_waits, loading, bubble = run_waits(stages)
         joules, rank_s = (sum(e[key] for e in of_waits.values()) for key in ("joules", "rank_seconds"))
         names = {name for joined in of_waits for name in joined.split("+")} - {"base"}
         # The waits of the two stages go together, so they may share an entry. The bubble of the steps has the sending of messages too.
         power, expected = (30, {"data_wait"}) if stages == 1 else (100, {"data_wait", "bubble"})
-        fits = names == expected and loading > 4 and abs(joules / (power * loading) - 1) < 0.25 and 0.95 * loading + 0.7 * bubble < rank_s < 1.02 * (loading + bubble)
+        fits = names == expected and loading > 4 and abs(joules / (power * loading) - 1) < 0.5 and 0.95 * loading + 0.7 * bubble < rank_s < 1.02 * (loading + bubble)
         if fits:
             break
     ok(f"{stages} stages: the joules and the seconds of waiting for data{' and for the other stage' if stages == 2 else ''}", fits, (account, loading, bubble))
