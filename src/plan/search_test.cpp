@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/test_sanitized.h"
 #include "plan/layouts.h"
 #include "plan/resolve.h"
 #include "program/build/build.h"
@@ -20,6 +21,9 @@
 namespace molen::plan {
 namespace {
 
+// Two nodes, or one under a sanitizer, where planning a layout takes fifteen times as long.
+constexpr int kRanksOfNode = 8, kRanks = (kSanitized ? 1 : 2) * kRanksOfNode;
+
 struct Small {
   arch::Architecture arch = arch::preset("llama-tiny");
   program::Setting base;
@@ -29,8 +33,8 @@ struct Small {
     base.compute = DType::kBF16, base.kernels = arch::Kernels::kAten;
     base.global_batch = 64, base.sequence = 256;
   }
-  SearchResult run(Objective objective, const LayoutLimits& limits, int ranks = 16) const {
-    return search(arch, base, ranks, 8, objective, limits, costs, sim::Factors::shipped());
+  SearchResult run(Objective objective, const LayoutLimits& limits, int ranks = kRanks) const {
+    return search(arch, base, ranks, kRanksOfNode, objective, limits, costs, sim::Factors::shipped());
   }
 };
 
@@ -41,17 +45,17 @@ LayoutLimits all_of(std::int64_t bytes = std::int64_t{1} << 40) {
 TEST(Search, CandidatesAreDistinctLayoutsOfAllRanks) {
   const Small small;
   std::set<std::string> seen;
-  const auto all = candidates_of(small.arch, small.base, 16, 8);
+  const auto all = candidates_of(small.arch, small.base, kRanks, kRanksOfNode);
   for (const Candidate& c : all) {
-    const program::Setting s = setting_of(c, small.base, 16);
-    EXPECT_EQ(s.ranks(), 16);
-    EXPECT_TRUE(share_node(s, mesh::Axis::kTp, 8));
+    const program::Setting s = setting_of(c, small.base, kRanks);
+    EXPECT_EQ(s.ranks(), kRanks);
+    EXPECT_TRUE(share_node(s, mesh::Axis::kTp, kRanksOfNode));
     EXPECT_TRUE(
         seen.insert(fmt::format("{} micro {} {}", name_with_variant(s), s.micro_batch, program::sharding_text(s)))
             .second)
         << name_with_variant(s);
   }
-  EXPECT_GT(all.size(), 300u);
+  EXPECT_GT(all.size(), kSanitized ? 150u : 300u);
 }
 
 // The choices of variants are there where they matter, and only there.
@@ -79,7 +83,7 @@ TEST(Search, VariantsFollowTheirLayout) {
   EXPECT_TRUE(schedules.contains("zb-v 2"));
   arch::Architecture deep = small.arch;
   deep.layers = 16;
-  const auto all = candidates_of(deep, small.base, 16, 8);
+  const auto all = candidates_of(deep, small.base, kRanks, kRanksOfNode);
   EXPECT_TRUE(std::any_of(all.begin(), all.end(), [](const Candidate& c) { return c.chunks == 8; }));
 }
 
@@ -105,14 +109,15 @@ std::map<std::string, int> single_choices(const std::vector<Candidate>& all) {
 // the host where the host's stream has their kernels.
 TEST(Search, VariantsHaveOtherFormsOneAtATime) {
   Small small;
-  std::map<std::string, int> count = single_choices(candidates_of(small.arch, small.base, 16, 8));
+  std::map<std::string, int> count = single_choices(candidates_of(small.arch, small.base, kRanks, kRanksOfNode));
   for (const char* name : {"rows whole", "two pieces", "partly again", "on the host"})
     EXPECT_GT(count[name], 0) << name;
   EXPECT_EQ(count["ring"], 0) << "the sequence is short";
   small.base.sequence = small.arch.max_sequence = 32768;
-  EXPECT_GT(single_choices(candidates_of(small.arch, small.base, 16, 8))["ring"], 0);
+  EXPECT_GT(single_choices(candidates_of(small.arch, small.base, kRanks, kRanksOfNode))["ring"], 0);
   small.base.optimizer = "muon";
-  for (const Candidate& c : candidates_of(small.arch, small.base, 16, 8)) EXPECT_FALSE(c.offload.optimizer);
+  for (const Candidate& c : candidates_of(small.arch, small.base, kRanks, kRanksOfNode))
+    EXPECT_FALSE(c.offload.optimizer);
 }
 
 // A model whose states do not fit on the devices has them on the host, where the host has the memory.
@@ -140,10 +145,10 @@ TEST(Search, FindsTheBestOfAllThatFit) {
   small.arch.layers = 2;
   small.base.global_batch = 4;
   const std::int64_t room = std::int64_t{40} << 20;
-  constexpr int kRanks = 4;
+  constexpr int kFew = kSanitized ? 2 : 4;
   std::map<Objective, double> best{{Objective::kTime, 1e300}, {Objective::kEnergy, 1e300}, {Objective::kMemory, 1e300}};
-  for (const Candidate& c : candidates_of(small.arch, small.base, kRanks, kRanks)) {
-    auto programs = program::build_stages(small.arch, setting_of(c, small.base, kRanks), nullptr, false);
+  for (const Candidate& c : candidates_of(small.arch, small.base, kFew, kFew)) {
+    auto programs = program::build_stages(small.arch, setting_of(c, small.base, kFew), nullptr, false);
     Bytes peak;
     for (const auto& p : programs) peak = std::max(peak, program::planned_peak(p).device);
     if (peak.value > room) continue;
@@ -156,7 +161,7 @@ TEST(Search, FindsTheBestOfAllThatFit) {
   }
   for (const Objective objective : {Objective::kTime, Objective::kEnergy, Objective::kMemory}) {
     const SearchResult found =
-        search(small.arch, small.base, kRanks, kRanks, objective, all_of(room), small.costs, sim::Factors::shipped());
+        search(small.arch, small.base, kFew, kFew, objective, all_of(room), small.costs, sim::Factors::shipped());
     ASSERT_FALSE(found.best.empty());
     EXPECT_TRUE(found.complete);
     EXPECT_GT(found.too_large + found.too_large_kept, 0u);
@@ -206,9 +211,9 @@ RC_GTEST_PROP(Search, BoundsAreLowerBounds, ()) {
   small.base.global_batch = 16 << *rc::gen::inRange(0, 3);
   small.base.document_mask = *rc::gen::arbitrary<bool>();
   const double attended = small.base.document_mask ? 0.01 * *rc::gen::inRange(1, 101) : 1.0;
-  const auto all = candidates_of(small.arch, small.base, 16, 8);
+  const auto all = candidates_of(small.arch, small.base, kRanks, kRanksOfNode);
   const Candidate& c = all.at(static_cast<std::size_t>(*rc::gen::inRange(0, static_cast<int>(all.size()))));
-  const program::Setting s = setting_of(c, small.base, 16);
+  const program::Setting s = setting_of(c, small.base, kRanks);
   std::vector<program::Program> programs;
   try {
     programs = program::build_stages(small.arch, s);
@@ -220,7 +225,7 @@ RC_GTEST_PROP(Search, BoundsAreLowerBounds, ()) {
   sim::attend_within_documents(programs, attended, true);
   const program::Stages stages(std::move(programs));
   const auto timelines = sim::simulate(stages, small.costs);
-  const Bound bound = Bounds(small.arch, small.base, 16, small.costs, sim::Factors::shipped(), attended).of(c);
+  const Bound bound = Bounds(small.arch, small.base, kRanks, small.costs, sim::Factors::shipped(), attended).of(c);
   const auto energy = sim::energy_of(stages, timelines, small.on, sim::Factors::shipped(), 0.1);
   RC_ASSERT(bound.step_s <= sim::step_seconds(timelines));
   RC_ASSERT(bound.energy_j <= energy.computers().value);
@@ -232,12 +237,12 @@ RC_GTEST_PROP(Search, BoundsAreLowerBounds, ()) {
 TEST(Search, DocumentsLeaveLessOfAttention) {
   Small small;
   small.arch.layers = 2;
-  small.base.global_batch = 4, small.base.sequence = 1024;
-  constexpr int kRanks = 2;
+  small.base.global_batch = kSanitized ? 2 : 4, small.base.sequence = 1024;
+  constexpr int kFew = 2;
   const auto found = [&](const std::optional<data::Attended>& attended) {
     small.base.document_mask = attended.has_value();
-    return search(small.arch, small.base, kRanks, kRanks, Objective::kTime, all_of(), small.costs,
-                  sim::Factors::shipped(), attended);
+    return search(small.arch, small.base, kFew, kFew, Objective::kTime, all_of(), small.costs, sim::Factors::shipped(),
+                  attended);
   };
   const Simulation whole = found(std::nullopt).best.front(), few = found(data::Attended{0.1, 0.0, 100}).best.front(),
                    uneven = found(data::Attended{0.1, 0.3, 100}).best.front();
@@ -247,13 +252,13 @@ TEST(Search, DocumentsLeaveLessOfAttention) {
   EXPECT_GT(uneven.energy.spread, few.energy.spread);
   double best = 1e300;
   small.base.document_mask = true;
-  for (const Candidate& c : candidates_of(small.arch, small.base, kRanks, kRanks)) {
-    auto programs = program::build_stages(small.arch, setting_of(c, small.base, kRanks), nullptr, false);
+  for (const Candidate& c : candidates_of(small.arch, small.base, kFew, kFew)) {
+    auto programs = program::build_stages(small.arch, setting_of(c, small.base, kFew), nullptr, false);
     sim::attend_within_documents(programs, 0.1, true);
     best = std::min(best, sim::step_seconds(sim::simulate(program::Stages(std::move(programs)), small.costs)));
   }
   EXPECT_EQ(few.step_s, best);
-  EXPECT_THROW(small.run(Objective::kTime, all_of(), kRanks), Error);
+  EXPECT_THROW(small.run(Objective::kTime, all_of(), kFew), Error);
 }
 
 // Cost and CO2 of a step are those of the calculus for its energy, and their searches take the same way.
@@ -332,8 +337,8 @@ TEST(Search, LimitOfThePowerIsOfANode) {
   LayoutLimits limits = all_of();
   limits.simulated = limits.shown = 5;
   const SearchResult free = small.run(Objective::kTime, limits);
-  std::vector<double> watts;  // of each of the two nodes
-  for (const Simulation& s : free.best) watts.push_back(s.energy.computers().value / s.step_s / 2);
+  std::vector<double> watts;  // of each node
+  for (const Simulation& s : free.best) watts.push_back(s.energy.computers().value / s.step_s * kRanksOfNode / kRanks);
   ASSERT_EQ(watts.size(), 5u);
   limits.watts = *std::max_element(watts.begin(), watts.end()) * (1 + 1e-9);
   EXPECT_EQ(small.run(Objective::kTime, limits).best.size(), 5u);
@@ -402,8 +407,8 @@ TEST(Search, ParetoFrontIsThatOfAllSimulatedLayouts) {
   // Layouts that were not simulated and are below the front by their bounds are counted.
   EXPECT_FALSE(found.complete);
   std::size_t open = 0;
-  const Bounds bounds(small.arch, small.base, 16, small.costs, sim::Factors::shipped());
-  for (const Candidate& c : candidates_of(small.arch, small.base, 16, 8))
+  const Bounds bounds(small.arch, small.base, kRanks, small.costs, sim::Factors::shipped());
+  for (const Candidate& c : candidates_of(small.arch, small.base, kRanks, kRanksOfNode))
     open += std::none_of(found.front.begin(), found.front.end(), [&](const Simulation& s) {
       const Bound b = bounds.of(c), f = figures(s);
       return f.step_s <= b.step_s && f.energy_j <= b.energy_j && f.memory_bytes <= b.memory_bytes;
@@ -515,11 +520,11 @@ TEST(Search, SecondsOfOpsAreThoseOfTheSimulation) {
 TEST(Search, JoulesOfPhasesAddUpToTheEnergy) {
   const Small small;
   std::size_t pipelines = 0;
-  const auto all = candidates_of(small.arch, small.base, 16, 8);
+  const auto all = candidates_of(small.arch, small.base, kRanks, kRanksOfNode);
   for (std::size_t i = 0; i < all.size(); i += all.size() / 24) {
     std::vector<program::Program> programs;
     try {
-      programs = program::build_stages(small.arch, setting_of(all[i], small.base, 16), nullptr, false);
+      programs = program::build_stages(small.arch, setting_of(all[i], small.base, kRanks), nullptr, false);
     } catch (const UsageError&) {
       continue;
     }
@@ -539,30 +544,31 @@ TEST(Search, JoulesOfPhasesAddUpToTheEnergy) {
 // A bound that leaves out a part of the state would still be a lower bound, but it would exclude too little.
 TEST(Search, BoundsCountTheWholeState) {
   const Small small;
-  const Bounds bounds(small.arch, small.base, 16, small.costs, sim::Factors::shipped());
+  const Bounds bounds(small.arch, small.base, kRanks, small.costs, sim::Factors::shipped());
   const auto n = static_cast<double>(arch::num_parameters(small.arch));
   const auto bytes_of = [&](Candidate c) { return bounds.of(c).memory_bytes / n; };
   // In bf16: weights of 2 bytes, gradients of 4, and a master copy and two moments of 4 each.
   EXPECT_DOUBLE_EQ(bytes_of({.zero = 0}), 2 + 4 + 12);
-  EXPECT_DOUBLE_EQ(bytes_of({.zero = 1}), 2 + 4 + 12.0 / 16);
+  EXPECT_DOUBLE_EQ(bytes_of({.zero = 1}), 2 + 4 + 12.0 / kRanks);
   EXPECT_DOUBLE_EQ(bytes_of({.zero = 2, .shards = 8}), 2 + 4.0 / 8 + 12.0 / 8);
   EXPECT_DOUBLE_EQ(bytes_of({.zero = 3, .shards = 8}), (2 + 4 + 12) / 8.0);
-  EXPECT_DOUBLE_EQ(bytes_of({.tensor = 2, .stages = 2, .zero = 1}), (2 + 4 + 12.0 / 4) / 4);
+  EXPECT_DOUBLE_EQ(bytes_of({.tensor = 2, .stages = 2, .zero = 1}), (2 + 4 + 12.0 / (kRanks / 4)) / 4);
 }
 
 // The keys of each candidate give its setting again, as the trainer resolves them.
 TEST(Search, KeysAreThoseOfTheLayout) {
   const Small small;
-  for (const Candidate& c : candidates_of(small.arch, small.base, 16, 8)) {
+  for (const Candidate& c : candidates_of(small.arch, small.base, kRanks, kRanksOfNode)) {
     if (c.micro_batch > 2) continue;
-    const program::Setting wanted = setting_of(c, small.base, 16);
+    const program::Setting wanted = setting_of(c, small.base, kRanks);
     config::Config config = config::parse(
         "[model]\npreset = \"llama-tiny\"\n[data]\nsequence_length = 256\n[batch]\nglobal = 64\n[math]\nthreads = 1\n",
         "t");
     for (const auto& [key, value] : keys_of(c, wanted)) config::assign(config, key, value, {});
     program::Setting s;
     try {
-      s = resolve_setting(config, small.arch, {.ranks = 16, .local_ranks = 8, .cuda = true, .threads = 1});
+      s = resolve_setting(config, small.arch,
+                          {.ranks = kRanks, .local_ranks = kRanksOfNode, .cuda = true, .threads = 1});
     } catch (const UsageError& error) {
       ADD_FAILURE() << name_with_variant(wanted) << ": " << error.what();
       continue;
