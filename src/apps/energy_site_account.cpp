@@ -1,7 +1,7 @@
 // The energy of a site's nodes, as the database of its collector has it.
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <map>
 
 #include "apps/cli.h"
 #include "apps/energy_account.h"
@@ -46,47 +46,60 @@ int list_site_events(const AccountArguments& o) {
   return kOk;
 }
 
-Json spread_json(const collect::NodeSpread& nodes) {
-  if (nodes.names.size() < 2) return {};
+// Returns the mean power of each node that is compared over their median; empty without a median that is not 0.
+std::map<std::string, double> shares_of_median(const Comparison& nodes) {
+  std::map<std::string, double> shares;
+  for (std::size_t i = 0; i < nodes.names.size() && nodes.names.size() > 1 && nodes.spread.median > 0.0; ++i)
+    shares[nodes.names[i]] = nodes.values[i] / nodes.spread.median;
+  return shares;
+}
+
+Json comparison_json(const Comparison& nodes) {
+  Json left_out = Json::object();
+  for (const auto& [node, why] : nodes.left_out) left_out[node] = why;
+  if (nodes.names.size() < 2) return left_out.empty() ? Json() : Json{{"not_compared", left_out}};
   Json outliers = Json::array();
   for (const std::size_t i : nodes.spread.outliers) outliers.push_back(nodes.names[i]);
   return {{"median_w", nodes.spread.median},
           {"imbalance", nodes.spread.imbalance},
           {"scaled_mad_w", nodes.spread.scaled_mad},
-          {"outliers", nodes.spread.judged ? outliers : Json()}};
+          {"outliers", nodes.spread.judged ? outliers : Json()},
+          {"not_compared", left_out}};
 }
 
 void print_json(const std::string& by, const std::vector<collect::EnergySum>& sums) {
-  const auto nodes = collect::node_spread(sums);
-  const bool compared = by == "node" && nodes.names.size() > 1 && nodes.spread.median > 0.0;
+  const Comparison nodes = by == "node" ? collect::compare_nodes(sums) : Comparison{};
+  const auto shares = shares_of_median(nodes);
   Json rows = Json::array();
   for (const auto& sum : sums) {
     rows.push_back(collect::to_json(sum));
-    if (compared) rows.back()["of_median"] = sum.watts() ? Json(*sum.watts() / nodes.spread.median) : Json();
+    if (shares.empty()) continue;
+    const auto share = shares.find(sum.key);
+    rows.back()["of_median"] = share == shares.end() ? Json() : Json(share->second);
   }
   Json all{{"by", by}, {"rows", rows}};
-  if (by == "node") all["nodes"] = spread_json(nodes);
+  if (by == "node") all["nodes"] = comparison_json(nodes);
   fmt::print("{}\n", all.dump(2));
 }
 
 void print_table(const std::string& by, const std::vector<collect::EnergySum>& sums) {
-  const auto nodes = collect::node_spread(sums);
-  const bool compared = by == "node" && nodes.names.size() > 1 && nodes.spread.median > 0.0;
+  const Comparison nodes = by == "node" ? collect::compare_nodes(sums) : Comparison{};
+  const auto shares = shares_of_median(nodes);
   std::vector<std::vector<std::string>> table{
       {by, "kWh", "nodes", "time", "node hours", "mean W", "EDP (MJ s)", "periods without reading", "from", "until"}};
-  if (compared) table[0].insert(table[0].begin() + 6, "of median");
+  if (!shares.empty()) table[0].insert(table[0].begin() + 6, "of median");
   for (const auto& sum : sums) {
     table.push_back({sum.key.empty() ? "-" : printable(sum.key), shown(sum.joules, serve::kJoulesPerKwh),
                      std::to_string(sum.nodes), human(Seconds(sum.seconds)),
                      fmt::format("{:.4g}", sum.node_seconds / 3600.0), shown(sum.watts(), 1.0), shown(sum.edp, 1e6),
                      std::to_string(sum.without_reading), utc_timestamp(sum.from_s), utc_timestamp(sum.until_s)});
-    if (compared)
-      table.back().insert(table.back().begin() + 6,
-                          sum.watts() ? fmt::format("{:.3f}", *sum.watts() / nodes.spread.median) : "-");
+    if (shares.empty()) continue;
+    const auto share = shares.find(sum.key);
+    table.back().insert(table.back().begin() + 6, share == shares.end() ? "-" : fmt::format("{:.3f}", share->second));
   }
-  print_columns(table, {1, 2, 3, 4, 5, 6, 7, compared ? std::size_t{8} : std::size_t{7}});
-  if (by == "node" && nodes.names.size() > 1)
-    fmt::print("mean power, {}\n", printable(spread_text(nodes.spread, nodes.names, nodes.watts, "node")));
+  print_columns(table, {1, 2, 3, 4, 5, 6, 7, shares.empty() ? std::size_t{7} : std::size_t{8}});
+  if (const std::string text = comparison_text(nodes, "node"); !text.empty())
+    fmt::print("mean power: {}\n", printable(text));
 }
 
 }  // namespace

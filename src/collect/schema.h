@@ -29,7 +29,8 @@ std::vector<std::string> limit_statements();
 // Returns SQL for the day (UTC) in which a period began, as text.
 std::string day_of_start(Dialect dialect);
 
-// Returns a name as a literal of SQL: in quotes. Of printable ASCII, SQL gives a meaning to the quote alone.
+// Returns a name as a literal of SQL: in quotes. Of printable ASCII, SQL gives a meaning to the quote alone. PostgreSQL
+// also gives one to the backslash where standard_conforming_strings is off; each session of this module switches it on.
 std::string sql_text(const std::string& text);
 
 // The refusal of a database without tables of molen, by who reads it.

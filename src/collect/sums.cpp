@@ -1,5 +1,10 @@
 #include "collect/sums.h"
 
+#include <fmt/format.h>
+
+#include <set>
+#include <sstream>
+
 #include "base/error.h"
 #include "collect/database.h"
 #include "collect/schema.h"
@@ -16,14 +21,23 @@ std::string sum_column(const std::string& by, Dialect dialect) {
   return day_of_start(dialect);
 }
 
-// SQL for the joules of the scopes of a kind: of gpu0, gpu1 and so on.
-std::string joules_of(const std::string& kind) {
-  return fmt::format(
-      "SUM(CASE WHEN substr(scope, 1, {0}) = '{1}' AND substr(scope, {0} + 1, 1) BETWEEN '0' AND '9' THEN joules END)",
-      kind.size(), kind);
+// SQL for whether a scope is of a kind: gpu0, gpu1 and so on.
+std::string is_of(const std::string& kind) {
+  return fmt::format("substr(scope, 1, {0}) = '{1}' AND substr(scope, {0} + 1, 1) BETWEEN '0' AND '9'", kind.size(),
+                     kind);
 }
-std::string joules_of_scope(const std::string& scope) {
-  return fmt::format("SUM(CASE WHEN scope = '{}' THEN joules END)", scope);
+
+// The kinds of scopes that have the joules of a part of a node. A node that has several of them counts by the first.
+struct PartKinds {
+  const char* part;
+  std::vector<std::string> conditions;
+};
+const std::vector<PartKinds>& part_kinds() {
+  static const std::vector<PartKinds> kinds{{"node", {"scope = 'node'"}},
+                                            {"cpu", {is_of("cpu-package"), "scope = 'cpu'", is_of("grace")}},
+                                            {"dram", {is_of("dram"), "scope = 'dram'"}},
+                                            {"gpu", {is_of("gpu"), is_of("accel")}}};
+  return kinds;
 }
 
 // SQL for a column where all periods have the same, else null.
@@ -31,15 +45,45 @@ std::string if_the_same(const std::string& column) {
   return fmt::format("CASE WHEN COUNT({0}) = COUNT(*) AND MIN({0}) = MAX({0}) THEN MIN({0}) END", column);
 }
 
-// SQL for the joules and the seconds of the periods of `readings` that have the same `parts`. A period adds the seconds
-// in which no earlier one had been: so moments count once, however many scopes and nodes have them.
-std::string joules_and_seconds(const std::string& parts, const std::string& where = "") {
+// SQL for the joules and the seconds of the periods of `table` that have the same `keys`. Periods are taken in the
+// order of their starts; each adds the seconds that no earlier one covers. So a moment counts once, however many scopes
+// and nodes have it.
+std::string joules_and_seconds(const std::string& table, const std::string& keys) {
   return fmt::format(
-      "SELECT {0}, SUM(joules) AS joules, SUM(CASE WHEN before IS NULL OR before <= start_s THEN end_s - start_s WHEN "
-      "before < end_s THEN end_s - before ELSE 0 END) AS seconds FROM (SELECT {0}, start_s, end_s, joules, MAX(end_s) "
-      "OVER (PARTITION BY {0} ORDER BY start_s, end_s ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before FROM "
-      "readings{1}) AS ordered GROUP BY {0}",
-      parts, where);
+      "SELECT {0}, SUM(joules) AS joules, SUM(CASE WHEN before IS NULL OR before <= start_s THEN end_s - start_s "
+      "WHEN before < end_s THEN end_s - before ELSE 0 END) AS seconds FROM (SELECT {0}, start_s, end_s, joules, "
+      "MAX(end_s) OVER (PARTITION BY {0} ORDER BY start_s, end_s ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) "
+      "AS before FROM {1}) AS ordered GROUP BY {0}",
+      keys, table);
+}
+
+// SQL for the joules and the seconds of each part: columns node_j, node_s, cpu_j and so on of each k. Each node has its
+// own kind of scopes for a part, because sites have nodes with meters of different kinds.
+std::string part_tables() {
+  std::string part = "CASE", place = "CASE", columns;
+  for (const PartKinds& kinds : part_kinds()) {
+    for (std::size_t i = 0; i < kinds.conditions.size(); ++i) {
+      part += fmt::format(" WHEN {} THEN '{}'", kinds.conditions[i], kinds.part);
+      place += fmt::format(" WHEN {} THEN {}", kinds.conditions[i], i);
+    }
+    for (const auto& [column, of] : {std::pair("j", "joules"), std::pair("s", "seconds")})
+      columns += fmt::format(", SUM(CASE WHEN part = '{0}' THEN {2} END) AS {0}_{1}", kinds.part, column, of);
+  }
+  return fmt::format(
+      "of_scopes AS (SELECT k, node, start_s, end_s, joules, {} END AS part, {} END AS place FROM periods WHERE "
+      "joules IS NOT NULL), of_kinds AS (SELECT k, part, start_s, end_s, joules, place, MIN(place) OVER (PARTITION "
+      "BY k, node, part) AS first_place FROM of_scopes WHERE part IS NOT NULL), of_parts AS (SELECT k, part, "
+      "start_s, end_s, SUM(joules) AS joules FROM of_kinds WHERE place = first_place GROUP BY k, part, start_s, "
+      "end_s), part_times AS ({}), parts AS (SELECT k{} FROM part_times GROUP BY k)",
+      part, place, joules_and_seconds("of_parts", "k, part"), columns);
+}
+
+// SQL for the names of the scopes that count, separated by commas, in any order.
+std::string counted_scopes(const std::string& by, Dialect dialect) {
+  if (by != "node") return "NULL";
+  const char* scope = "CASE WHEN counted = 1 THEN scope END";
+  return dialect == Dialect::kSqlite ? fmt::format("group_concat(DISTINCT {})", scope)
+                                     : fmt::format("string_agg(DISTINCT {}, ',')", scope);
 }
 
 std::string sum_sql(const SumQuery& query, Dialect dialect) {
@@ -50,22 +94,32 @@ std::string sum_sql(const SumQuery& query, Dialect dialect) {
       sum_column(query.by, dialect), query.since_s, query.until_s, of_job);
   const std::string sums = fmt::format(
       "SELECT k, SUM(CASE WHEN counted = 1 THEN joules END) AS joules, COUNT(DISTINCT node) AS nodes, SUM(CASE WHEN "
-      "joules IS NULL THEN 1 ELSE 0 END) AS without_reading, MIN(start_s) AS from_s, MAX(end_s) AS until_s, {} AS "
-      "node_j, "
-      "COALESCE({}, {}) AS cpu_j, COALESCE({}, {}) AS dram_j, COALESCE({}, {}) AS gpu_j, {} AS node, {} AS job, {} AS "
-      "step, {} AS user_name FROM periods GROUP BY k",
-      joules_of_scope("node"), joules_of("cpu-package"), joules_of_scope("cpu"), joules_of("dram"),
-      joules_of_scope("dram"), joules_of("gpu"), joules_of("accel"), if_the_same("node"), if_the_same("job"),
-      if_the_same("step"), if_the_same("user_name"));
+      "joules IS NULL THEN 1 ELSE 0 END) AS without_reading, MIN(start_s) AS from_s, MAX(end_s) AS until_s, SUM(CASE "
+      "WHEN counted = 1 AND joules IS NULL THEN 1 ELSE 0 END) AS unread, SUM(CASE WHEN counted = 1 AND joules IS "
+      "NULL THEN end_s - start_s ELSE 0 END) AS unread_s, {} AS counted, {} AS node, {} AS job, {} AS step, {} AS "
+      "user_name FROM periods GROUP BY k",
+      counted_scopes(query.by, dialect), if_the_same("node"), if_the_same("job"), if_the_same("step"),
+      if_the_same("user_name"));
+  // The scopes of a node that are read together are one reading.
   return fmt::format(
-      "WITH periods AS ({}), readings AS (SELECT * FROM periods WHERE counted = 1 AND joules IS NOT NULL), sums AS "
-      "({}), "
-      "times AS ({}), of_nodes AS ({}), steps AS ({}) SELECT sums.*, times.seconds, (SELECT SUM(seconds) FROM of_nodes "
-      "WHERE of_nodes.k = sums.k), (SELECT SUM(joules * seconds) FROM steps WHERE steps.k = sums.k) FROM sums LEFT "
-      "JOIN "
-      "times ON times.k = sums.k ORDER BY sums.k",
-      periods, sums, joules_and_seconds("k"), joules_and_seconds("k, node"),
-      joules_and_seconds("k, job, step", " WHERE job IS NOT NULL"));
+      "WITH periods AS ({}), readings AS (SELECT k, node, job, step, start_s, end_s, SUM(joules) AS joules FROM "
+      "periods WHERE counted = 1 AND joules IS NOT NULL GROUP BY k, node, job, step, start_s, end_s), of_jobs AS "
+      "(SELECT * FROM readings WHERE job IS NOT NULL), sums AS ({}), times AS ({}), of_nodes AS ({}), nodes AS "
+      "(SELECT k, SUM(seconds) AS seconds FROM of_nodes GROUP BY k), steps AS ({}), delays AS (SELECT k, SUM(joules "
+      "* seconds) AS edp FROM steps GROUP BY k), {} SELECT sums.*, times.seconds, nodes.seconds, delays.edp, node_j, "
+      "node_s, cpu_j, cpu_s, dram_j, dram_s, gpu_j, gpu_s FROM sums LEFT JOIN times ON times.k = sums.k LEFT JOIN "
+      "nodes ON nodes.k = sums.k LEFT JOIN delays ON delays.k = sums.k LEFT JOIN parts ON parts.k = sums.k ORDER BY "
+      "sums.k",
+      periods, sums, joules_and_seconds("readings", "k"), joules_and_seconds("readings", "k, node"),
+      joules_and_seconds("of_jobs", "k, job, step"), part_tables());
+}
+
+// Sorts names that commas separate, and writes them with spaces.
+std::string in_order(const std::string& names) {
+  std::set<std::string> sorted;
+  std::istringstream list(names);
+  for (std::string name; std::getline(list, name, ',');) sorted.insert(name);
+  return fmt::format("{}", fmt::join(sorted, " "));
 }
 
 }  // namespace
@@ -83,17 +137,23 @@ std::vector<EnergySum> energy_sums(const std::string& words, const SumQuery& que
     const auto number = [&](std::size_t column) {
       return row.at(column) ? std::optional(std::stod(*row[column])) : std::nullopt;
     };
+    const auto part = [&](std::size_t column) {
+      const auto joules = number(column);
+      return joules ? std::optional(PartEnergy{*joules, number(column + 1).value()}) : std::nullopt;
+    };
     EnergySum sum;
     sum.key = row.at(0).value_or("");
     sum.joules = number(1);
     sum.nodes = std::stoll(row.at(2).value());
     sum.without_reading = std::stoll(row.at(3).value());
     sum.from_s = number(4).value(), sum.until_s = number(5).value();
-    sum.parts = {number(6), number(7), number(8), number(9)};
-    sum.node = row.at(10).value_or(""), sum.job = row.at(11).value_or("");
-    sum.step = row.at(12).value_or(""), sum.user = row.at(13).value_or("");
-    sum.seconds = number(14).value_or(0.0), sum.node_seconds = number(15).value_or(0.0);
-    sum.edp = number(16);
+    sum.unread = std::stoll(row.at(6).value()), sum.unread_s = number(7).value();
+    sum.counted = in_order(row.at(8).value_or(""));
+    sum.node = row.at(9).value_or(""), sum.job = row.at(10).value_or("");
+    sum.step = row.at(11).value_or(""), sum.user = row.at(12).value_or("");
+    sum.seconds = number(13).value_or(0.0), sum.node_seconds = number(14).value_or(0.0);
+    sum.edp = number(15);
+    sum.parts = {part(16), part(18), part(20), part(22)};
     sums.push_back(std::move(sum));
   }
   return sums;

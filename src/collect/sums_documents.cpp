@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/csv.h"
+#include "base/units.h"
 #include "collect/sums.h"
 
 namespace molen::collect {
@@ -31,8 +32,8 @@ std::string sums_csv(const std::string& by, const std::vector<EnergySum>& sums) 
       "power,"
       "GPU_power,EDP,node_seconds,periods_without_reading\n";
   for (const EnergySum& s : sums) {
-    const auto watts = [&](const std::optional<double>& joules) {
-      return joules && s.seconds > 0.0 ? csv_number(*joules / s.seconds) : "";
+    const auto watts = [](const std::optional<PartEnergy>& part) {
+      return part && part->seconds > 0.0 ? csv_number(part->joules / part->seconds) : "";
     };
     const std::vector<std::string> cells{s.job,
                                          s.step,
@@ -58,12 +59,14 @@ std::string sums_csv(const std::string& by, const std::vector<EnergySum>& sums) 
   return csv;
 }
 
-NodeSpread node_spread(const std::vector<EnergySum>& by_node) {
-  NodeSpread all;
-  for (const EnergySum& sum : by_node)
-    if (const auto watts = sum.watts()) all.names.push_back(sum.key), all.watts.push_back(*watts);
-  all.spread = spread_of(all.watts);
-  return all;
+Comparison compare_nodes(const std::vector<EnergySum>& by_node) {
+  std::vector<Candidate> nodes;
+  for (const EnergySum& s : by_node) {
+    nodes.push_back({s.key, s.watts(), s.counted, ""});
+    if (s.unread_s > kMostUnreadShare * s.seconds)
+      nodes.back().lacking = counted(s.unread, "period") + " without a reading";
+  }
+  return compare(nodes);
 }
 
 }  // namespace molen::collect

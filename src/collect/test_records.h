@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "collect/record.h"
 
@@ -16,6 +17,13 @@ inline Batch test_batch(const std::string& node, const std::string& session, std
   batch.periods.push_back(
       {"gpu0", start_s, start_s + 60, 40.0, "", "nvml", energy::Source::kCounter, false, "77", "0", "ann"});
   return batch;
+}
+
+// Periods `first` to `last` of a node in session "s".
+inline std::vector<Batch> test_batches(const std::string& node, std::int64_t first, std::int64_t last) {
+  std::vector<Batch> batches;
+  for (std::int64_t seq = first; seq <= last; ++seq) batches.push_back(test_batch(node, "s", seq));
+  return batches;
 }
 
 }  // namespace molen::collect

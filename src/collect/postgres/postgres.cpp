@@ -48,6 +48,8 @@ class Session {
     if (PQstatus(db_.get()) != CONNECTION_OK) throw PostgresFailure(one_line(PQerrorMessage(db_.get())));
     PQsetNoticeProcessor(
         db_.get(), [](void*, const char*) {}, nullptr);
+    // A database may be set to read a backslash in '...' as an escape. Literals of sql_text rely on the standard.
+    (void)run("SET standard_conforming_strings = on");
   }
 
   PostgresRows run(const char* sql, const std::vector<std::string>& parameters = {}) {
