@@ -84,15 +84,18 @@ void add_consumption(Attempt& a, const AttemptLines& lines, Spent& spent) {
   const Spent before = spent;
   a.hosts = std::max<std::int64_t>(a.hosts, whole(lines.totals, "hosts"));
   a.partial = text_of(lines.totals, "partial");
-  a.seconds = std::max(0.0, after.seconds - before.seconds);
   if (after.total > before.total) a.joules = after.total - before.total;
   for (const auto& [scope, joules] : after.by_scope) {
     const auto was = before.by_scope.find(scope);
     a.by_scope[scope] = joules - (was == before.by_scope.end() ? 0.0 : was->second);
   }
   spent = after;
+  // The next attempt's totals contain what this one consumed after its last checkpoint, and in how many seconds. Older
+  // files do not say the seconds.
+  if (const double seconds = number_of(lines.reading, "seconds"); std::isfinite(seconds))
+    spent.seconds = std::max(spent.seconds, before.seconds + seconds);
+  a.seconds = std::max(0.0, spent.seconds - before.seconds);
   if (const double read = number_of(lines.reading, "total_j"); std::isfinite(read) && read > a.joules.value_or(0.0)) {
-    // The next attempt's totals contain what this one consumed after its last checkpoint.
     spent.total = before.total + read;
     a.joules = read;
     for (const auto& [scope, joules] : scope_joules(lines.reading, "energy_j")) {
@@ -293,7 +296,7 @@ std::string attempts_csv(const std::vector<Attempt>& attempts) {
                                          csv_number(a.seconds),
                                          csv_number(a.joules),
                                          watts_of(a, {"node"}),
-                                         watts_of(a, {"cpu-package", "cpu"}),
+                                         watts_of(a, {"cpu-package", "cpu", "grace"}),
                                          watts_of(a, {"dram"}),
                                          watts_of(a, {"gpu", "accel"}),
                                          a.joules ? csv_number(*a.joules * a.seconds) : "",

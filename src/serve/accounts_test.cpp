@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 
@@ -70,6 +71,45 @@ TEST_F(Accounts, EmissionsFollowTheTotalsWhereTheyTell) {
   const auto attempts = attempts_of(dir_);
   EXPECT_DOUBLE_EQ(attempts[0].kg_co2e.value(), 450.0 * 6.0 / 300.0) << "the lost joules emitted as much as the others";
   EXPECT_DOUBLE_EQ(attempts[1].kg_co2e.value(), 10.0);
+}
+
+// The seconds of a killed attempt end at the reading at which its joules end. Attempt 1 was killed before its first
+// checkpoint, and attempt 2 after one.
+TEST_F(Accounts, AKilledAttemptHasTheSecondsOfItsLastReading) {
+  lines(
+      "energy.jsonl",
+      {R"({"event":"last_reading","attempt":2,"of_attempt":1,"energy_j":{"cpu-package0":450},"total_j":450,"seconds":45})",
+       R"({"event":"totals","attempt":2,"total_j":200,"seconds":20,"spent_j":{"cpu-package0":650},"spent_total_j":650,"spent_s":65})",
+       R"({"event":"last_reading","attempt":3,"of_attempt":2,"energy_j":{"cpu-package0":360},"total_j":360,"seconds":40})",
+       R"({"event":"totals","attempt":3,"total_j":300,"seconds":30,"spent_j":{"cpu-package0":910},"spent_total_j":910,"spent_s":95})"});
+  const auto attempts = attempts_of(dir_);
+  EXPECT_EQ(attempts[0].seconds, 45.0) << "and not 0";
+  EXPECT_EQ(attempts[0].joules, 450.0);
+  EXPECT_EQ(attempts[1].seconds, 40.0) << "and not 20, as at its checkpoint";
+  EXPECT_EQ(attempts[1].joules, 360.0);
+  EXPECT_EQ(attempts[2].seconds, 10.0) << "what the killed attempts took is not of the last one";
+  EXPECT_EQ(attempts[2].joules, 100.0);
+  const auto rows = account({attempts[0], attempts[1]}, "run");
+  EXPECT_EQ(watts_of(rows[0]), 810.0 / 85.0);
+  EXPECT_EQ(rows[0].edp, 450.0 * 45 + 360.0 * 40);
+  // A reading that was lost with its host is older than the checkpoint.
+  lines("energy.jsonl",
+        {R"({"event":"totals","attempt":1,"total_j":300,"seconds":30,"spent_total_j":300,"spent_s":30})",
+         R"({"event":"last_reading","attempt":2,"of_attempt":1,"total_j":250,"seconds":25})"});
+  EXPECT_EQ(attempts_of(dir_)[0].seconds, 30.0);
+  EXPECT_EQ(attempts_of(dir_)[0].joules, 300.0);
+}
+
+// A Grace module counts its processor as `grace0`.
+TEST_F(Accounts, CsvHasThePowerOfAGraceProcessor) {
+  lines(
+      "energy.jsonl",
+      {R"({"event":"totals","attempt":1,"total_j":300,"seconds":30,"spent_j":{"grace0":300},"spent_total_j":300,"spent_s":30})"});
+  const std::string csv = attempts_csv(attempts_of(dir_));
+  CsvReader reader(csv, "a.csv", 64);
+  std::vector<std::string> names, cells;
+  ASSERT_TRUE(reader.next(names) && reader.next(cells));
+  EXPECT_EQ(cells.at(static_cast<std::size_t>(std::ranges::find(names, "PCK_power") - names.begin())), "10");
 }
 
 // Attempt 2 began anew, and attempt 3 went on from step 4 of attempt 2, which had gone on to step 9.
