@@ -87,8 +87,8 @@ int list_events(const AccountArguments& o, double since, double until) {
   const auto or_dash = [](const std::string& text) { return text.empty() ? "-" : printable(text); };
   for (const auto& e : events)
     table.push_back({std::isfinite(e.time_s) ? utc_timestamp(e.time_s) : "-", printable(e.run),
-                     std::to_string(e.attempt), std::to_string(e.step), printable(e.kind), or_dash(e.host),
-                     or_dash(e.job), printable(e.text)});
+                     std::to_string(e.attempt), e.step ? std::to_string(*e.step) : "-", printable(e.kind),
+                     or_dash(e.host), or_dash(e.job), printable(e.text)});
   print_columns(table, {2, 3});
   return kOk;
 }
