@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "base/json.h"
 #include "energy/coverage.h"
@@ -25,6 +26,14 @@ struct AtSite {
 // Returns the sum. `before` is that of nothing if there were no joules before.
 AtSite sum(const AtSite& before, bool joules_before, const AtSite& more);
 
+// What one host consumed.
+struct HostEnergy {
+  std::optional<double> joules;     // over its scopes that count; nothing without a reading
+  std::vector<std::string> scopes;  // those of them that were read, in the order of their names
+  std::vector<std::string> lost;    // those of them on which joules are missing (gaps, failed readings)
+  bool operator==(const HostEnergy&) const = default;
+};
+
 // The energy of all hosts since the meters were opened. Unlike a sum over steps, it includes the time between the steps
 // (initialization, validation, checkpoints). It is also known when each step is shorter than a counter's update period.
 struct EnergySoFar {
@@ -39,9 +48,8 @@ struct EnergySoFar {
   // The ledger divides the joules of each counter among phases: {scope: {"entries": {name: {"joules", ...}}, ...}}
   // (docs/formats/energy.md). Empty when no counter was sampled.
   Json phases = Json::object();
-  // What each host consumed of total_j, by its name; nothing where it has no reading. Only where there are several
-  // hosts, and only on rank 0.
-  std::map<std::string, std::optional<double>> host_j;
+  // What each host consumed of total_j, by its name. Only where there are several hosts, and only on rank 0.
+  std::map<std::string, HostEnergy> by_host;
   AtSite at_site;           // of total_j
   ModelledJoules modelled;  // of parts without a meter; in none of the values above
 };

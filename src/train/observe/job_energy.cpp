@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <limits>
+#include <set>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -381,7 +382,7 @@ energy::EnergySoFar JobEnergy::so_far() {
   world_.all_reduce(sums.data(), static_cast<std::int64_t>(sums.size()), DType::kF64, comm::Reduce::kSum);
   energy::EnergySoFar job;
   job.phases = phases();
-  job.host_j = of_hosts(own.total_j);
+  job.by_host = of_hosts(own);
   if (model_) job.modelled = model_->so_far();
   job.seconds = seconds;
   if (sums[1] > 0) job.total_j = sums[0];
@@ -424,17 +425,28 @@ Json JobEnergy::phases() {
   return sum_of_accounts(by_host);
 }
 
-std::map<std::string, std::optional<double>> JobEnergy::of_hosts(const std::optional<double>& own) {
-  std::map<std::string, std::optional<double>> hosts;
+std::map<std::string, energy::HostEnergy> JobEnergy::of_hosts(const energy::EnergySoFar& own) {
+  std::map<std::string, energy::HostEnergy> hosts;
   if (hosts_ < 2) return hosts;
-  const Json joules = own ? Json(*own) : Json();
-  const std::string text = accountant_ ? Json{{"host", host_name_}, {"joules", joules}}.dump() : "";
+  std::string text;
+  if (accountant_) {
+    std::set<std::string> read, lost;
+    for (const auto& m : accountant_->meters().meters) {
+      if (!m->info().counted) continue;
+      const std::string& scope = m->info().scope;
+      if (own.joules.contains(scope)) read.insert(scope);
+      if (own.lost.contains(scope)) lost.insert(scope);
+    }
+    const Json joules = own.total_j ? Json(*own.total_j) : Json();
+    text = Json{{"host", host_name_}, {"joules", joules}, {"scopes", read}, {"lost", lost}}.dump();
+  }
   for (const std::string& said : launch::texts_at_root(world_, text)) {
     if (said.empty()) continue;
     const Json host = Json::parse(said);
     std::string name = host["host"].get<std::string>();
     while (hosts.contains(name)) name += "'";
-    hosts[name] = host["joules"].is_null() ? std::nullopt : std::optional(host["joules"].get<double>());
+    hosts[name] = {host["joules"].is_null() ? std::nullopt : std::optional(host["joules"].get<double>()),
+                   host["scopes"].get<std::vector<std::string>>(), host["lost"].get<std::vector<std::string>>()};
   }
   return hosts;
 }

@@ -118,8 +118,8 @@ class JobEnergy {
   void exchange(comm::Communicator& world, const std::string& own);
   void divide_by_phases(int lowest, const std::vector<int>& device_of, Seconds sample_every);
   Json phases();  // collective
-  // Returns EnergySoFar::host_j. Collective. `own`: the joules of this host, on the rank that reads its meters.
-  std::map<std::string, std::optional<double>> of_hosts(const std::optional<double>& own);
+  // Returns EnergySoFar::by_host. Collective. `own`: what the rank that reads this host's meters has read.
+  std::map<std::string, energy::HostEnergy> of_hosts(const energy::EnergySoFar& own);
   void add_host(const Json& host);
   // `scope_of`: the place of each meter's scope in scopes_.
   void keep_reading(const std::vector<std::size_t>& scope_of, std::size_t scopes, std::span<const double> of_meters,

@@ -23,6 +23,7 @@
 namespace molen::train {
 namespace {
 
+using OfHosts = std::map<std::string, energy::HostEnergy>;
 using RecordedLines = std::vector<std::string>;  // lines of a recording
 
 // Makes a recording of {scope: watts}, constant for 1000 s.
@@ -150,10 +151,25 @@ TEST_F(Hosts, JoulesOfAStepAreTheSumOverHosts) {
     EXPECT_DOUBLE_EQ(used.total_j.value(), 92 * 2.5);
     EXPECT_DOUBLE_EQ(used.joules.at("cpu-package0"), 80 * 2.5);
     EXPECT_TRUE(used.lost.empty());
-    using OfHosts = std::map<std::string, std::optional<double>>;
-    EXPECT_EQ(used.host_j, (world.rank() == 0 ? OfHosts{{"a", 58 * 2.5}, {"b", 34 * 2.5}} : OfHosts{}));
+    const std::vector<std::string> both{"cpu-package0", "dram0"};
+    const OfHosts hosts{{"a", {58 * 2.5, both, {}}}, {"b", {34 * 2.5, both, {}}}};
+    EXPECT_EQ(used.by_host, world.rank() == 0 ? hosts : OfHosts{});
   });
   EXPECT_EQ(opened_, 2) << "one rank a host";
+}
+
+// Two hosts have one name, as containers may, and one has no meter.
+TEST_F(Hosts, EachHostIsListedWithTheScopesThatItRead) {
+  record("box", constant({{"cpu-package0", 50}, {"dram0", 8}}));
+  EnergyHost other = at("box");
+  other.id = "other";
+  on({at("box"), other, at("c")}, [&](JobEnergy& job, comm::Communicator& world) {
+    (void)step(job, world, 2);
+    const auto used = job.so_far();
+    const energy::HostEnergy box{58 * 2.0, {"cpu-package0", "dram0"}, {}};
+    const OfHosts hosts{{"box", box}, {"box'", box}, {"c", {std::nullopt, {}, {}}}};
+    EXPECT_EQ(used.by_host, world.rank() == 0 ? hosts : OfHosts{});
+  });
 }
 
 TEST_F(Hosts, ResolutionsAddUpOverHostsAndOneUnknownMakesTheSumUnknown) {
@@ -388,6 +404,11 @@ TEST_F(Hosts, LostReadingsAreCountedByHost) {
     (void)step(job, world, 10);
     const auto used = job.so_far();
     EXPECT_EQ(used.lost, (std::map<std::string, std::int64_t>{{"cpu-package0", 2}}));
+    if (world.rank() != 0) return;
+    const std::vector<std::string> both{"cpu-package0", "dram0"};
+    EXPECT_EQ(used.by_host.at("a").lost, (std::vector<std::string>{"cpu-package0"}));
+    EXPECT_EQ(used.by_host.at("a").scopes, both) << "it was read, for a while";
+    EXPECT_EQ(used.by_host.at("c"), (energy::HostEnergy{58 * 12.0, both, {}}));
   });
 }
 

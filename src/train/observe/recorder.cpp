@@ -399,7 +399,7 @@ class Recorder::Impl {
   }
 
   void energy_lines(std::int64_t step, const energy::RunTotals& all, const energy::EnergySoFar& used) {
-    if (!used.phases.empty()) energy_line("phases", step, {{"scopes", used.phases}});
+    if (!used.phases.empty()) energy_line("phases", step, {{"scopes", used.phases}, {"seconds", used.seconds}});
     if (const Json model = energy_.describe_model(); !model.is_null()) {
       const auto total = used.modelled.total();
       energy_line("modelled", step,
@@ -410,10 +410,14 @@ class Recorder::Impl {
                    {"scopes", model["scopes"]},
                    {"unavailable", model["unavailable"]}});
     }
-    if (!used.host_j.empty()) {
-      Json hosts = Json::object();
-      for (const auto& [host, joules] : used.host_j) hosts[host] = joules ? Json(*joules) : Json();
-      energy_line("by_host", step, {{"joules", hosts}, {"seconds", used.seconds}});
+    if (!used.by_host.empty()) {
+      Json joules = Json::object(), scopes = Json::object(), lost = Json::object();
+      for (const auto& [name, host] : used.by_host) {
+        joules[name] = host.joules ? Json(*host.joules) : Json();
+        scopes[name] = host.scopes;
+        if (!host.lost.empty()) lost[name] = host.lost;
+      }
+      energy_line("by_host", step, {{"joules", joules}, {"scopes", scopes}, {"lost", lost}, {"seconds", used.seconds}});
     }
     energy_line("totals", step, energy::to_json(all));
   }
@@ -449,6 +453,7 @@ class Recorder::Impl {
                   {{"of_attempt", last_->attempt},
                    {"energy_j", last_->of_attempt.by_scope},
                    {"total_j", last_->of_attempt.total},
+                   {"seconds", last_->of_attempt.seconds},
                    {"ended_by_itself", last_->ended_at >= 0},
                    {"undone_j", undone_before_}});
     if (undone_before_ > 0.0)

@@ -75,6 +75,7 @@ TEST_F(ReadingsOfBefore, AKilledAttemptHasUndoneJoules) {
   EXPECT_EQ(last["of_attempt"], 1);
   EXPECT_EQ(last["step"], 10);
   EXPECT_EQ(last["energy_j"]["cpu-package0"], 300.0);
+  EXPECT_EQ(last["seconds"], 35.0) << "until the last reading, and not until the checkpoint at 30 s";
   EXPECT_EQ(last["ended_by_itself"], false);
   EXPECT_EQ(last["undone_j"], 44.0);
   EXPECT_DOUBLE_EQ(joules_so_far(), 256.0 + 44.0 + 6.0);

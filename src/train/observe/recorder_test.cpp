@@ -392,7 +392,7 @@ TEST_F(Records, TotalsCountFromTheStartOfTheAttempt) {
   used.total_j = 256.0;
   used.phases = Json::parse(R"({"cpu-package0":{"joules":256,"entries":{"forward":{"joules":192},)"
                             R"("unattributed":{"joules":64}}}})");
-  used.host_j = {{"a", 256.0}, {"b", std::nullopt}};
+  used.by_host = {{"a", {256.0, {"cpu-package0"}, {}}}, {"b", {std::nullopt, {}, {"cpu-package0"}}}};
   Json totals;
   recorded([&](Recorder& r) { totals = r.totals(10, 640, used); });
   EXPECT_EQ(totals["attempts"], 1);
@@ -440,11 +440,14 @@ TEST_F(Records, TotalsCountFromTheStartOfTheAttempt) {
   const Json& hosts = written[written.size() - 2];
   EXPECT_EQ(hosts["event"], "by_host");
   EXPECT_EQ(hosts["joules"], (Json{{"a", 256.0}, {"b", Json()}}));
+  EXPECT_EQ(hosts["scopes"], (Json{{"a", {"cpu-package0"}}, {"b", Json::array()}}));
+  EXPECT_EQ(hosts["lost"], (Json{{"b", {"cpu-package0"}}}));
   EXPECT_EQ(hosts["seconds"], 30.0);
   const Json& phases = written[written.size() - 3];
   EXPECT_EQ(phases["event"], "phases");
   EXPECT_EQ(phases["step"], 12);
   EXPECT_EQ(phases["scopes"], used.phases) << "of this attempt";
+  EXPECT_EQ(phases["seconds"], 30.0);
   const std::string line = "energy by phase in this attempt: forward 75.0%, bubble 18.8%, unattributed 6.2% of 256 J";
   EXPECT_NE(said.find(line), std::string::npos) << said;
   EXPECT_NE(said.find("stopped after step 12: a test"), std::string::npos) << said;
