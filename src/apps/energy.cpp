@@ -102,10 +102,14 @@ void add_account_verb(CLI::App& energy, Chosen& chosen) {
   verb->add_option("--by", o->by,
                    fmt::format("what a line is of: {} (default: run); of a database: {} (default: node)",
                                fmt::join(serve::account_keys(), ", "), fmt::join(collect::sum_keys(), ", ")));
-  verb->add_option("--since", o->since,
-                   "only attempts, or periods of a database, that started at this time or later, such as 2026-11-01");
-  verb->add_option("--until", o->until, "only attempts, or periods, that started before this time");
-  verb->add_option("--job", o->job, "only attempts, or periods, of this job of the batch system");
+  verb->add_option(
+      "--since", o->since,
+      "only attempts, or periods of a database, that started at this time or later, such as 2026-11-01; with "
+      "--events, only events since then");
+  verb->add_option("--until", o->until,
+                   "only attempts, or periods, that started before this time; with --events, only events before it");
+  verb->add_option("--job", o->job,
+                   "only attempts, or periods, of this job of the batch system; with --events, only events of the job");
   verb->add_flag("--events", o->events,
                  "what happened instead of sums: policies, budgets and gaps of meters of runs; of a database, events "
                  "of senders and of caps, and gaps of meters");

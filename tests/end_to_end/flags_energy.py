@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import sqlite3
+import statistics
 import subprocess
 import tempfile
 import time
@@ -116,6 +117,10 @@ def collect_and_send(case):
     equal("whose", [of_step[k] for k in ("step_id", "user_id", "node_id", "nodes", "DC_power")], ["2", "ann", "first", "1", ""])
     for name, value in (("energy_J", joules), ("time", took), ("power_W", joules / took), ("PCK_power", joules / took), ("EDP", joules * took)):
         close(name, float(of_step[name]), value, 1e-6)
+    days = {r["day"]: r for r in csv.DictReader(case.molen(*account, "--by", "day", "--format", "csv").stdout.splitlines())}
+    equal("a day for each line", set(days), {day for day, in rows_of("site.db", "SELECT DISTINCT date(start_s, 'unixepoch') FROM energy_periods")})
+    close("joules of the days", sum(float(r["energy_J"]) for r in days.values()), rows_of("site.db", "SELECT SUM(joules) FROM energy_periods")[0][0], 1e-6)
+    equal("nodes of a day", {r["node_id"] for r in days.values() if r["nodes"] == "2"} <= {""}, True)
     shown = next(x for x in case.molen(*account, "--by", "step").stdout.splitlines() if x.startswith("77.2"))
     assert f"{joules / took:.4g}" in shown and f"{joules * took / 1e6:.4g}" in shown, shown
     equal("--job", set(asked("--job", "77")), {"first"})
@@ -129,10 +134,18 @@ def collect_and_send(case):
     with collector(case, "--database", "sqlite:nodes.db", "--listen", "unix:nodes"):
         for node, watts in (("n1", 40), ("n2", 40), ("n3", 400), ("n4", 40)):
             case.molen("energy", "send", "--to", "unix:nodes", "--every", 0.2, "--count", 1, "--node", node, "--meters", recording(f"{node}.jsonl", watts), "--spool", f"{node}.spool", "--job", "9")
+        # A node that counts its memory too has more power, and is no outlier.
+        (work / "n5.jsonl").write_text("".join(json.dumps({"time_s": t, "energy_j": {"cpu-package0": 40 * t, "dram0": 400 * t}}) + "\n" for t in (0.0, 1e5)))
+        case.molen("energy", "send", "--to", "unix:nodes", "--every", 0.2, "--count", 1, "--node", "n5", "--meters", "replay:n5.jsonl", "--spool", "n5.spool", "--job", "9")
     of_nodes = json.loads(case.molen("energy", "account", "--database", "sqlite:nodes.db", "--format", "json").stdout)
     equal("outliers", of_nodes["nodes"]["outliers"], ["n3"])
     close("beside the median", of_nodes["rows"][2]["of_median"], of_nodes["rows"][2]["mean_w"] / of_nodes["nodes"]["median_w"], 1e-9)
+    compared = [r["mean_w"] for r in of_nodes["rows"][:4]]
+    close("median", of_nodes["nodes"]["median_w"], statistics.median(compared), 1e-9)
+    close("scaled MAD", of_nodes["nodes"]["scaled_mad_w"], 1.4826 * statistics.median(abs(w - statistics.median(compared)) for w in compared), 1e-6)
+    equal("not compared", (of_nodes["nodes"]["not_compared"], of_nodes["rows"][4]["of_median"]), ({"n5": "other scopes: cpu-package0 dram0"}, None))
     text = case.molen("energy", "account", "--database", "sqlite:nodes.db").stdout
+    assert "not compared: n5, other scopes: cpu-package0 dram0" in text, text
     assert "of median" in text and "outliers: n3 (+" in text, text
     assert "outliers" not in case.molen("energy", "account", "--database", "sqlite:nodes.db", "--by", "job").stdout
     # What happened.

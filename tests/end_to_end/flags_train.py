@@ -260,6 +260,19 @@ def energy_account(case):
     equal("--events", [(e["run"], e["step"], e["job"]) for e in unread], [(third.path.name, 1, "77")])
     assert "cpu-package0: " in unread[0]["text"], unread
     equal("--events of another job", happened("--job", "78"), [])
+    wall = next(json.loads(x)["wall_time_s"] for x in (work / third.path / "energy.jsonl").read_text().splitlines() if '"unread"' in x)
+    of_kind = lambda *words: [e["run"] for e in happened(*words) if e["kind"] == "unread"]
+    for option, before, after in (("--since", [third.path.name], []), ("--until", [], [third.path.name])):
+        equal(f"--events {option} before it", of_kind(option, stamp(wall - 1e-3)), before)
+        equal(f"--events {option} after it", of_kind(option, stamp(wall + 1e-3)), after)
+    # A damaged line of one run leaves the events of all.
+    with open(work / third.path / "metrics.jsonl", "a") as metrics:
+        metrics.write('7\n{"step":1}\n')
+    equal("--events beside damage", happened("--job", "77"), [e for e in happened() if e["job"] == "77"])
+    equal("and all", of_kind(), [third.path.name])
+    said = " ".join(case.molen("energy", "account", "--help").stdout.split())
+    for words in ("with --events, only events since then", "with --events, only events before it", "with --events, only events of the job"):
+        assert words in said, (words, said)
     shown = case.molen("energy", "account", third.path, "--events").stdout
     assert unread[0]["text"] in shown, shown
     listed = list(csv.DictReader(case.molen("energy", "account", third.path, "--events", "--format", "csv").stdout.splitlines()))
