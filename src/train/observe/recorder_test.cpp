@@ -403,8 +403,8 @@ TEST_F(Records, TotalsCountFromTheStartOfTheAttempt) {
   EXPECT_EQ(all.total_j, 256.0);
   EXPECT_EQ(totals["phases_j"], (Json{{"cpu-package0", {{"forward", 192.0}, {"unattributed", 64.0}}}}));
 
-  // The next attempt begins at step 10 with what the first one has used. It has an entry that the first one had not, as
-  // attempts of an older version.
+  // The next attempt begins at step 10 with what the first one has used. It has an entry that the first one lacks, as
+  // attempts of older versions do.
   used.phases = Json::parse(R"({"cpu-package0":{"joules":256,"entries":{"forward":{"joules":192},)"
                             R"("bubble":{"joules":48},"unattributed":{"joules":16}}}})");
   const c10::InferenceMode inference;
