@@ -1,6 +1,9 @@
 #include "launch/waiting.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <compare>
 #include <map>
 #include <numeric>
 #include <utility>
@@ -115,45 +118,72 @@ void set_waiting(const program::Stages& stages, int rank, const ShortestDuration
 
 namespace {
 
-// A number for the stages that take part in an op, equal for equal stages; -1 for an op within a stage. They are the
-// two ends of a message, the first and the last stage, or all stages.
-std::int64_t group_of(const program::Program& program, const program::Op& op) {
-  const std::vector<int> stages = program::stages_of(program, op);
-  if (stages.empty()) return -1;
-  const std::int64_t all = program.grid.sizes[mesh::Axis::kPp];
-  return (stages.front() * all + stages.back()) * 2 + (stages.size() > 2 ? 1 : 0);
+// The stages that take part in an op.
+struct StageGroup {
+  std::int64_t first = 0, last = 0;
+  bool all = false;  // all stages between the two take part too
+  auto operator<=>(const StageGroup&) const = default;
+
+  std::vector<std::size_t> stages() const {
+    std::vector<std::size_t> list;
+    for (std::int64_t s = first; s <= last; ++s)
+      if (all || s == first || s == last) list.push_back(static_cast<std::size_t>(s));
+    return list;
+  }
+};
+
+// Groups as numbers, which stages can exchange: equal for equal stages.
+std::int64_t number_of(const StageGroup& group, std::int64_t stages) {
+  return (group.first * stages + group.last) * 2 + (group.all ? 1 : 0);
+}
+StageGroup group_of(std::int64_t number, std::int64_t stages) {
+  return {number / 2 / stages, number / 2 % stages, number % 2 != 0};
+}
+
+// By stage: the places of a group's ops among the ops of all stages.
+using Places = std::vector<std::vector<std::size_t>>;
+
+void require_equal(const std::vector<std::size_t>& stages, const Places& places) {
+  std::size_t most = 0;
+  for (const std::size_t s : stages) most = std::max(most, places[s].size());
+  for (const std::size_t s : stages)
+    MOLEN_CHECK(places[s].size() == most, "stage {} has {} of the {} ops that stages {} run together", s,
+                places[s].size(), most, fmt::join(stages, ", "));
 }
 
 }  // namespace
 
-// As in program::Stages, the n-th op that a group of stages runs together on one stage meets the n-th on another.
+// As in program::Stages, the n-th op that a group of stages runs together on one stage meets the n-th on another. Every
+// rank has the places of all stages, so that all ranks find a fault, and none waits for one that has stopped.
 StageWaiting::StageWaiting(const program::Program& program, const std::vector<program::Expanded>& ops,
                            comm::Communicator& world) {
   const mesh::Mesh ranks = ranks_of(program.grid);
-  pipeline_ =
-      world.split(ranks.group_number(world.rank(), mesh::Axis::kPp), ranks.position(world.rank(), mesh::Axis::kPp));
+  const int rank = world.rank();
+  pipeline_ = world.split(ranks.group_number(rank, mesh::Axis::kPp), ranks.position(rank, mesh::Axis::kPp));
+  const std::int64_t stages = pipeline_->size();
   std::vector<std::int64_t> groups;  // of this stage's exchanges
   for (std::size_t i = 0; i < ops.size(); ++i)
-    if (const std::int64_t group = group_of(program, ops[i].step->op); group >= 0) {
+    if (const auto with = program::stages_of(program, ops[i].step->op); !with.empty()) {
       exchanges_.push_back({i, {}});
-      groups.push_back(group);
+      groups.push_back(number_of({with.front(), with.back(), with.size() > 2}, stages));
     }
   counts_ = counts_of(groups.size(), *pipeline_);
   std::vector<std::int64_t> all(sum_of(counts_));
   pipeline_->all_gather(groups.data(), all.data(), counts_, DType::kI64);
-  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<std::size_t>> meetings;  // by group and number within it
+  std::map<StageGroup, Places> places;
   std::size_t at = 0;
-  for (const std::int64_t count : counts_) {
-    std::map<std::int64_t, std::int64_t> seen;
-    for (const std::size_t end = at + static_cast<std::size_t>(count); at < end; ++at)
-      meetings[{all[at], seen[all[at]]++}].push_back(at);
-  }
-  std::map<std::int64_t, std::int64_t> seen;
+  for (std::size_t s = 0; s < counts_.size(); ++s)
+    for (const std::size_t end = at + static_cast<std::size_t>(counts_[s]); at < end; ++at) {
+      Places& of_group = places[group_of(all[at], stages)];
+      of_group.resize(counts_.size());
+      of_group[s].push_back(at);
+    }
+  for (const auto& [group, of_stage] : places) require_equal(group.stages(), of_stage);
+  std::map<std::int64_t, std::size_t> seen;
   for (std::size_t k = 0; k < exchanges_.size(); ++k) {
-    exchanges_[k].members = meetings.at({groups[k], seen[groups[k]]++});
-    const std::size_t stages = program::stages_of(program, ops[exchanges_[k].op].step->op).size();
-    MOLEN_CHECK(exchanges_[k].members.size() == stages, "op {} meets ops of {} stages, not of {}", exchanges_[k].op,
-                exchanges_[k].members.size(), stages);
+    const StageGroup group = group_of(groups[k], stages);
+    const std::size_t n = seen[groups[k]]++;
+    for (const std::size_t s : group.stages()) exchanges_[k].members.push_back(places.at(group)[s].at(n));
   }
 }
 

@@ -34,7 +34,7 @@ void set_waiting(const program::Stages& stages, int rank, const ShortestDuration
 class StageWaiting {
  public:
   // `ops` is the expansion of `program`. `world` has the ranks of its mesh and moves host memory. Collective over
-  // `world`. Throws Error when the stages differ in the number of ops that they run together.
+  // `world`. Throws Error, on all ranks, when the stages differ in the number of ops that they run together.
   StageWaiting(const program::Program& program, const std::vector<program::Expanded>& ops, comm::Communicator& world);
   // Sets OpTime::waited_s of the messages between stages and of the collectives between stages, and of no other op.
   // Collective over the ranks that differ from this one in their stage only.

@@ -2,9 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <numeric>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
 
+#include "base/error.h"
 #include "exec/executor.h"
 #include "launch/test_waiting.h"
 #include "launch/world.h"
@@ -111,6 +117,36 @@ TEST(Waiting, OfAnyLayoutFollowsFromTheDurationsOfAllRanks) {
                 [&](comm::Communicator& world) { waiting += expect_waiting_by_definition(setting, world); });
       EXPECT_EQ(waiting > 0, ranks > 1) << mesh::Mesh(setting.mesh, ranks).text();
     }
+}
+
+// One rank would wait for ever for a rank that has stopped.
+TEST(Waiting, StagesThatDifferInWhatTheyRunTogetherAreRefusedOnAllRanks) {
+  for (const program::Setting& setting : layouts_that_wait(4)) {
+    if (setting.mesh[mesh::Axis::kPp] == 1) continue;
+    auto a = arch::preset("llama-tiny");
+    a.layers = 4;
+    const program::Stages stages(program::build_stages(a, setting));
+    std::vector<std::string> said(4);
+    run_ranks(launch_threads(4), [&](comm::Communicator& world) {
+      const auto& grid = stages.program(0).grid;
+      const mesh::Mesh ranks(grid.sizes, grid.ranks(), grid.order);
+      const auto stage = static_cast<std::size_t>(ranks.coordinates(world.rank())[mesh::Axis::kPp]);
+      auto ops = stages.ops(stage);
+      if (stage == 1)  // it lacks its first message with stage 0
+        ops.erase(std::ranges::find_if(ops, [&](const program::Expanded& op) {
+          return program::stages_of(stages.program(stage), op.step->op) == std::vector{0, 1};
+        }));
+      try {
+        StageWaiting(stages.program(stage), ops, world);
+      } catch (const Error& error) {
+        said[static_cast<std::size_t>(world.rank())] = error.what();
+      }
+    });
+    const std::string text = said.front();
+    EXPECT_NE(text.find("stage 1 has "), std::string::npos) << text;
+    EXPECT_NE(text.find(" ops that stages 0, 1 run together"), std::string::npos) << text;
+    EXPECT_EQ(said, std::vector<std::string>(4, text)) << mesh::Mesh(setting.mesh, 4).text();
+  }
 }
 
 // The Timelines of two ranks of a step in which rank 1 sleeps before its first collective, with how long each waited.
