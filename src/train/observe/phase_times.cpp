@@ -80,18 +80,21 @@ class Phases {
     return std::ranges::upper_bound(spans, ns, {}, &Span::end_ns);
   }
 
-  // Takes the times in which another op is open out of those in which messages wait.
+  // Takes the times in which another op is open out of those in which messages wait. Messages on different streams may
+  // overlap, and a message that sends is open as any op is.
   void find_bubbles() {
+    const auto waits = [](const program::OpTime& op) { return op.waited_s > 0; };
+    if (std::ranges::none_of(timeline_.ops, waits)) return;
     std::vector<Span> waiting, others;
     for (std::size_t i = 0; i < ops_.size(); ++i) {
+      const program::OpTime& op = timeline_.ops[i];
       const Span span = span_of(i);
-      if (!between_stages(*ops_[i].step)) {
-        if (span.end_ns > span.start_ns) others.push_back(span);
-      } else if (const double waited_s = timeline_.ops[i].waited_s; waited_s > 0) {
-        waiting.push_back({span.start_ns, std::min(span.end_ns, at(timeline_.ops[i].start_s + waited_s))});
-      }
+      std::int64_t works_ns = span.start_ns;  // an op that waits for no stage works from its beginning
+      if (between_stages(*ops_[i].step) && op.waited_s > 0)
+        works_ns = std::min(span.end_ns, at(op.start_s + op.waited_s));
+      if (works_ns > span.start_ns) waiting.push_back({span.start_ns, works_ns});
+      if (span.end_ns > works_ns) others.push_back({works_ns, span.end_ns});
     }
-    if (waiting.empty()) return;
     std::ranges::sort(waiting, {}, &Span::start_ns);
     std::ranges::sort(others, {}, &Span::start_ns);
     auto other = others.begin();
@@ -133,7 +136,6 @@ class Phases {
   }
 
   bool continues(const PhaseTime& last, const Span& next) const {
-    if (last.phase == kDataWait) return next.start_ns <= last.end_ns;  // the time between two waits is no wait
     if (next.start_ns - last.end_ns > kSamePhaseNs) return false;
     const auto bubble = first_after(bubbles_, last.end_ns);
     return bubble == bubbles_.end() || bubble->start_ns >= next.start_ns;

@@ -19,8 +19,9 @@ enum class OutsideSteps { kStart, kValidation, kCheckpoint };
 //
 // - "data_wait": the part of an op that loads a micro-batch in which the loader had none ready.
 // - "bubble": the part of a message between stages of a pipeline in which it waits for the other stage
-//   (OpTime::waited_s, at the op's beginning) and no other op is open on any stream. So a bubble overlaps no other
-//   phase of its rank. The collectives between stages (over `pp` and `embedding`) are such messages too.
+//   (OpTime::waited_s, at the op's beginning) and no other op is open on any stream. A second message that waits as
+//   well is not in the way, and a time in which several wait counts once. So a bubble overlaps no other phase of its
+//   rank. The collectives between stages (over `pp` and `embedding`) are such messages too.
 //
 // The last names are those of OutsideSteps, in its order.
 const std::vector<std::string>& energy_phases();
