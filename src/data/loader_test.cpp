@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <set>
 #include <thread>
@@ -90,27 +91,28 @@ TEST_F(LoaderTest, GivesTheSamplesInOrderAndResumesAtAnyStep) {
 }
 
 // A loader that reads one batch ahead is slower than a caller that drops its batches, and faster than one that sleeps.
+// The caller's own clock says how long a call took. The call does little but wait, unless other work interrupts it.
 TEST_F(LoaderTest, SaysWhenACallerWaitedForIt) {
   const Dataset data = open();
   Loader loader(data, {0, 2000, 2000, 0, 1, 1});
-  std::int64_t waited_ns = 0, calls_ns = 0, last_ns = now_ns();
   int waits = 0;
-  for (int i = 0; i < 1000 && waits < 5; ++i) {
+  double most = 0.0;  // of the part of a call that was waiting
+  for (int i = 0; i < 1000 && (waits < 5 || most < 0.8); ++i) {
+    const auto called = std::chrono::steady_clock::now();
     const std::int64_t called_ns = now_ns();
     const Batch batch = loader.next();
     const std::int64_t back_ns = now_ns();
-    calls_ns += back_ns - called_ns;
+    const std::chrono::duration<double> call_s = std::chrono::steady_clock::now() - called;
     if (!batch.wait) continue;
     ++waits;
-    EXPECT_LE(std::max(called_ns, last_ns), batch.wait->start_ns);
+    EXPECT_LE(called_ns, batch.wait->start_ns);
     EXPECT_LT(batch.wait->start_ns, batch.wait->end_ns);
     EXPECT_LE(batch.wait->end_ns, back_ns);
-    EXPECT_NEAR(batch.wait->seconds(), static_cast<double>(batch.wait->end_ns - batch.wait->start_ns) * 1e-9, 1e-12);
-    waited_ns += batch.wait->end_ns - batch.wait->start_ns;
-    last_ns = batch.wait->end_ns;
+    EXPECT_LE(batch.wait->seconds(), call_s.count());
+    most = std::max(most, batch.wait->seconds() / call_s.count());
   }
-  EXPECT_EQ(waits, 5);
-  EXPECT_LE(waited_ns, calls_ns);
+  EXPECT_GE(waits, 5);
+  EXPECT_GE(most, 0.8);
   bool ready = false;  // a machine may stall the loader for longer than one sleep
   for (int i = 0; i < 100 && !ready; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
