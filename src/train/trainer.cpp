@@ -239,8 +239,8 @@ class Loop {
     };
     const auto small = small_batch(input);
     energy_->begin_step();
-    exec::StepResult result = executor_.run(input);
-    const double wait = ran(result.timeline);
+    const exec::StepResult result = executor_.run(input);
+    const double wait = book_times(result.timeline);
     if (result.non_finite && !result.overflow) refuse_non_finite(result);
     ++state_.step;
     if (job_.setting.scales_loss()) rescale(result);
@@ -253,11 +253,17 @@ class Loop {
     if (predicted_ && !(policy_ && policy_->lowers())) predicted_->add(result.timeline);
   }
 
-  // Returns the seconds in which the step waited for the loader.
-  double ran(program::Timeline& timeline) {
+  // Gives the times of a pass to the joules of phases. Returns the seconds for which the pass waited for the loader.
+  double book_times(const program::Timeline& timeline) {
     const std::vector<data::LoaderWait> waits = batches_->take_waits();
-    if (stage_waiting_) stage_waiting_->set(timeline);
-    energy_->ran(executor_.ops(), timeline, waits);
+    if (stage_waiting_) {
+      // A copy, so that traces and predictions do not differ between runs with and without a counter.
+      program::Timeline with_waiting = timeline;
+      stage_waiting_->set(with_waiting);
+      energy_->ran(executor_.ops(), with_waiting, waits);
+    } else {
+      energy_->ran(executor_.ops(), timeline, waits);
+    }
     double seconds = 0.0;
     for (const data::LoaderWait& wait : waits) seconds += wait.seconds();
     return seconds;
@@ -270,7 +276,7 @@ class Loop {
     if (every == 0 || (state_.step + 1) % every != 0) return std::nullopt;
     SmallBatch small =
         run_small(executor_, input, *batches_, state_.next_sample + small_batch_of(job_.setting.global_batch));
-    ran(small.timeline);
+    book_times(small.timeline);  // its waits for the loader are in no step
     communication_.add(small.timeline, true);
     return small;
   }

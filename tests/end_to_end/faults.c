@@ -5,7 +5,7 @@
    LOG_SYNCS=FILE: gets a line "sync PATH" for each fsync, and "rename PATH" with the new name of each rename.
    FAIL_OPEN=TEXT: opening a file for reading fails with EIO where its path has TEXT in it.
    SLOW_READS=FILE: has lines "BEGIN END HOW_MANY" with seconds of the monotonic clock; between them the first HOW_MANY
-   loaders of the process read no file of a shard, like those of ranks whose storage is slow.
+   loaders of the process do not read .bin files, as if their storage stood still.
    HOLD_SAVE=FILE: the first fsync within a checkpoint that is not finished makes FILE, and waits until it is gone. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
