@@ -152,6 +152,82 @@ std::string error_of(const std::function<void()>& attempt) {
   return "";
 }
 
+void set(config::Config& c, const std::string& assignment) {
+  const config::Assignment a = config::parse_assignment(assignment);
+  config::assign(c, a.key, a.value, {config::Origin::Kind::kSet, ""});
+}
+
+StepPrograms programs_with(const std::vector<std::string>& sets, const Change& change = {}) {
+  config::Config c = config_with("", change);
+  for (const std::string& assignment : sets) set(c, assignment);
+  return step_programs(c, machine_on(cluster_of(stated_run()), 32));
+}
+
+double allocator_of(const StepPrograms& programs) {
+  return framework_memory(programs, cluster_of(stated_run()))->allocator;
+}
+
+// Autograd keeps the results of both norms, and 5 bytes for each score; context ranks have the scores of their own
+// tokens with the keys of the whole sequence.
+TEST(Framework, ScoresMeetTheKeysOfAllContextRanks) {
+  const auto context = [](plan::Run& r) { r.tp = r.pp = 1, r.cp = 2, r.dp = 16, r.flash_attention = false; };
+  const double more = allocator_of(programs_with({}, context)) -
+                      allocator_of(programs_with({"framework.saved_activations=molen"}, context));
+  const double tokens = 2.0 * 512.0;
+  EXPECT_DOUBLE_EQ(more, 4.0 * (4.0 * tokens * 1024.0 + 5.0 * 16.0 * tokens * 1024.0));
+}
+
+// A layer does not keep the results of parts that it computes again; one layer at a time has them then.
+TEST(Framework, PartsThatAreComputedAgainAreNotKept) {
+  const auto gated = [](plan::Run& r) {
+    r.tp = r.pp = 1, r.dp = 32, r.flash_attention = false;
+    r.mlp = "swiglu", r.ffn = 2816, r.tied = false;
+  };
+  const double tokens = 2.0 * 1024.0, norm = 2.0 * tokens * 1024.0, activation = 2.0 * tokens * 2816.0,
+               scores = 5.0 * 16.0 * tokens * 1024.0, all = 2.0 * norm + activation + scores;
+  const std::pair<const char*, double> more[] = {
+      {"\"none\"", 4.0 * all},
+      {"[\"norm_up\"]", 4.0 * (all - norm) + norm},
+      {"[\"norm_qkv\", \"activation\"]", 4.0 * (norm + scores) + norm + activation},
+      {"[\"attention\"]", 4.0 * (all - scores) + scores},
+      {"[\"norm_qkv\", \"attention\", \"out_projection\", \"norm_up\", \"activation\"]", all},
+      {"\"full\"", all},
+      {"\"full/2\"", 2.0 * all}};
+  for (const auto& [recompute, bytes] : more) {
+    const std::string key = fmt::format("parallel.recompute={}", recompute);
+    EXPECT_DOUBLE_EQ(allocator_of(programs_with({key}, gated)) -
+                         allocator_of(programs_with({key, "framework.saved_activations=molen"}, gated)),
+                     bytes)
+        << recompute;
+  }
+}
+
+// The fullest stage of a pipeline may be any that has more layers than those before it.
+TEST(Framework, AStageWithMoreLayersThanTheFirstOnesIsTheFullest) {
+  const cluster::Cluster on = cluster_of(stated_run());
+  StepPrograms programs = programs_with({"parallel.stage_layers=[1, 1, 21, 1]"},
+                                        [](plan::Run& r) { r.layers = 24, r.tp = 1, r.pp = 4, r.dp = 8; });
+  const double fullest = framework_memory(programs, on)->device;
+  const auto stages = predict_step(std::move(programs), on).framework_memory;
+  EXPECT_EQ(fullest, stages.at(2).device);
+  EXPECT_GT(stages.at(2).device, std::max(stages.at(0).device, stages.at(1).device));
+}
+
+// In a framework no receive queues behind a send.
+TEST(Framework, ReceivesHaveAStreamBesideThatOfSends) {
+  int receives = 0, sends = 0;
+  for (const program::Program& stage : programs_with({}).stages)
+    for (const program::Body& body : stage.bodies)
+      for (const program::Step& step : body.steps) {
+        const bool receive = std::holds_alternative<program::Receive>(step.op);
+        if (!receive && !std::holds_alternative<program::Send>(step.op)) continue;
+        ++(receive ? receives : sends);
+        EXPECT_EQ(step.stream == program::Stream::kEpComm, receive);
+      }
+  EXPECT_GT(receives, 0);
+  EXPECT_GT(sends, 0);
+}
+
 TEST(Framework, WhateverRunsMolenRefusesEachKeyThatIsSet) {
   Machine here;
   here.ranks = here.local_ranks = 32, here.cuda = true;
@@ -201,8 +277,9 @@ TEST(Framework, ALayoutThatExceedsADeviceIsAnOutcome) {
   ASSERT_EQ(fits.kind, Outcome::Kind::kStep) << fits.why;
   EXPECT_EQ(fits.figures.step_s, std::get<0>(of_keys(stated_run())));
   EXPECT_EQ(static_cast<double>(fits.memory->value), std::floor(std::get<1>(of_keys(stated_run()))));
-  const Outcome large = predict(config_with("", [](plan::Run& r) { r.layers = 24, r.hidden = 16384, r.ffn = 65536; }),
-                                on, machine_on(on, 32));
+  const Outcome large = predict(
+      config_with("", [](plan::Run& r) { r.layers = 24, r.hidden = 16384, r.ffn = 65536, r.heads = r.kv_heads = 128; }),
+      on, machine_on(on, 32));
   EXPECT_EQ(large.kind, Outcome::Kind::kOutOfMemory);
   EXPECT_NE(large.why.find("of a device of"), std::string::npos) << large.why;
 }
