@@ -13,6 +13,7 @@
 #include "cluster/cluster.h"
 #include "config/values.h"
 #include "plan/calculus_table.h"
+#include "plan/framework.h"
 #include "plan/trial.h"
 #include "serve/run_data.h"
 
@@ -123,6 +124,7 @@ int run_calculus(const ConfigOptions& options, const CalculusArguments& o) {
   if (has_config) {
     if (!o.sizes.empty()) throw UsageError("--sizes: a configuration or --model already says the size of the model");
     const config::Config c = load_config(options);
+    if (!simulated) plan::refuse_framework(c, "a given --mfu simulates no step; --mfu simulated does");
     models.push_back(plan::model_of(plan::resolve_architecture(c), c.data.sequence_length));
     apply_config(c, plan);
     if (simulated) plan.mfu = simulated_mfu(o, c, plan, models.front());

@@ -49,7 +49,7 @@ Simulated simulated_of(plan::StepPrediction prediction, std::size_t stage) {
 
 Simulated simulate_described(const config::Config& c, const cluster::Cluster& on, const plan::Machine& machine,
                              const SimulateArguments& o, std::size_t stage) {
-  if (o.clocks) plan::refuse_framework(c, "--clocks plans ops that set clocks in molen's program");
+  if (o.clocks) plan::require_molen(c, "--clocks plans the clocks of");
   auto prediction = plan::predict_step(plan::step_programs(c, machine, detail_of(o)), on, detail_of(o));
   const auto energy = *prediction.energy;
   const auto costs = prediction.costs;

@@ -153,7 +153,8 @@ void check_framework(const Config& c, Problems& problems) {
   for (const char* key : {"framework.gradients", "framework.overlap", "framework.products",
                           "framework.saved_activations", "framework.compiled"})
     if (field(key).write(c) != field(key).write(plain))
-      problems.add("{}: is for framework.kind = \"pytorch\", not \"molen\"", c.where(key));
+      problems.add("{}: has an effect only with framework.kind = \"pytorch\"; set that, or remove this key",
+                   c.where(key));
 }
 
 }  // namespace

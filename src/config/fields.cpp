@@ -344,7 +344,9 @@ std::vector<Field> framework_fields() {
           "DeepSpeed or TorchTitan; everything that runs molen refuses the keys of this table "
           "(docs/decisions/0014-planner.md)"),
       make("framework.gradients", f, &T::gradients, choice({"fp32", "16-bit"}), e,
-           "type in which the framework keeps and reduces gradients"),
+           "type of the framework's gradients; 16-bit: kept and reduced in 16 bits, but only reduced so where "
+           "parameters "
+           "are sharded (zero 3); fp32: kept in fp32, and reduced in precision.reduce"),
       make("framework.overlap", f, &T::overlap, names({"tp", "pp", "dp"}), e,
            "axes whose communication the framework runs beside compute: tp, in four pieces of rows cut by "
            "parallel.sequence; pp, messages between stages; dp, gradients and sharded parameters"),

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "sim/attended.h"
 
 namespace molen::plan {
 namespace {
@@ -26,24 +27,35 @@ void receive_beside_sends(program::Program& p) {
       if (std::holds_alternative<program::Receive>(step.op)) step.stream = program::Stream::kEpComm;
 }
 
-// What molen does where a key of [framework] asks for something else.
+// The keys of [framework], and what molen does instead.
 constexpr std::pair<const char*, const char*> kOfMolen[] = {
-    {"framework.kind", "molen has a program of its own"},
-    {"framework.gradients", "molen keeps gradients in fp32"},
-    {"framework.overlap", "the streams of molen's program say what runs beside compute"},
-    {"framework.products", "molen has no products in fp8"},
-    {"framework.saved_activations", "molen keeps what its own backward reads"},
-    {"framework.compiled", "molen fuses element-wise ops by kernels of its own"}};
+    {"framework.kind", "has a program of its own"},
+    {"framework.gradients", "keeps gradients in fp32"},
+    {"framework.overlap", "runs beside compute what the streams of its program say"},
+    {"framework.products", "has no products in fp8"},
+    {"framework.saved_activations", "keeps what its own backward reads"},
+    {"framework.compiled", "fuses element-wise ops by kernels of its own"}};
+
+// `reason`: from what molen does instead of a key.
+template <class Reason>
+void refuse_each(const config::Config& c, Reason&& reason) {
+  config::Problems problems;
+  const config::Config plain;
+  for (const auto& [key, of_molen] : kOfMolen) {
+    const config::Field& field = config::field(key);
+    if (field.write(c) != field.write(plain)) problems.add("{}: {}", c.where(key), reason(of_molen));
+  }
+  problems.raise();
+}
 
 bool cuts_rows(const program::Setting& s) {
   return s.sequence_parallel && s.sequence >= kTensorPieces * s.mesh[mesh::Axis::kTp];
 }
 
-// Refuses keys beside [framework] with which its costs or its memory would be those of nobody.
+// Refuses keys for which no framework's costs or memory are known.
 void refuse_beside(const config::Config& c, const arch::Architecture& arch, const program::Setting& s) {
-  const std::string kind = fmt::format("framework.kind = \"{}\"", c.framework.kind);
   const auto refuse = [&](bool wanted, const char* key, const std::string& why) {
-    if (wanted) throw UsageError("{}: with {}, {}", c.where(key), kind, why);
+    if (wanted) throw UsageError("{}: {}, {}", c.where(key), framework_text("with ", c.framework.kind), why);
   };
   const auto& p = c.parallel;
   refuse(size_of(s.compute) != 2, "precision.compute", "costs and memory are known for bf16 and fp16 alone");
@@ -53,13 +65,26 @@ void refuse_beside(const config::Config& c, const arch::Architecture& arch, cons
          "framework.overlap = [\"tp\"] says that products run in pieces");
   refuse(p.pipeline > 1 && p.schedule != "1f1b" && p.schedule != "interleaved", "parallel.schedule",
          "memory is known for 1f1b and interleaved alone");
+  refuse(s.own_over_dp, "parallel.zero",
+         "optimizer states over all copies of hybrid sharding are those of no known framework; leave the key out");
   refuse(p.recompute.mode == config::Recompute::Mode::kBudget, "parallel.recompute",
          "a budget would be one of molen's own memory plan; name what is computed again");
   refuse(!p.offload.empty(), "parallel.offload", "memory is known without offload alone");
-  refuse(arch.sparse(), "model.experts", "costs and memory are known for dense layers alone");
+  refuse(arch.sparse(), c.model.experts ? "model.experts" : "model.preset",
+         "costs and memory are known for dense layers alone, and this model has experts");
+  refuse(c.math.flash_attention && !sim::heads_in_tiles(arch), "math.flash_attention",
+         "attention in tiles needs heads of at most 256 elements, a multiple of 8, and no ALiBi; set "
+         "math.flash_attention = false, with which scores are written out");
   refuse(c.data.document_mask, "data.document_mask", "costs are known for attention over whole sequences alone");
-  const bool tp = std::ranges::find(c.framework.overlap, "tp") != c.framework.overlap.end();
-  refuse(tp && s.mesh[mesh::Axis::kTp] > 1 && !cuts_rows(s), "framework.overlap",
+  // The ranks of each axis, with those of context parallelism, over which gradients are reduced too.
+  const std::pair<const char*, int> axes[] = {{"tp", s.mesh[mesh::Axis::kTp]},
+                                              {"pp", s.mesh[mesh::Axis::kPp]},
+                                              {"dp", s.data_ranks() * s.mesh[mesh::Axis::kCp]}};
+  const auto overlaps = [&](const char* axis) { return std::ranges::count(c.framework.overlap, axis) > 0; };
+  for (const auto& [axis, ranks] : axes)
+    refuse(overlaps(axis) && ranks == 1, "framework.overlap",
+           fmt::format("\"{}\" has no effect, because the axis has one rank; leave it out", axis));
+  refuse(overlaps("tp") && !cuts_rows(s), "framework.overlap",
          fmt::format("exchanges of tensor ranks overlap in pieces of sharded rows: \"tp\" needs parallel.sequence = "
                      "true and sequences of {} tokens or more",
                      kTensorPieces * s.mesh[mesh::Axis::kTp]));
@@ -87,16 +112,20 @@ std::optional<FrameworkSetting> framework_of(const config::Config& c, const arch
   return framework;
 }
 
+std::string framework_text(const std::string& before, const std::string& kind) {
+  return kind == "molen" ? "" : fmt::format("{}framework.kind = \"{}\"", before, kind);
+}
+
 void refuse_framework(const config::Config& c, const std::string& why) {
-  config::Problems problems;
-  const config::Config plain;
-  for (const auto& [key, of_molen] : kOfMolen) {
-    const config::Field& field = config::field(key);
-    if (field.write(c) != field.write(plain))
-      problems.add("{}: {}, and {}; `molen simulate --cluster` with the name of a description predicts a framework",
-                   c.where(key), of_molen, why);
-  }
-  problems.raise();
+  refuse_each(c, [&](const char*) { return why; });
+}
+
+void require_molen(const config::Config& c, const std::string& what) {
+  refuse_each(c, [&](const char* of_molen) {
+    return fmt::format(
+        "{} molen itself, which {}; remove the key, or predict the framework with `molen simulate --cluster NAME`",
+        what, of_molen);
+  });
 }
 
 void set_framework(const FrameworkSetting& f, program::Setting& s) {

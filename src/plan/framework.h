@@ -36,9 +36,16 @@ int zero_of(int asked, int stages);
 std::optional<FrameworkSetting> framework_of(const config::Config& config, const arch::Architecture& arch,
                                              const program::Setting& setting);
 
-// Throws UsageError that names each key of [framework] that is set, and what molen does instead. `why` says why that
-// counts: "this command runs molen itself".
+// Returns `before` with "framework.kind = \"pytorch\"" behind it, which titles say of a step that is not molen's; "" of
+// molen's.
+std::string framework_text(const std::string& before, const std::string& kind);
+
+// Throws UsageError that names each key of [framework] that is set, with `why`.
 void refuse_framework(const config::Config& config, const std::string& why);
+
+// The same where a framework is not what counts. The message says what molen does instead. `what`: "this command runs",
+// which "molen itself" completes.
+void require_molen(const config::Config& config, const std::string& what);
 
 // Makes a setting that of the framework's program: sharding, pieces of tensor-parallel products, the type of reduced
 // gradients, and logits of whole micro-batches. The setting has its axes, batch and sequence already.

@@ -95,13 +95,15 @@ const std::pair<const char*, Change> kRuns[] = {
     {"context ranks", [](plan::Run& r) { r.cp = 2, r.dp = 4; }},
     {"gated", [](plan::Run& r) { r.mlp = "swiglu", r.ffn = 2816, r.tied = false, r.kv_heads = 8; }}};
 
-// Step, memory as the driver shows it, memory of the framework's own buffers.
-using Figures = std::tuple<double, double, double>;
+// Step, memory as the driver shows it, memory of the framework's own buffers, relative spread of the step.
+using Figures = std::tuple<double, double, double, double>;
 
 Figures of_row(const plan::Run& run) {
   const auto p = predict(run, sim::Factors::shipped());
   EXPECT_TRUE(p.ok()) << p.reason();
-  return p.ok() ? Figures{p.value().step_s, p.value().memory_bytes, p.value().allocator_bytes} : Figures{};
+  if (!p.ok()) return {};
+  const RunPrediction& found = p.value();
+  return {found.step_s, found.memory_bytes, found.allocator_bytes, sim::spread_of(found.errors)};
 }
 
 Figures of_keys(const plan::Run& run) {
@@ -116,17 +118,18 @@ Figures of_keys(const plan::Run& run) {
   // Nodes take their power between steps too.
   const double hosts = on.nodes * on.node.host_power.value * p.step.seconds();
   EXPECT_NEAR(p.energy->hosts.value, hosts, 1e-9 * hosts);
-  return {p.step.seconds(), memory->device, memory->allocator};
+  return {p.step.seconds(), memory->device, memory->allocator, p.spread()};
 }
 
 TEST(Framework, ARowAndTheSameConfigurationComeToOneStep) {
   const auto compare = [&](const char* what, const plan::Run& run) {
     const Figures row = of_row(run);
-    const auto [step, device, allocator] = row;
-    const auto [step_by_keys, device_by_keys, allocator_by_keys] = of_keys(run);
+    const auto [step, device, allocator, spread] = row;
+    const auto [step_by_keys, device_by_keys, allocator_by_keys, spread_by_keys] = of_keys(run);
     EXPECT_NEAR(step_by_keys, step, 1e-9 * step) << what;
     EXPECT_NEAR(device_by_keys, device, 1.0) << what;
     EXPECT_NEAR(allocator_by_keys, allocator, 1.0) << what;
+    EXPECT_NEAR(spread_by_keys, spread, 1e-9) << what;
     return row;
   };
   const Figures base = compare("base", stated_run());
@@ -238,7 +241,12 @@ TEST(Framework, WhateverRunsMolenRefusesEachKeyThatIsSet) {
   const std::string runs = error_of([&] { resolve_setting(c, arch, here); });
   const sim::Calibration none{"host", "cpu", "2026-01-01T00:00:00Z", "", {}};
   const std::string measured = error_of([&] { (void)predict_step(c, here, OnCalibration{none, "cal.json"}); });
-  EXPECT_NE(measured.find("cal.json has measured molen's own ops alone"), std::string::npos) << measured;
+  EXPECT_NE(measured.find("cal.json has measured molen itself, which"), std::string::npos) << measured;
+  EXPECT_NE(
+      runs.find("framework.compiled: this command is for molen itself, which fuses element-wise ops by kernels of "
+                "its own; remove the key, or predict the framework with `molen simulate --cluster NAME`"),
+      std::string::npos)
+      << runs;
   for (const config::Field& field : config::fields()) {
     if (!field.key.starts_with("framework.")) continue;
     EXPECT_NE(runs.find(field.key + ": "), std::string::npos) << field.key << " in " << runs;
@@ -250,12 +258,8 @@ TEST(Framework, WhateverRunsMolenRefusesEachKeyThatIsSet) {
 
 // Keys whose costs or memory are known of no framework are refused by their name, and not left out of the prediction.
 TEST(Framework, KeysBesideItThatNoFrameworkIsKnownForAreRefused) {
-  const cluster::Cluster on = cluster_of(stated_run());
-  const auto says = [&](const std::string& set, const Change& change = {}) {
-    config::Config c = config_with("", change);
-    const config::Assignment a = config::parse_assignment(set);
-    config::assign(c, a.key, a.value, {config::Origin::Kind::kSet, ""});
-    return error_of([&] { step_programs(c, machine_on(on, 32)); });
+  const auto says = [&](const std::string& assignment, const Change& change = {}) {
+    return error_of([&] { programs_with({assignment}, change); });
   };
   EXPECT_EQ(says("framework.compiled=true"), "");
   for (const char* set :
@@ -269,6 +273,35 @@ TEST(Framework, KeysBesideItThatNoFrameworkIsKnownForAreRefused) {
   const auto narrow = [](plan::Run& r) { r.grad_dtype = "bf16"; };
   EXPECT_NE(says("precision.reduce=fp32", narrow).find("precision.reduce: with"), std::string::npos);
   EXPECT_EQ(says("precision.reduce=bf16", narrow), "");
+  const auto hybrid = [](plan::Run& r) { sharded(r, 3), r.shard_group = 8; };
+  EXPECT_NE(says("parallel.zero=1", hybrid).find("parallel.zero: with"), std::string::npos);
+  EXPECT_EQ(says("parallel.zero=3", hybrid), "");
+  config::Config sparse = config::parse("[model]\npreset = \"mixtral-8x7b\"\n[framework]\nkind = \"pytorch\"\n", "");
+  const std::string said = error_of([&] { step_programs(sparse, machine_on(cluster_of(stated_run()), 32)); });
+  EXPECT_NE(said.find("model.preset: with framework.kind = \"pytorch\""), std::string::npos) << said;
+}
+
+// A device has kernels in tiles for some heads alone; with others, scores are written out where the key says so.
+TEST(Framework, AttentionInTilesIsRefusedForHeadsThatDevicesHaveNoSuchKernelsFor) {
+  for (const char* other : {"model.head_dim=264", "model.head_dim=20", "model.position=alibi"}) {
+    const std::string said = error_of([&] { programs_with({other}); });
+    EXPECT_NE(said.find("math.flash_attention: with framework.kind = \"pytorch\""), std::string::npos) << other << said;
+    EXPECT_NE(said.find("set math.flash_attention = false"), std::string::npos) << said;
+    const auto written = [](plan::Run& r) { r.flash_attention = false; };
+    EXPECT_EQ(error_of([&] { programs_with({other}, written); }), "") << other;
+  }
+  EXPECT_EQ(error_of([&] { programs_with({"model.head_dim=256"}); }), "");
+}
+
+TEST(Framework, OverlapOfAnAxisWithOneRankIsRefused) {
+  const std::pair<const char*, Change> alone[] = {{"tp", [](plan::Run& r) { r.tp = 1, r.dp = 16; }},
+                                                  {"pp", [](plan::Run& r) { r.pp = 1, r.dp = 16; }},
+                                                  {"dp", [](plan::Run& r) { r.tp = 8, r.pp = 4, r.dp = 1; }}};
+  for (const auto& [axis, change] : alone) {
+    const std::string key = fmt::format("framework.overlap=[\"{}\"]", axis);
+    const std::string said = error_of([&] { programs_with({key}, change); });
+    EXPECT_NE(said.find(fmt::format("\"{}\" has no effect", axis)), std::string::npos) << axis << said;
+  }
 }
 
 TEST(Framework, ALayoutThatExceedsADeviceIsAnOutcome) {

@@ -307,7 +307,7 @@ void resolve_attention(const Config& c, const arch::Architecture& arch, const Ma
 
 program::Setting resolve_setting(Config& c, const arch::Architecture& arch, const Machine& machine) {
   refuse_unbuilt(c);
-  if (!machine.described) refuse_framework(c, "this command is for what molen itself runs");
+  if (!machine.described) require_molen(c, "this command is for");
   check_energy_policy(c);
   program::Setting s;
   resolve_parallel(c, arch, machine, s);
@@ -344,8 +344,8 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
   s.reduce =
       typed(c.precision.reduce, "precision.reduce",
             s.compute == DType::kF64 ? std::vector{DType::kF64} : std::vector{DType::kF32, DType::kBF16, DType::kF16});
-  refuse_experts(c, arch, machine, s);
   const auto framework = framework_of(c, arch, s);
+  refuse_experts(c, arch, machine, s);
   resolve_recompute(c, arch, s);
   if (framework) set_framework(*framework, s);
   return s;

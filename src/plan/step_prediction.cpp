@@ -147,7 +147,7 @@ StepPrediction predict_step(StepPrograms programs, const cluster::Cluster& on, c
 Result<StepPrediction> predict_step(const config::Config& config, Machine machine, const OnCalibration& on,
                                     const StepDetail& detail) {
   require_calibrated_device(config);
-  refuse_framework(config, fmt::format("{} has measured molen's own ops alone", on.name));
+  require_molen(config, fmt::format("{} has measured", on.name));
   machine.cuda = machine.described = false;
   const bool open = config.precision.compute == "auto";
   std::string lacks;

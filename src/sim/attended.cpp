@@ -18,10 +18,13 @@ bool has_documents(const program::Step& step) {
 
 }  // namespace
 
+bool heads_in_tiles(const arch::Architecture& arch) {
+  return arch.position != arch::Position::kAlibi && arch.head_dim <= 256 && arch.head_dim % 8 == 0;
+}
+
 bool flash_on_device(const program::Program& p, const program::Step& step) {
   const bool narrow = size_of(step.attributes.compute.value_or(DType::kF32)) == 2;
-  const bool fits = in_tiles(step) && narrow && p.arch.position != arch::Position::kAlibi && p.arch.head_dim <= 256 &&
-                    p.arch.head_dim % 8 == 0;
+  const bool fits = in_tiles(step) && narrow && heads_in_tiles(p.arch);
   return fits && (!has_documents(step) || p.grid.sizes[mesh::Axis::kCp] == 1);
 }
 

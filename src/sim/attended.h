@@ -9,9 +9,13 @@
 
 namespace molen::sim {
 
+// Whether a device has kernels in tiles for the heads of a model: of at most 256 elements and a multiple of 8, without
+// ALiBi.
+bool heads_in_tiles(const arch::Architecture& arch);
+
 // Whether a device computes the attention of a step without writing scores out, as model::aten::attention_backend
-// decides: in 16 bits, with heads of at most 256 elements and a multiple of 8, without ALiBi, by kernels in tiles;
-// within documents, only where ranks have whole sequences.
+// decides: in 16 bits, with heads for which heads_in_tiles holds, by kernels in tiles; within documents, only where
+// ranks have whole sequences.
 bool flash_on_device(const program::Program& program, const program::Step& step);
 
 // Returns whether the step is attention within documents by kernels that leave out what lies beyond them, on the host

@@ -263,6 +263,10 @@ TEST(DescribedEnergy, IsPowerTimesTimeOfDevicesAndHosts) {
   EXPECT_NEAR(u.spread, std::hypot(0.1, u.power_spread), 1e-12);
   EXPECT_NEAR(u.site_spread, std::hypot(u.spread, 0.05), 1e-12);
   EXPECT_NEAR(u.co2e_spread, std::hypot(u.site_spread, 0.4), 1e-12);
+  // Between steps devices take the power of waiting, and hosts theirs.
+  const StepEnergy longer = energy_of(stages, timelines, round_cluster(), neutral(), 0.1, 0.2);
+  EXPECT_NEAR(longer.devices.value - e.devices.value, 8 * (100.0 + 0.25 * 400.0) * 0.2 * step, 1e-9 * e.devices.value);
+  EXPECT_NEAR(longer.hosts.value, 1.2 * e.hosts.value, 1e-9 * e.hosts.value);
 }
 
 TEST(Factors, AreRefusedByName) {

@@ -29,8 +29,8 @@ struct StepEnergy {
 
 // Returns the energy of a step. A device takes its idle power and a share of what is between idle and peak: the shares
 // "power_products", "power_memory" and "power_waiting" of the factors, by what the compute stream does. A node takes
-// the host's power as well, for `time_spread` the step's own interval. In `between_steps`, a share of the step that
-// passes beside it, devices wait.
+// the host's power as well. `time_spread`: the relative spread of the step's time. `between_steps`: time after the step
+// in which devices wait, as a share of the step.
 StepEnergy energy_of(const program::Stages& stages, const std::vector<program::Timeline>& timelines,
                      const cluster::Cluster& cluster, const Factors& factors, double time_spread,
                      double between_steps = 0.0);

@@ -75,7 +75,7 @@ void take_conditions(const ConfigOptions& options, measure::CalibrateOptions& o,
   if (c.device.kind == "cuda")
     throw UsageError("{}: `molen calibrate` measures processors; cuda devices cannot be measured yet",
                      c.where("device.kind"));
-  plan::refuse_framework(c, "a calibration measures what molen itself runs");
+  plan::require_molen(c, "a calibration measures");
   if (o.threads == 0) o.threads = static_cast<int>(c.math.threads);
   if (compute == "auto") compute = c.precision.compute;
   flash = c.math.flash_attention;
