@@ -1,8 +1,8 @@
 // The three products of a linear layer in fp32 (y = x W^T, W [out, in]), with at::get_num_threads() threads of the
 // calling thread. Matrices are row-major and contiguous. The products take no memory of the plan; memory that the
 // library takes for itself goes through LibraryCall. `accumulate` adds to C; otherwise C is overwritten and may hold
-// anything before, including NaN. A product gives the same bits on every call with the same sizes, number of threads and
-// alignment of its operands; MKL adds in another order for another alignment.
+// anything before, including NaN. A product gives the same bits on every call with the same sizes, number of threads
+// and alignment of its operands; MKL adds in another order for another alignment.
 #pragma once
 
 #include <cstdint>
