@@ -83,9 +83,9 @@ cluster::Figure simulated_mfu(const CalculusArguments& o, const config::Config& 
   const plan::StepFigures& step = outcome.figures;
   const double per_token = plan::flops_per_token(model, plan::rule_of(model, plan.recompute)).value();
   const double peak = static_cast<double>(plan.devices) * plan.cluster.device.peak_16bit.value;
-  return {
-      per_token * static_cast<double>(step.tokens) / step.step_s / peak, step.high_s / step.step_s - 1.0,
-      fmt::format("a simulated step of {} with {} tokens, {}", human(Seconds(step.step_s)), step.tokens, step.layout)};
+  return {per_token * static_cast<double>(step.tokens) / step.step_s / peak, step.high_s / step.step_s - 1.0,
+          fmt::format("a simulated step{} of {} with {} tokens, {}", plan::framework_text(" of ", c.framework.kind),
+                      human(Seconds(step.step_s)), step.tokens, step.layout)};
 }
 
 }  // namespace

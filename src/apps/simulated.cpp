@@ -6,6 +6,8 @@
 #include <map>
 
 #include "apps/clock_plan.h"
+#include "plan/framework.h"
+#include "plan/resolve_parallel.h"
 #include "program/memory/memory.h"
 #include "sim/factors.h"
 
@@ -49,9 +51,11 @@ std::pair<double, double> interval_of(const Simulated& s) {
   return sim::ends_of(s.step_s(), s.spread());
 }
 
-// The bytes of a device that a plan may take.
-double plannable(const cluster::Cluster& cluster) {
-  return sim::Factors::shipped().of("plannable_memory") * cluster.device.memory.value;
+// Returns the bytes of a device that a plan may take. The memory of a framework counts what the driver and libraries
+// take, so it may take all of them.
+double plannable(const Simulated& s) {
+  const double device = s.cluster->device.memory.value;
+  return s.framework.empty() ? sim::Factors::shipped().of("plannable_memory") * device : device;
 }
 
 // Returns the bytes that a rank may take of the memory of its node's processors.
@@ -61,13 +65,12 @@ double plannable_host(const Simulated& s) {
 
 bool fits(const Simulated& s, Bytes memory, Bytes host) {
   if (!s.framework.empty()) return std::ranges::all_of(s.framework, [](const auto& stage) { return stage.fits; });
-  return static_cast<double>(memory.value) <= plannable(*s.cluster) &&
-         static_cast<double>(host.value) <= plannable_host(s);
+  return static_cast<double>(memory.value) <= plannable(s) && static_cast<double>(host.value) <= plannable_host(s);
 }
 
 Json cluster_json(const Simulated& s, Bytes memory, Bytes host) {
   if (!s.cluster) return nullptr;
-  const double room = plannable(*s.cluster);
+  const double room = plannable(s);
   const auto [low, high] = interval_of(s);
   return {{"name", s.cluster->name},
           {"device", s.cluster->device.name},
@@ -89,6 +92,13 @@ Json cluster_json(const Simulated& s, Bytes memory, Bytes host) {
 Json interval_json(const Simulated& s) {
   const auto [low, high] = interval_of(s);
   return {{"low_s", low}, {"high_s", high}, {"spread", s.spread()}, {"sources", s.errors}};
+}
+
+// Whose step it is, and the ZeRO stage of the program that stands for it beside the one that the configuration asks
+// for; null: molen's.
+Json framework_json(const Simulated& s, const program::Setting& setting) {
+  if (s.framework.empty()) return nullptr;
+  return {{"kind", s.config.framework.kind}, {"zero", setting.zero}, {"zero_asked", plan::zero_stage(s.config)}};
 }
 
 double spread_of_kind(const Simulated& s, const std::string& kind) {
@@ -158,8 +168,7 @@ void print_interval(const Simulated& s) {
 void print_cluster(const Simulated& s, Bytes memory, Bytes host) {
   const auto& device = s.cluster->device;
   const double tokens = static_cast<double>(s.step.program(0).setting.positions());
-  const Bytes room(static_cast<std::int64_t>(plannable(*s.cluster))),
-      whole(static_cast<std::int64_t>(device.memory.value));
+  const Bytes room(static_cast<std::int64_t>(plannable(s)));
   if (s.framework.empty())
     fmt::print(
         "on the description of {} ({}), the plan {} the {} of a device that the driver's context and the buffers of "
@@ -169,7 +178,7 @@ void print_cluster(const Simulated& s, Bytes memory, Bytes host) {
     fmt::print(
         "on the description of {} ({}), the framework's memory, with the driver's context and the buffers of "
         "libraries, {} the {} of a device\n",
-        s.cluster->name, device.name, fits(s, memory, host) ? "fits into" : "exceeds", human(whole));
+        s.cluster->name, device.name, fits(s, memory, host) ? "fits into" : "exceeds", human(room));
   if (host.value > 0)
     fmt::print("the plan {} the {} of the host's memory that a rank has\n",
                static_cast<double>(host.value) <= plannable_host(s) ? "fits into" : "exceeds",
@@ -240,6 +249,7 @@ Json simulated_json(const Simulated& s, std::size_t stage, const std::vector<Ope
           {"open_choices", to_json(choices)},
           {"memory_bytes", largest_of(rows, &StageRow::memory).value},
           {"host_bytes", largest_of(rows, &StageRow::host).value},
+          {"framework", framework_json(s, setting)},
           {"allocator_bytes", s.framework.empty() ? Json() : Json(largest_of(rows, &StageRow::allocator).value)},
           {"attended", attended_json(s.attended)},
           {"extrapolated", s.extrapolated.empty() ? Json() : Json(s.extrapolated)},
@@ -258,10 +268,16 @@ void print_simulated(const Simulated& s, std::size_t stage, const std::vector<Op
   const std::vector<StageRow> rows = rows_of(s);
   const auto& setting = s.step.program(stage).setting;
   const Bytes memory = largest_of(rows, &StageRow::memory), host = largest_of(rows, &StageRow::host);
-  fmt::print("{}predicted step {} ({:.0f} tokens/s) in {}, memory of a rank {}{}\n", to_text(choices),
+  fmt::print("{}predicted step{} {} ({:.0f} tokens/s) in {}, memory of a rank {}{}\n", to_text(choices),
+             s.framework.empty() ? "" : plan::framework_text(" of ", s.config.framework.kind) + ":",
              human(Seconds(s.step_s())), static_cast<double>(setting.positions()) / s.step_s(),
              name_of(setting.compute), human(memory),
              host.value > 0 ? fmt::format(", on the host {}", human(host)) : "");
+  if (!s.framework.empty() && setting.pipelined() && setting.zero < plan::zero_stage(s.config))
+    fmt::print(
+        "sharded parameters (zero {}) of a pipeline are predicted as ZeRO-{}: gathered once a step, with gradients "
+        "reduced after the last micro-batch\n",
+        plan::zero_stage(s.config), setting.zero);
   if (s.attended)
     fmt::print(
         "attention within documents: {:.1f} % of the causal scores of a sequence, with a standard deviation of {:.1f} "

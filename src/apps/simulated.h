@@ -32,7 +32,7 @@ struct Simulated {
   std::optional<cluster::Cluster> cluster = std::nullopt;
   int local_ranks = 1;  // ranks of a node
   sim::StepEnergy energy = {};
-  std::vector<plan::FrameworkMemory> framework = {};     // of each stage, with framework.kind
+  std::vector<plan::FrameworkMemory> framework = {};     // of each stage, with framework.kind; empty: molen's step
   std::optional<plan::ClockPlan> clocks = std::nullopt;  // with --clocks
   double step_s() const { return step.seconds(); }
   double spread() const { return sim::spread_of(errors); }

@@ -211,8 +211,10 @@ Json json_of_sweep(const plan::SweepPlan& plan, const std::vector<plan::TrialRow
                    const std::vector<std::string>& files) {
   Json trials = Json::array();
   for (const auto& row : rows) trials.push_back(plan::to_json(plan, row));
+  const auto framework = plan::framework_of(rows);
   return {{"title", plan::title_of(plan, rows)},
           {"source", plan.measured ? "measured" : "predicted"},
+          {"framework", framework ? Json(*framework) : Json()},
           {"cluster", plan.cluster.empty() ? Json() : Json(plan.cluster)},
           {"scaling", o.scaling ? Json(*o.scaling) : Json()},
           {"kept", std::ranges::count_if(rows, [](const auto& row) { return row.kept; })},

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "plan/framework.h"
 #include "plan/measured_trial.h"
 #include "plan/sweep.h"
 #include "sim/factors.h"
@@ -121,9 +122,11 @@ tune::SearchPlan search_plan(const ConfigOptions& options, const TuneArguments& 
                         .seed = o.seed,
                         .trials = o.number,
                         .parallel = o.parallel.value_or(real ? 1 : kUsualParallel)};
-  if (const cluster::Cluster* on = tried.described())
-    plan.memory =
-        Bytes(static_cast<std::int64_t>(sim::Factors::shipped().of("plannable_memory") * on->device.memory.value));
+  if (const cluster::Cluster* on = tried.described()) {
+    const double device = on->device.memory.value;
+    plan.device_memory = Bytes(static_cast<std::int64_t>(device));
+    plan.memory = Bytes(static_cast<std::int64_t>(sim::Factors::shipped().of("plannable_memory") * device));
+  }
   if (tried.on && tried.on->calibrated() && plan.objective == tune::Objective::kEnergy)
     throw UsageError("--objective energy: {} is a calibration, which has no joules; --cluster with a description has",
                      tried.on->name);
@@ -184,9 +187,15 @@ struct TuneResult {
   int ranks = 0;  // of the best trial
 };
 
+// Returns framework.kind of all trials; nullopt: they differ.
+std::optional<std::string> shared_framework(const tune::SearchPlan& plan) {
+  return plan.space.find("framework.kind") ? std::nullopt : std::optional(plan.base.framework.kind);
+}
+
 std::string title_of_search(const tune::SearchPlan& plan, const Attempted& tried) {
-  config::Config config = plan.base;
-  return fmt::format("{} {}", plan::resolve_architecture(config).name, tried.on ? "on " + tried.on->name : "trained");
+  return fmt::format("{}{} {}", plan::resolve_architecture(plan.base).name,
+                     plan::framework_text(" with ", shared_framework(plan).value_or("molen")),
+                     tried.on ? "on " + tried.on->name : "trained");
 }
 
 void write_tune_files(const ConfigOptions& options, const tune::SearchPlan& plan, const TuneArguments& o,
@@ -290,8 +299,10 @@ Json json_of_tune(const tune::SearchPlan& plan, const Attempted& tried, const Tu
         {"objective", r.sensitivity->value[d]},
         {"memory", r.sensitivity->load.empty() ? Json() : Json(r.sensitivity->load[d])},
         {"success", r.sensitivity->success.empty() ? Json() : Json(r.sensitivity->success[d])}};
+  const auto framework = shared_framework(plan);
   return {{"cluster", tried.on ? Json(tried.on->name) : Json()},
           {"source", tried.on ? "predicted" : "measured"},
+          {"framework", framework ? Json(*framework) : Json()},
           {"objective", tune::name_of(plan.objective)},
           {"unit", tune::unit_of(plan.objective)},
           {"points", plan.space.points()},

@@ -17,14 +17,6 @@ bool is_hybrid(const Config& c) {
   return c.parallel.sharding && c.parallel.sharding->rfind("HYBRID", 0) == 0;
 }
 
-// Maps PyTorch's names to ZeRO stages; the two hybrid names shard within groups and replicate across groups.
-int zero_stage(const Config& c) {
-  const auto& p = c.parallel;
-  if (!p.sharding) return static_cast<int>(p.zero.value_or(0));
-  if (*p.sharding == "NO_SHARD") return static_cast<int>(p.zero.value_or(0));
-  return *p.sharding == "SHARD_GRAD_OP" || *p.sharding == "HYBRID_SHARD_ZERO2" ? 2 : 3;
-}
-
 // Returns "1, 2, 4": the tensor degrees that divide the ranks of a node and fit the model.
 std::string degrees_text(const arch::Architecture& arch, const Machine& machine) {
   std::string text;
@@ -254,6 +246,14 @@ void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) 
 }
 
 }  // namespace
+
+// Maps PyTorch's names to ZeRO stages; the two hybrid names shard within groups and replicate across groups.
+int zero_stage(const Config& c) {
+  const auto& p = c.parallel;
+  if (!p.sharding) return static_cast<int>(p.zero.value_or(0));
+  if (*p.sharding == "NO_SHARD") return static_cast<int>(p.zero.value_or(0));
+  return *p.sharding == "SHARD_GRAD_OP" || *p.sharding == "HYBRID_SHARD_ZERO2" ? 2 : 3;
+}
 
 void resolve_parallel(const Config& c, const arch::Architecture& arch, const Machine& machine, program::Setting& s) {
   resolve_tensor(c, arch, machine, s);

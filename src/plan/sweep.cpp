@@ -51,7 +51,7 @@ std::optional<config::Config> configuration_of(const SweepPlan& plan, const Swee
     config::Config config = calls.load(assignments_at(plan.grid, index / static_cast<std::int64_t>(plan.sizes.size())));
     if (plan.scaling == Scaling::kWeak) config = calls.load(assignments_of(plan, index, config.batch.global));
     row.global_batch = config.batch.global;
-    row.model = model_name(config);
+    row.model = model_name(config), row.framework = config.framework.kind;
     row.trial = identity_of_trial(plan, row.size, config);
     return config;
   } catch (const UsageError& error) {

@@ -40,7 +40,7 @@ struct TrialRow {
   std::vector<std::string> point;  // of each axis of the grid, the value as it was given
   Json keys = Json::object();      // the same as {"batch.micro": 1}
   JobSize size;
-  std::string model;              // the configuration's; "" if the configuration was refused
+  std::string model, framework;   // the configuration's, and its framework.kind; "" if it was refused
   std::int64_t global_batch = 0;  // sequences; 0 if the configuration was refused
   Outcome outcome;
   std::string run;    // run directory of a measured trial
@@ -104,8 +104,11 @@ std::string name_of(Outcome::Kind kind);
 // Returns the different machines on which the rows with a step were measured: "NVIDIA H100 (AMD EPYC 9334)".
 std::vector<std::string> machines_of(const std::vector<TrialRow>& rows);
 
-// Returns "llama3-8b on 4 nodes of snellius-h100, predicted": of the model, the size and the cluster those that all
-// rows share. The size is in nodes or in ranks ("16 ranks"), as it was given.
+// Returns framework.kind of the rows whose configuration was not refused; nullopt: they differ, or there are none.
+std::optional<std::string> framework_of(const std::vector<TrialRow>& rows);
+
+// Returns "llama3-8b on 4 nodes of snellius-h100, predicted": of the model, the framework if it is not molen, the size
+// and the cluster those that all rows share. The size is in nodes or in ranks ("16 ranks"), as it was given.
 std::string title_of(const SweepPlan& plan, const std::vector<TrialRow>& rows);
 
 // Returns "micro 4, FULL_SHARD, 2 nodes": a trial by its values, without those of the axes that `without` names.

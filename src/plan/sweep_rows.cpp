@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include "base/csv.h"
 #include "base/error.h"
+#include "plan/framework.h"
 #include "plan/sweep.h"
 
 namespace molen::plan {
@@ -258,6 +260,13 @@ std::vector<std::string> machines_of(const std::vector<TrialRow>& rows) {
   return machines;
 }
 
+std::optional<std::string> framework_of(const std::vector<TrialRow>& rows) {
+  std::set<std::string> kinds;
+  for (const TrialRow& row : rows)
+    if (!row.framework.empty()) kinds.insert(row.framework);
+  return kinds.size() == 1 ? std::optional(*kinds.begin()) : std::nullopt;
+}
+
 std::string title_of(const SweepPlan& plan, const std::vector<TrialRow>& rows) {
   std::string model;
   for (const TrialRow& row : rows) {
@@ -272,7 +281,7 @@ std::string title_of(const SweepPlan& plan, const std::vector<TrialRow>& rows) {
   const std::string size = plan.sizes.size() > 1 || first.amount() == 0 ? ""
                            : first.nodes > 0                            ? counted(first.nodes, "node")
                                                                         : counted(first.ranks, "rank");
-  std::string title = model;
+  std::string title = model + framework_text(" with ", framework_of(rows).value_or("molen"));
   const char* scaling = plan.scaling == Scaling::kStrong ? "strong scaling of "
                         : plan.scaling == Scaling::kWeak ? "weak scaling of "
                                                          : "";

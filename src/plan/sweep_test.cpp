@@ -283,6 +283,14 @@ TEST(SweepRows, NameTheDifferentMachinesOfTheirSteps) {
   EXPECT_TRUE(machines_of(MadeUp({}).run()).empty()) << "predictions have none";
 }
 
+TEST(SweepRows, TheTitleSaysWhoseStepsTheyAre) {
+  MadeUp both({"framework.kind=molen,pytorch"}), one({"framework.kind=pytorch", "batch.micro=1,2"});
+  EXPECT_EQ(framework_of(both.run()), std::nullopt);
+  EXPECT_EQ(title_of(both.plan, both.run()), "custom on 1 node of made-up, predicted");
+  EXPECT_EQ(framework_of(one.run()), "pytorch");
+  EXPECT_EQ(title_of(one.plan, one.run()), "custom with framework.kind = \"pytorch\" on 1 node of made-up, predicted");
+}
+
 // The interval of a prediction is a probability; that of a measurement is of the steps that there were.
 TEST(SweepRows, NameTheIntervalForWhatItIs) {
   MadeUp made({"batch.micro=1,2"});

@@ -23,6 +23,12 @@ plan::Outcome outcome_of(const SearchPlan& plan, const Attempt& attempt, const P
   return refused;
 }
 
+// Returns the memory that there is for a trial; absent: not known.
+std::optional<Bytes> limit_of(const Trial& trial, const SearchPlan& plan) {
+  const auto choice = plan.space.choice(trial.point, plan.base, plan.job);
+  return choice && choice.value().config.framework.kind != "molen" ? plan.device_memory : plan.memory;
+}
+
 // Runs the trials that have no outcome yet, `plan.concurrent` at a time.
 void run_trials(const SearchPlan& plan, const SearchCalls& calls, const std::vector<Trial*>& missing) {
   std::mutex mutex;
@@ -111,8 +117,9 @@ std::string_view unit_of(Objective objective) {
 
 Observation observation_of(const Trial& trial, const SearchPlan& plan) {
   Observation o{trial.point, std::nullopt};
-  if (plan.memory && trial.outcome.memory)
-    o.load = static_cast<double>(trial.outcome.memory->value) / static_cast<double>(plan.memory->value);
+  const auto limit = limit_of(trial, plan);
+  if (limit && trial.outcome.memory)
+    o.load = static_cast<double>(trial.outcome.memory->value) / static_cast<double>(limit->value);
   if (!trial.has_step()) return o;
   const double figure = figure_of(plan.objective, trial.outcome.figures);
   o.value = more_is_better(plan.objective) ? figure : 1.0 / figure;

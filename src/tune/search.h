@@ -46,7 +46,9 @@ struct SearchPlan {
   config::Config base;
   JobRanks job;
   Objective objective = Objective::kThroughput;
-  std::optional<Bytes> memory = std::nullopt;  // that the plan of a rank may take; absent: not known
+  // The bytes of a device that molen's plan of a rank may take, and those of all that framework.kind uses, with the
+  // driver's; absent: not known.
+  std::optional<Bytes> memory = std::nullopt, device_memory = std::nullopt;
   std::uint64_t seed = 0;
   int trials = 60;
   int parallel = 4;    // points of one proposal
@@ -54,7 +56,7 @@ struct SearchPlan {
 };
 
 // The values that the optimiser gets of a trial: larger is better, a trial without a step failed, and the load is its
-// memory over that of the plan. Throws UsageError for a step without the figure.
+// memory over what the plan of the search says of it. Throws UsageError for a step without the figure.
 Observation observation_of(const Trial& trial, const SearchPlan& plan);
 
 // Predicts or measures one trial. May be called by several threads at once, if the plan says so.

@@ -43,6 +43,18 @@ plan::Outcome made_up(const config::Config& c, int ranks) {
   return o;
 }
 
+// The limit of molen's plan leaves out what the driver takes, which the memory of a framework counts.
+TEST(Search, AFrameworkMayTakeTheWholeDevice) {
+  SearchPlan plan{.space = parse_space({"framework.kind=molen,pytorch", "batch.micro=1,2"}), .base = {}, .job = {}};
+  plan.memory = Bytes(1000), plan.device_memory = Bytes(1250);
+  Trial trial;
+  trial.outcome.memory = Bytes(1100);
+  for (const auto& [kind, load] : {std::pair{0U, 1.1}, {1U, 0.88}}) {
+    trial.point = {kind, 0};
+    EXPECT_DOUBLE_EQ(observation_of(trial, plan).load.value(), load);
+  }
+}
+
 SearchCalls made_up_calls() {
   return {.attempt = [](const config::Config& c, int ranks, int) { return made_up(c, ranks); }};
 }

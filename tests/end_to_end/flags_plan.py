@@ -372,6 +372,11 @@ def calculus(case):
     case.refused(*simulated, *job, "--nodes", 22, "--recompute", says=["--recompute", "parallel.recompute"])
     case.refused(*simulated, *job, {"parallel.tensor": 5}, "--nodes", 22, says=["--mfu simulated", "88 devices", "parallel.tensor"])
     case.refused(*base, *sized, "--mfu", "much", says=["--mfu", "much", "simulated"])
+    # Another framework's step takes longer, and a share that is given is of no step.
+    framework = [*job, {"framework.kind": "pytorch"}, "--tokens", "450B", "--nodes", 22]
+    of_framework = json.loads(case.molen("simulate", *job, {"framework.kind": "pytorch"}, "--cluster", "snellius-h100", "--ranks", 88, "--format", "json").stdout)["step_s"]
+    close("--mfu simulated: of a framework", days(said(*framework, "--mfu", "simulated")) * 86400, 450e9 / (88 * 4096) * of_framework)
+    case.refused(*base, *framework, says=["framework.kind: a given --mfu simulates no step; --mfu simulated does"])
     # Batches: at the noise scale twice the least tokens and twice the least steps.
     rows = {b["batch_tokens"]: b for b in said(*sized, "--nodes", 22, "--noise-scale", "4M")["models"][0]["batches"]}
     equal("--noise-scale", (rows[4e6]["token_ratio"], rows[4e6]["step_ratio"], rows[1e6]["step_ratio"]), (2, 2, 5))

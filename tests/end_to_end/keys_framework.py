@@ -34,12 +34,27 @@ def count(said, kind):
 def refuses(case, sets, *keys):
     """What runs molen, and what measures it, say which key they cannot do."""
     small = {"framework.kind": "pytorch", **sets}
-    for command in (["train", "tiny.toml"], ["bench", "tiny.toml"], ["verify", "tiny.toml"], ["verify", "tiny.toml", "--static"], ["calibrate", "tiny.toml", "--output", "refused.json"], ["program", "tiny.toml"]):
-        case.refused(*command, small, says=[f"{k}: " for k in keys])
+    commands = [["train"], ["bench"], ["verify"], ["verify", "--static"], ["calibrate", "--output", "refused.json"], ["program"], ["plan", "--cluster", "dgx-h100"]]
+    for verb, *options in commands:
+        case.refused(verb, "tiny.toml", *options, small, says=[f"{k}: " for k in keys])
+    case.refused("train", "tiny.toml", small, says=["this command is for molen itself, which ", "predict the framework with `molen simulate --cluster NAME`"])
     assert not (work / "refused.json").exists()
     alone = {k: v for k, v in sets.items() if k.startswith("framework.")}
     if alone:
-        case.refused("simulate", "tiny.toml", MODEL, alone, "--cluster", "dgx-h100", says=[*alone, "framework.kind"])
+        case.refused("simulate", "tiny.toml", MODEL, alone, "--cluster", "dgx-h100", says=[f'{k}: has an effect only with framework.kind = "pytorch"' for k in alone])
+
+
+def titles(case):
+    """What sweep and tune say of the steps of a framework."""
+    for verb, option in (("sweep", "--grid"), ("tune", "--search")):
+        words = [verb, "tiny.toml", MODEL, "--cluster", "dgx-h100", "--ranks", 8, option, "batch.micro=1,2"]
+        named = 'with framework.kind = "pytorch" on '
+        for kind in ("molen", "pytorch"):
+            equal(f"{verb}: {kind}", json.loads(case.molen(*words, {"framework.kind": kind}, "--format", "json").stdout)["framework"], kind)
+            equal(f"{verb}: its title", named in case.molen(*words, {"framework.kind": kind}).stdout.splitlines()[0], kind == "pytorch")
+        both = [*words, option, "framework.kind=molen,pytorch"]
+        equal(f"{verb} of both", json.loads(case.molen(*both, "--format", "json").stdout)["framework"], None)
+        assert named not in case.molen(*both).stdout
 
 
 @row("framework.kind")
@@ -55,9 +70,33 @@ def kind(case):
     # In each micro-batch, kernels of the loss move 28 bytes for each logit.
     traffic = 32 // MICRO // 8 * MICRO * SEQUENCE * VOCABULARY * 28 * FACTORS["memory"]
     assert said["step_s"] > molen["step_s"] + 0.9 * traffic / 3.35e12, (said["step_s"], molen["step_s"], traffic)
-    assert "the framework's memory" in case.molen("simulate", "tiny.toml", PYTORCH, "--cluster", "dgx-h100").stdout
+    text = case.molen("simulate", "tiny.toml", PYTORCH, "--ranks", 8, "--cluster", "dgx-h100").stdout
+    assert 'predicted step of framework.kind = "pytorch": ' in text and "libraries, fits into the" in text and "ZeRO" not in text, text
+    equal("whose step it is", (molen["framework"], said["framework"]), (None, {"kind": "pytorch", "zero": 0, "zero_asked": 0}))
+    # molen's plan leaves room for the driver and for libraries, which the memory of a framework counts.
+    room = {name: (s["cluster"]["fits"], s["cluster"]["plannable_memory_bytes"] / s["cluster"]["device_memory_bytes"]) for name, s in (("molen", molen), ("framework", said))}
+    equal("plannable", room, {"molen": (True, FACTORS["plannable_memory"]), "framework": (True, 1)})
+    huge = {**PYTORCH, "model.hidden": 16384, "model.ffn": 65536, "model.heads": 128, "model.kv_heads": 128}
+    exceeds = predicted(case, huge)
+    assert not exceeds["cluster"]["fits"] and exceeds["memory_bytes"] > exceeds["cluster"]["plannable_memory_bytes"], exceeds["cluster"]
+    assert "libraries, exceeds the" in case.molen("simulate", "tiny.toml", huge, "--ranks", 8, "--cluster", "dgx-h100").stdout
+    # Two stages of two layers: the first keeps two micro-batches at once, the last one. An allocator takes a quarter more.
+    staged = {**PYTORCH, "parallel.pipeline": 2, "parallel.stage_layers": [2, 2]}
+    stages, fewer = (predicted(case, {**staged, "framework.saved_activations": s})["stages"] for s in ("autograd", "molen"))
+    for i, micro_batches in enumerate((2, 1)):
+        more = 1.25 * 2 * micro_batches * (4 * HIDDEN + 2 * FFN) * MICRO * SEQUENCE
+        close(f"stage {i}", stages[i]["memory_bytes"] - fewer[i]["memory_bytes"], more, 1e-6)
+    # A pipeline does not gather sharded parameters in each pass, and says so.
+    one, three = (predicted(case, {**staged, "parallel.zero": zero}) for zero in (1, 3))
+    equal("ZeRO-3 of a pipeline", (three["step_s"], three["framework"]), (one["step_s"], {"kind": "pytorch", "zero": 1, "zero_asked": 3}))
+    assert "sharded parameters (zero 3) of a pipeline are predicted as ZeRO-1" in case.molen("simulate", "tiny.toml", staged, {"parallel.zero": 3}, "--ranks", 8, "--cluster", "dgx-h100").stdout
+    titles(case)
     refuses(case, {}, "framework.kind")
     case.refused("simulate", "tiny.toml", PYTORCH, "--cluster", "dgx-h100", "--clocks", says=["framework.kind: ", "--clocks"])
+    case.refused("simulate", "--model", "mixtral-8x7b", {"framework.kind": "pytorch"}, "--ranks", 8, "--cluster", "dgx-h100", says=["model.preset: ", "framework.kind", "experts"])
+    for heads in ({"model.head_dim": 264}, {"model.position": "alibi"}):
+        case.refused("simulate", "tiny.toml", PYTORCH, heads, "--ranks", 8, "--cluster", "dgx-h100", says=["math.flash_attention: ", "set math.flash_attention = false"])
+        predicted(case, {**PYTORCH, **heads, "math.flash_attention": False})
     case.refused("simulate", "tiny.toml", PYTORCH, {"precision.compute": "fp32"}, "--cluster", "dgx-h100", says=["precision.compute: ", "framework.kind"])
 
 
@@ -71,6 +110,10 @@ def gradients(case):
     close("half of the bytes are reduced", seconds(half, "all_reduce") / seconds(whole, "all_reduce"), 0.5, 0.15)
     assert half["step_s"] < whole["step_s"]
     equal("fp32 is the default", predicted(case, {**PYTORCH, "framework.gradients": "fp32"}), whole)
+    # Where parameters are sharded, gradients travel in 16 bits and stay in fp32.
+    whole, half, sent = (predicted(case, {**PYTORCH, "parallel.zero": 3, **more}) for more in ({}, {"framework.gradients": "16-bit"}, {"precision.reduce": "bf16"}))
+    equal("sharded: as with messages of 16 bits", half, sent)
+    close("half of the bytes are reduced", seconds(half, "reduce_scatter") / seconds(whole, "reduce_scatter"), 0.5, 0.15)
     refuses(case, {"framework.gradients": "16-bit"}, "framework.gradients", "framework.kind")
 
 
@@ -95,6 +138,8 @@ def overlap(case):
     stops, beside = predicted(case, staged), predicted(case, {**staged, "framework.overlap": ["pp"]})
     assert stops["step_s"] > beside["step_s"]
     equal("no axis is the default", predicted(case, {**staged, "framework.overlap": []}), stops)
+    for axis in ("tp", "pp"):
+        case.refused("simulate", "tiny.toml", PYTORCH, {"framework.overlap": [axis]}, "--ranks", 8, "--cluster", "dgx-h100", says=["framework.overlap: ", f'"{axis}" has no effect'])
     case.refused("simulate", "tiny.toml", PYTORCH, {"parallel.tensor": 8, "framework.overlap": ["tp"]}, "--ranks", 8, "--cluster", "dgx-h100", says=["framework.overlap: ", "parallel.sequence"])
     refuses(case, {"framework.overlap": ["dp"]}, "framework.overlap")
 
@@ -126,9 +171,16 @@ def saved(case):
         more = 4 * tokens * HIDDEN + 2 * tokens * FFN + (0 if flash else 5 * HEADS * tokens * SEQUENCE)
         close(f"bytes of {LAYERS} layers", all_of_them["allocator_bytes"] - fewer["allocator_bytes"], LAYERS * more, 1e-6)
         equal("seconds stay", all_of_them["step_s"], fewer["step_s"])
+        # Context ranks share the tokens, which meet the keys of the whole sequence. The two norms' results and that of the activation are of the rank's own tokens.
+        context = {**of, "parallel.context": 2}
+        all_of_them, fewer = predicted(case, context), predicted(case, {**context, "framework.saved_activations": "molen"})
+        close("of context ranks", all_of_them["allocator_bytes"] - fewer["allocator_bytes"], LAYERS * more / 2, 1e-6)
     full = {**PYTORCH, "parallel.recompute": "full"}
     again = predicted(case, full)["allocator_bytes"] - predicted(case, {**full, "framework.saved_activations": "molen"})["allocator_bytes"]
     close("one layer at a time where they are computed again", again, 4 * tokens * HIDDEN + 2 * tokens * FFN, 1e-6)
+    parts = {**PYTORCH, "parallel.recompute": ["norm_up", "activation"]}
+    again = predicted(case, parts)["allocator_bytes"] - predicted(case, {**parts, "framework.saved_activations": "molen"})["allocator_bytes"]
+    close("of what is computed again, one layer", again, 2 * tokens * HIDDEN * LAYERS + 2 * tokens * HIDDEN + 2 * tokens * FFN, 1e-6)
     refuses(case, {"framework.saved_activations": "molen"}, "framework.saved_activations")
 
 
