@@ -113,7 +113,9 @@ def gradients(case):
     # Where parameters are sharded, gradients travel in 16 bits and stay in fp32.
     whole, half, sent = (predicted(case, {**PYTORCH, "parallel.zero": 3, **more}) for more in ({}, {"framework.gradients": "16-bit"}, {"precision.reduce": "bf16"}))
     equal("sharded: as with messages of 16 bits", half, sent)
-    close("half of the bytes are reduced", seconds(half, "reduce_scatter") / seconds(whole, "reduce_scatter"), 0.5, 0.15)
+    # Half of the bytes are reduced, and the latency of a message stays.
+    ratio = seconds(half, "reduce_scatter") / seconds(whole, "reduce_scatter")
+    assert 0.5 <= ratio < 0.75, ratio
     refuses(case, {"framework.gradients": "16-bit"}, "framework.gradients", "framework.kind")
 
 
