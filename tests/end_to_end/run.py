@@ -245,7 +245,7 @@ subprocess.run(["cc", "-shared", "-fPIC", "-o", FAULTS, pathlib.Path(__file__).w
 
 
 def stalling(watts):
-    """What to put before the command of a run of the next 120 s. The recording and the times without storage are in files."""
+    """Writes a recording of the next 120 s and the times at which reads stall; returns the words to put before the command."""
     at, joules, points, windows = time.monotonic(), 0.0, [], []
     for _ in range(400):
         for stalled, seconds in ((False, rng.uniform(0.03, 0.06)), (True, rng.uniform(0.2, 0.4))):
@@ -261,34 +261,59 @@ def stalling(watts):
 waits = [x for s in ("run.name=waits", 'energy.meters=["replay-clock:waits.jsonl"]', 'energy.sample_every="3 ms"', "data.validation=[]", "batch.global=2", 'train.until="1000000 steps"', 'checkpoint.every="1000000 steps"') for x in ("--set", s)]
 
 
-def run_waits(stages):
-    """The account of a run, the names and joules of its entries with a wait, and its seconds of waiting for data and of the bubble by its steps."""
-    words = [*waits, "--set", 'train.stop_after="8 s"', "--set", f"parallel.pipeline={stages}", "--ranks", stages]
+def run_waits(stages, *more):
+    """Of an attempt: its entries with a wait, whether these are of waits alone, and its seconds of waiting for data and of the bubble by its steps."""
+    before = totals("waits")[-1]["phases_j"]["cpu-package0"]
+    words = [*waits, "--set", 'train.stop_after="8 s"', "--set", f"parallel.pipeline={stages}", "--ranks", stages, *more]
     said = run("train", "run.toml", *words, launcher=stalling(100.0 if stages == 2 else 30.0)).stdout
     account, last = energy_events("waits", "phases")[-1]["scopes"]["cpu-package0"], totals("waits")[-1]
-    of_waits = {name: e for name, e in account["entries"].items() if {"data_wait", "bubble"} & set(name.split("+"))}
+    entries, after = account["entries"], last["phases_j"]["cpu-package0"]
+    of_waits = {name: e for name, e in entries.items() if {"data_wait", "bubble"} & set(name.split("+"))}
     steps = [m for m in metrics("waits").values() if m["attempt"] == last["attempt"]]
-    ok(f"{stages} stages: all entries add up to the counter", sum(e["ticks"] for e in account["entries"].values()) == account["ticks"] > 0, account)
-    ok(f"{stages} stages: a wait is said at the end, and added up over attempts", all(f"{name} " in said and last["phases_j"]["cpu-package0"][name] >= e["joules"] for name, e in of_waits.items()), said[-800:])
-    return account, of_waits, stages * sum(m["data_wait_s"] for m in steps), stages * sum(m["phase_s"]["bubble"] for m in steps)
+    ok(f"{stages} stages: all entries add up to the counter", sum(e["ticks"] for e in entries.values()) == account["ticks"] > 0, account)
+    ok(f"{stages} stages: a wait is said at the end", all(f"{name} " in said for name in of_waits), said[-800:])
+    # The attempt before divided its joules once more after its last checkpoint, so its last line differs a little from what goes on.
+    goes_on = {name: after[name] - (entries[name]["joules"] if name in entries else 0.0) for name in after}
+    ok(f"{stages} stages: the waits are added up over attempts", all(abs(goes_on[name] - before.get(name, 0.0)) < 2 + 0.05 * before.get(name, 0.0) for name in {*of_waits, "data_wait"} & {*after}), (before, entries, after))
+    # The two waits of a pipeline go together, so they may share an entry.
+    alone = {name for joined in of_waits for name in joined.split("+")} == ({"data_wait"} if stages == 1 else {"data_wait", "bubble"})
+    return of_waits, alone, stages * sum(m["data_wait_s"] for m in steps), stages * sum(m["phase_s"]["bubble"] for m in steps)
 
 
+def sum_over(entries, key):
+    return sum(e[key] for e in entries.values())
+
+
+# With a sample each second too few are taken to divide anything.
 stalling(1.0)
-run("train", "run.toml", *waits, "--set", 'train.stop_after="3 steps"')
+run("train", "run.toml", *waits, "--set", 'energy.sample_every="1 s"', "--set", 'train.stop_after="3 steps"', "--set", "train.trace_steps=[2]", "--set", "parallel.pipeline=2", "--ranks", 2)
 ok("the first attempt has no entry for a wait, like those of older versions", list(totals("waits")[-1]["phases_j"]["cpu-package0"]) == ["unattributed"], totals("waits")[-1])
+spans = [e for e in json.loads((work / "runs/waits/trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
+ok("a trace is the same with and without a meter", any(e["name"] == "receive" for e in spans) and not any("waited_s" in e["args"] for e in spans), spans[:50])
 for stages in (1, 2):
     # That the entries reach the powers of the waits within 2 % is shown by src/ledger/accuracy_test.cpp. Here other work on the machine holds ranks
-    # up where the recording knows of nothing, so a run tells only that the joules of the waits are mainly there, and it may be repeated.
+    # up where the recording knows of nothing, so a run tells only that the joules of the waits are mainly there. A run may be repeated for the
+    # joules, and because entries are joined where a disturbance hides the difference. The seconds hold in every run. Which of two stages stalls is
+    # a race for the first read.
     for attempt in range(5):
-        account, of_waits, loading, bubble = run_waits(stages)
-        joules, rank_s = (sum(e[key] for e in of_waits.values()) for key in ("joules", "rank_seconds"))
-        names = {name for joined in of_waits for name in joined.split("+")} - {"base"}
-        # The waits of the two stages go together, so they may share an entry. The bubble of the steps has the sending of messages too.
-        power, expected = (30, {"data_wait"}) if stages == 1 else (100, {"data_wait", "bubble"})
-        fits = names == expected and loading > 4 and abs(joules / (power * loading) - 1) < 0.5 and 0.95 * loading + 0.7 * bubble < rank_s < 1.02 * (loading + bubble)
+        of_waits, alone, loading, bubble = run_waits(stages)
+        joules, rank_s = sum_over(of_waits, "joules"), sum_over(of_waits, "rank_seconds")
+        detail = (of_waits, loading, bubble)
+        if alone:
+            ok(f"{stages} stages: no more seconds than the steps say", rank_s < 1.02 * (loading + bubble), detail)
+            ok(f"{stages} stages: no wait for data is missing", stages == 2 or rank_s > 0.95 * loading, detail)
+        # The bubble of the steps has the sending of messages too.
+        fits = alone and loading > 4 and rank_s > 0.95 * loading + 0.7 * bubble and abs(joules / ((30, 100)[stages - 1] * loading) - 1) < 0.5
         if fits:
             break
-    ok(f"{stages} stages: the joules and the seconds of waiting for data{' and for the other stage' if stages == 2 else ''}", fits, (account, loading, bubble))
+    ok(f"{stages} stages: the joules and the seconds of waiting for data{' and for the other stage' if stages == 2 else ''}", fits, detail)
+# The first pass of a step that measures the noise scale loads what the step needs. Its waits are in no step.
+for attempt in range(5):
+    of_waits, alone, loading, bubble = run_waits(2, "--set", "train.noise_scale_every=1")
+    ok("waits for the batches of another pass are not those of the step", loading == 0, loading)
+    if alone:
+        break
+ok("but their joules are those of waits for data and for the other stage", alone and sum_over(of_waits, "rank_seconds") > 4, (of_waits, bubble))
 run("report", "runs/waits", "--output", "waits.html")
 page = (work / "waits.html").read_text()
 ok("the report has them", all(f"<th scope=row>{name}<td>" in page for name in of_waits), list(of_waits))
