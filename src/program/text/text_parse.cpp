@@ -60,6 +60,10 @@ class Parser {
   Parser(std::string_view text, std::string_view origin) : origin_(origin), text_(text) {}
 
   Program run() {
+    constexpr std::string_view kBuffer = "buffer ";
+    std::size_t buffers = 0;
+    for (std::size_t at = text_.find(kBuffer); at < text_.size(); at = text_.find(kBuffer, at + 1)) ++buffers;
+    buffers_.reserve(buffers);
     bool versioned = false;
     for (std::size_t at = 0; at <= text_.size();) {
       const std::size_t end = std::min(text_.find('\n', at), text_.size());
@@ -88,9 +92,11 @@ class Parser {
   }
 
  private:
+  // The line of a buffer, whose words from `first` on are fields. Split lines of all buffers at once would take several
+  // times the memory of the text.
   struct Fields {
-    std::map<std::string, std::string> values;
-    std::size_t line;
+    std::string_view line;
+    std::size_t first, number;
   };
   struct PendingRef {
     std::size_t body, step;
@@ -111,7 +117,7 @@ class Parser {
       have_setting_ = true;
       setting_line_ = number_;
     } else if (w[0] == "buffer") {
-      buffer(w);
+      buffer(line, w);
     } else if (w[0] == "body") {
       if (w.size() != 2) fail("expected 'body NAME'");
       if (body_index(w[1]) >= 0) fail("body '" + w[1] + "' appears twice");
@@ -147,7 +153,7 @@ class Parser {
     return value;
   }
 
-  void buffer(const std::vector<std::string>& w) {
+  void buffer(std::string_view line, const std::vector<std::string>& w) {
     const bool host = w.size() > 5 && w[5] == name_of(Place::kHost);
     const std::size_t fields = host ? 6 : 5;
     if (w.size() < fields)
@@ -160,7 +166,7 @@ class Parser {
     b.elements = number<std::int64_t>(w[3], 0, kMaxElements);
     b.lifetime = choice<Lifetime>(w[4], kAllLifetimes, "lifetime");
     b.place = host ? Place::kHost : Place::kDevice;
-    fields_.push_back({pairs(w, fields), number_});
+    fields_.push_back({line, fields, number_});
   }
 
   DType dtype(const std::string& name) const {
@@ -563,9 +569,10 @@ class Parser {
 
   // Sets the fields of a buffer. Call it when the units that the fields name are known.
   void set_fields(std::size_t buffer) {
-    number_ = fields_[buffer].line;
+    number_ = fields_[buffer].number;
+    auto values = pairs(words(fields_[buffer].line), fields_[buffer].first);
     try {
-      detail::set_fields(program_, fields_[buffer].values, program_.buffers[buffer]);
+      detail::set_fields(program_, std::move(values), program_.buffers[buffer]);
     } catch (const UsageError& error) {
       fail(error.what());
     }
