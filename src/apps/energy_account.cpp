@@ -63,7 +63,7 @@ void print_rows(const std::string& by, const std::vector<serve::AccountRow>& row
     fmt::print("{} had no meter with a reading; their energy is in no sum\n", counted(unmeasured, "attempt"));
 }
 
-// What happened to the energy of runs.
+// Prints the events of runs that concern energy.
 int list_events(const AccountArguments& o, double since, double until) {
   std::vector<serve::RunEvent> events;
   for (const fs::path& run : runs_in(o.directories))

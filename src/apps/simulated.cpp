@@ -94,8 +94,8 @@ Json interval_json(const Simulated& s) {
   return {{"low_s", low}, {"high_s", high}, {"spread", s.spread()}, {"sources", s.errors}};
 }
 
-// Whose step it is, and the ZeRO stage of the program that stands for it beside the one that the configuration asks
-// for; null: molen's.
+// Names the framework whose step is predicted. Says which ZeRO stage the configuration asks for, and which stage the
+// simulated program has. Returns null where molen's own step is predicted.
 Json framework_json(const Simulated& s, const program::Setting& setting) {
   if (s.framework.empty()) return nullptr;
   return {{"kind", s.config.framework.kind}, {"zero", setting.zero}, {"zero_asked", plan::zero_stage(s.config)}};

@@ -1,4 +1,4 @@
-// What happened to the energy of a site: the events of senders and of caps, and the gaps of meters.
+// The events of a site that concern energy: the events of senders and of caps, and the gaps of meters.
 #pragma once
 
 #include <cstdint>

@@ -50,7 +50,7 @@ struct EnergySum {
   std::optional<double> edp = {};
   NodeParts parts = {};
   std::string node = {}, job = {}, step = {}, user = {};  // where all periods have the same; else empty
-  // Of the scopes that count: the periods without a reading, and their seconds, added up over scopes.
+  // The number of periods without a reading, and their seconds. Each scope that counts adds its own periods.
   std::int64_t unread = 0;
   double unread_s = 0;
   std::string counted = {};  // the scopes that count: "cpu-package0 dram0"; only in sums by node

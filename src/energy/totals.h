@@ -26,7 +26,7 @@ struct AtSite {
 // Returns the sum. `before` is that of nothing if there were no joules before.
 AtSite sum(const AtSite& before, bool joules_before, const AtSite& more);
 
-// What one host consumed.
+// The energy of one host, with the scopes that it covers.
 struct HostEnergy {
   std::optional<double> joules;     // over its scopes that count; nothing without a reading
   std::vector<std::string> scopes;  // those of them that were read, in the order of their names
@@ -48,7 +48,7 @@ struct EnergySoFar {
   // The ledger divides the joules of each counter among phases: {scope: {"entries": {name: {"joules", ...}}, ...}}
   // (docs/formats/energy.md). Empty when no counter was sampled.
   Json phases = Json::object();
-  // What each host consumed of total_j, by its name. Only where there are several hosts, and only on rank 0.
+  // The share of total_j that each host consumed, by the host's name. Filled only on rank 0 of a job on several hosts.
   std::map<std::string, HostEnergy> by_host;
   AtSite at_site;           // of total_j
   ModelledJoules modelled;  // of parts without a meter; in none of the values above

@@ -1,4 +1,4 @@
-// What happened to the energy of a run: meters that could not be read, gaps, policies and budgets.
+// The events of a run that concern energy: meters that could not be read, gaps, policies and budgets.
 #pragma once
 
 #include <optional>
