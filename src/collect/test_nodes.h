@@ -5,7 +5,9 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <memory>
 #include <string>
@@ -20,22 +22,30 @@
 
 namespace molen::collect {
 
-// So few that a collector that restarts meets nodes which have not sent everything yet.
 constexpr std::int64_t kInFlight = 1;  // batches of a node that are not acknowledged
 
 class SimulatedNodes {
  public:
-  // Each node has batches 1 to `batches`.
-  SimulatedNodes(Address to, int nodes, std::int64_t batches)
-      : to_(std::move(to)), batches_(batches), epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+  // Each node has batches 1 to `batches`, and sends those up to `permitted`; see `permit`.
+  SimulatedNodes(Address to, int nodes, std::int64_t batches, std::int64_t permitted)
+      : to_(std::move(to)), batches_(batches), permitted_(permitted), epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
     for (int i = 0; i < nodes; ++i) nodes_.push_back(std::make_unique<Node>(fmt::format("n{:04}", i)));
   }
+
+  // Lets each node send its batches up to this one. Any thread may call it.
+  void permit(std::int64_t batches) { permitted_ = batches; }
 
   // Runs until everything is acknowledged; returns false if that takes longer than `within_s`.
   bool run(double within_s) {
     const double by_s = now().value + within_s;
+    std::int64_t known = permitted_;
     while (done_ < nodes_.size()) {
       if (now().value > by_s) return false;
+      if (const std::int64_t permitted = permitted_; permitted != known) {
+        known = permitted;
+        for (std::size_t i = 0; i < nodes_.size(); ++i)
+          if (nodes_[i]->socket) watch(i, EPOLL_CTL_MOD, EPOLLIN | EPOLLOUT);
+      }
       for (std::size_t i = 0; i < nodes_.size(); ++i)
         if (!nodes_[i]->socket && nodes_[i]->acked < batches_) connect(i);
       std::array<epoll_event, 256> events;
@@ -66,17 +76,21 @@ class SimulatedNodes {
     node.sent = node.acked;
     node.welcomed = false;
     ++connections_;
-    epoll_event event{};
-    event.events = EPOLLIN | EPOLLOUT;
-    event.data.u64 = i;
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, node.socket->get(), &event);
+    watch(i, EPOLL_CTL_ADD, EPOLLIN | EPOLLOUT);
+  }
+  void watch(std::size_t i, int operation, std::uint32_t events) {
+    epoll_event wanted{};
+    wanted.events = events;
+    wanted.data.u64 = i;
+    ::epoll_ctl(epoll_.get(), operation, nodes_[i]->socket->get(), &wanted);
   }
   void handle(const epoll_event& event) {
     Node& node = *nodes_[event.data.u64];
     if (!node.socket) return;
     if ((event.events & EPOLLIN) != 0 && !receive(node)) return node.socket.reset();
     if ((event.events & (EPOLLERR | EPOLLHUP)) != 0) return node.socket.reset();
-    while (node.welcomed && node.sent < batches_ && node.sent < node.acked + kInFlight && node.outgoing.size() < 8192) {
+    const std::int64_t last = std::min({batches_, permitted_.load(), node.acked + kInFlight});
+    while (node.welcomed && node.sent < last && node.outgoing.size() < 8192) {
       ++node.sent;
       node.outgoing += batch_line(test_batch(node.name, "s", node.sent));
     }
@@ -85,10 +99,7 @@ class SimulatedNodes {
       if (sent < 0 && errno != EAGAIN && errno != ENOTCONN) return node.socket.reset();
       if (sent > 0) node.outgoing.erase(0, static_cast<std::size_t>(sent));
     }
-    epoll_event wanted{};
-    wanted.events = EPOLLIN | (node.outgoing.empty() ? 0u : static_cast<unsigned>(EPOLLOUT));
-    wanted.data.u64 = event.data.u64;
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, node.socket->get(), &wanted);
+    watch(event.data.u64, EPOLL_CTL_MOD, EPOLLIN | (node.outgoing.empty() ? 0u : static_cast<unsigned>(EPOLLOUT)));
   }
   bool receive(Node& node) {
     std::array<char, 4096> bytes;
@@ -110,6 +121,7 @@ class SimulatedNodes {
 
   const Address to_;
   const std::int64_t batches_;
+  std::atomic<std::int64_t> permitted_;
   Descriptor epoll_;
   std::vector<std::unique_ptr<Node>> nodes_;
   std::size_t done_ = 0;

@@ -404,6 +404,12 @@ def kilowatt_meter(name):
     return {"energy.meters": [f"replay:{name}"], "train.until": "1000000 steps", "checkpoint.every": "1000000 steps"}
 
 
+def joules_for(case, plan, steps=500):
+    """What so many steps take at the meter's 1 kW by this machine's pace, and 4 kJ at least: enough losses for a power law, however busy the machine is."""
+    pace = case.train({**plan, "train.until": "60 steps"}, name="pace").steps
+    return max(4000, round(1e3 * steps * sum(s["step_s"] for s in pace[20:]) / len(pace[20:])))
+
+
 def begun_within(run, budget, total, used):
     """No step is begun that the budget does not pay for. How far the last one, and the save after it, go beyond the budget depends on this machine, which may stall for a while."""
     begun = run.steps[-2][total]
@@ -415,35 +421,36 @@ def budgets(case):
     """A run ends with a checkpoint at the last step that its budget pays for, with exit status 3, and goes on once the budget is raised."""
     plan = kilowatt_meter("budget.jsonl")
     held = {**plan, **HELD, "train.validate_every": "1000000 steps", "train.validate_batches": 1}
-    first = case.train(held, {"energy.energy_budget": "4 kJ"}, name="budget", code=3)
+    joules = joules_for(case, plan)
+    first = case.train(held, {"energy.energy_budget": f"{joules} J"}, name="budget", code=3)
     last, used = first.steps[-1]["step"], lambda run: run.events("budget")[-1]["used_j"]
-    begun_within(first, 4e3 / 3.6e6, "kwh_total", used(first) / 3.6e6)
+    begun_within(first, joules / 3.6e6, "kwh_total", used(first) / 3.6e6)
     equal("the checkpoint at the end", first.checkpoints()[-1], last)
     equal("the validation at the end", first.events("validation")[-1]["step"], last)
     equal("what is said", [e["action"] for e in first.events("budget")], ["exceeds", "end"])
     said = first.events("budget")[0]
     equal("once measured, a checkpoint and a validation", (said["save_j"] > 0, said["validation_j"] > 0, said["planned_steps"]), (True, True, 1000000))
-    assert f"stopped after step {last}: {last} of 1000000 steps; energy.energy_budget = 4000 J pays for no further one" in " ".join(first.out.split()), first.out[-2000:]
+    assert f"stopped after step {last}: {last} of 1000000 steps; energy.energy_budget = {joules} J pays for no further one" in " ".join(first.out.split()), first.out[-2000:]
     assert "By a power law through the run's own losses" in " ".join(first.out.split()), first.out[-2000:]
     assert "kWh at the end" in first.out or "Wh at the end" in first.out, first.out[-2000:]
     law = first.events("budget")[0]["loss"]
     assert "why" in law or law["planned"]["value"] <= law["paid"]["value"], law
     row = first.steps[-1]
     assert row["kwh_at_end"]["low"] <= row["kwh_at_end"]["value"] <= row["kwh_at_end"]["high"] and row["kwh_at_end"]["value"] > 10 * row["kwh_total"], row
-    again = case.train(held, {"energy.energy_budget": "4 kJ"}, name="budget", code=3)
+    again = case.train(held, {"energy.energy_budget": f"{joules} J"}, name="budget", code=3)
     equal("nothing more", again.steps[-1]["step"], last)
     assert "nothing to do" in again.out, again.out
-    more = case.train(held, {"energy.energy_budget": "8 kJ"}, name="budget", code=3)
+    more = case.train(held, {"energy.energy_budget": f"{2 * joules} J"}, name="budget", code=3)
     assert more.steps[-1]["step"] > last, more.steps[-1]
-    begun_within(more, 8e3 / 3.6e6, "kwh_total", used(more) / 3.6e6)
+    begun_within(more, 2 * joules / 3.6e6, "kwh_total", used(more) / 3.6e6)
     equal("without a budget nothing is said", case.train({**plan, "train.until": "4 steps"}).events("budget"), [])
     enough = case.train({**plan, "train.until": "1500 steps"}, {"energy.energy_budget": "10 MJ"})
     equal("one that does", ([e["action"] for e in enough.events("budget")], enough.steps[-1]["step"]), (["end"], 1500))
     close("its forecast in the last third", enough.steps[1200]["kwh_at_end"]["value"], enough.steps[-1]["kwh_total"], 0.5)
     html = (case.molen("report", enough.path) and enough.path / "report.html").read_text()
     assert "<h3>Budget</h3>" in html and "Forecast after step 1500" in html
-    # 268 g CO2e/kWh, of 4 kJ.
-    grams = 268 * 4e3 / 3.6e6
+    # 268 g CO2e/kWh.
+    grams = 268 * joules / 3.6e6
     green = case.train(plan, {"energy.co2_budget": f"{grams:.6f} g", "energy.site": "NL"}, "--ranks", 2, code=3)
     begun_within(green, 1e-3 * grams, "kg_co2e_total", green.events("budget")[-1]["used_kg"])
     assert green.steps[-1]["kg_co2e_at_end"]["value"] > 10 * green.steps[-1]["kg_co2e_total"]
@@ -458,13 +465,17 @@ def budgets(case):
     case.refused("train", "tiny.toml", plan, {"run.name": "unknown", "energy.co2_budget": "1 kg", "energy.site": "NL"}, says=["energy.co2_budget", "named no site"])
 
 
-def shrunk_as_by_hand(case, plan, budget, kind, ranks, name):
+def shrunk_to(joules):
+    return {"energy.energy_budget": f"{joules} J", "energy.on_budget": "shrink"}
+
+
+def shrunk_as_by_hand(case, plan, joules, kind, ranks, name):
     """A budget shortens the schedule of a run, whose losses are then those of the shorter schedules given by hand."""
     sets = {**plan, "schedule.kind": kind, "checkpoint.keep": 0}
-    shrunk = case.train(sets, budget, "--ranks", ranks, name=f"shrunk-{name}")
+    shrunk = case.train(sets, shrunk_to(joules), "--ranks", ranks, name=f"shrunk-{name}")
     events = [e for e in shrunk.events("budget") if e["action"] == "shrink"]
     assert events, shrunk.events("budget")
-    assert shrunk.steps[-2]["kwh_total"] * 3.6e6 < 4000, shrunk.steps[-2]
+    assert shrunk.steps[-2]["kwh_total"] * 3.6e6 < joules, shrunk.steps[-2]
     last = events[-1]["paid_steps"]
     equal("the last step", (shrunk.steps[-1]["step"], shrunk.checkpoints()[-1]), (last, last))
     close("the rate at the end", shrunk.steps[-1]["lr"], 1e-3)
@@ -482,9 +493,9 @@ def shrunk_as_by_hand(case, plan, budget, kind, ranks, name):
     assert f"a: after step {events[-1]['step']}, energy.on_budget = \"shrink\" has ended the learning-rate schedule at {last} instead of" in text, text
 
 
-def shrunk_when_resumed(case, plan, budget, name):
+def shrunk_when_resumed(case, plan, joules, name):
     """A resume has the shorter schedule too, and --allow-change train.until goes back."""
-    stopped = case.train({**plan, "train.stop_after": "1.5 s"}, budget, name=name)
+    stopped = case.train({**plan, "train.stop_after": f"{joules / 2700:.2f} s"}, shrunk_to(joules), name=name)
     to = [e for e in stopped.events("budget") if e["action"] == "shrink"][-1]["paid_steps"]
     resumed = case.train({**plan, "train.until": "100000 steps"}, name=name)
     assert f"train.until is {to} steps instead of 100000 steps" in " ".join(resumed.out.split()), resumed.out
@@ -506,10 +517,10 @@ def undisturbed(attempt, times=5):
 @row("energy.on_budget")
 def on_budget(case):
     plan = {**kilowatt_meter("on-budget.jsonl"), "train.until": "100000 steps"}
-    budget = {"energy.energy_budget": "4 kJ", "energy.on_budget": "shrink"}
+    joules = joules_for(case, plan)
     for kind, ranks in (("cosine", 1), ("wsd", 2)):
-        undisturbed(lambda i: shrunk_as_by_hand(case, plan, budget, kind, ranks, f"{kind}-{i}"))
-    undisturbed(lambda i: shrunk_when_resumed(case, plan, budget, f"resumed-{i}"))
+        undisturbed(lambda i: shrunk_as_by_hand(case, plan, joules, kind, ranks, f"{kind}-{i}"))
+    undisturbed(lambda i: shrunk_when_resumed(case, plan, joules, f"resumed-{i}"))
     # Slow: the reference until the forecast exceeds the budget, then a search as min_energy's.
     with LimitedPackage(work / "sys") as package:
         slow = {"energy.meters": ["rapl-powercap"], "energy.energy_budget": "3 kJ", "energy.on_budget": "slow", "batch.global": 16, "train.until": "1000000 steps"}
@@ -524,9 +535,9 @@ def on_budget(case):
         (package.zone / "constraint_0_power_limit_uw").unlink()
         case.refused("train", "tiny.toml", slow, env=package.env, says=["energy.on_budget", "can be set on all hosts", "constraint_0_power_limit_uw"])
     case.refused("train", "tiny.toml", {"energy.on_budget": "shrink"}, says=["energy.on_budget", "neither is set"])
-    case.refused("train", "tiny.toml", {**budget, "energy.on_budget": "pause"}, says=["energy.on_budget", "shrink"])
-    case.refused("train", "tiny.toml", {**budget, "energy.on_budget": "slow", "energy.policy": "sweep"}, says=["energy.on_budget", "energy.policy"])
-    case.refused("train", "tiny.toml", {**budget, "energy.on_budget": "slow", "energy.power_budget": "1 kW"}, says=["energy.on_budget", "energy.power_budget"])
+    case.refused("train", "tiny.toml", {**shrunk_to(4000), "energy.on_budget": "pause"}, says=["energy.on_budget", "shrink"])
+    case.refused("train", "tiny.toml", {**shrunk_to(4000), "energy.on_budget": "slow", "energy.policy": "sweep"}, says=["energy.on_budget", "energy.policy"])
+    case.refused("train", "tiny.toml", {**shrunk_to(4000), "energy.on_budget": "slow", "energy.power_budget": "1 kW"}, says=["energy.on_budget", "energy.power_budget"])
 
 
 # --- the run and its device ----------------------------------------------------------------------------------------------------------
