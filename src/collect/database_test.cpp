@@ -274,6 +274,17 @@ TEST(Postgres, RefusesAnotherEncoding) {
   EXPECT_NE(opening_refused(server.uri("absent")).find("\"absent\" does not exist"), std::string::npos);
 }
 
+// The server reads the rows of a COPY after it took the command, so only the end of the COPY says why a row fails.
+TEST(Postgres, SaysWhichConstraintARowBreaks) {
+  PrivatePostgres& server = PrivatePostgres::shared();
+  query_postgres(server.uri(), "CREATE DATABASE strict");
+  const auto database = open_database(server.uri("strict"));
+  query_postgres(server.uri("strict"), "ALTER TABLE energy_periods ADD CONSTRAINT no_third CHECK (seq <> 3)");
+  const std::string refused = database->store(test_batches("a", 1, 3)).reason();
+  EXPECT_NE(refused.find("\"no_third\""), std::string::npos) << refused;
+  EXPECT_EQ(query_postgres(server.uri("strict"), "SELECT COUNT(*) FROM energy_sessions"), (QueryRows{{"0"}}));
+}
+
 TEST(Postgres, CommitsAreDurableWhateverTheServerIsSetTo) {
   PrivatePostgres& server = PrivatePostgres::shared();
   query_postgres(server.uri(), "CREATE DATABASE loose");

@@ -122,6 +122,7 @@ TEST_F(Job, LearnsOfTheEndOfTheDaemon) {
   EXPECT_EQ(end.notes.at(0),
             fmt::format("the energy daemon at {}: it is gone; what it had set is restored by it or by its guardian",
                         socket().string()));
+  EXPECT_TRUE(held.value()->end().notes.empty()) << "it is asked once";
   EXPECT_TRUE(soon([&] { return tree_.clocks() == kAsFound; }));
   EXPECT_EQ(settings().unavailable.back().meter, "daemon") << "it is named";
 }

@@ -96,6 +96,25 @@ TEST(ScopeLedger, TooFewChangesGiveNoLag) {
   EXPECT_EQ(ledger.account().refusal, "27 changes of the counter; the lag needs 28 at least");
 }
 
+// The lag is estimated as soon as there are as many changes as it is to be estimated from.
+TEST(ScopeLedger, TheFirstTryNeedsNoFurtherChange) {
+  const SimulatedJob job = fsdp_job(1, 40, 3);
+  const SimulatedMeter meter;
+  CounterChanges counter(counter_of(meter));
+  const std::vector<Sample> samples = samples_of(job, meter, 3);
+  std::ptrdiff_t needed = 0;
+  for (int changes = 0; changes < 100; ++needed) {
+    const auto change = counter.add(samples.at(static_cast<std::size_t>(needed)));
+    changes += change && change->from;
+  }
+  for (const bool enough : {false, true}) {
+    ScopeLedger ledger(counter_of(meter), job.phases, 1, {.first_changes = 100, .most_changes = 100});
+    play(job, {samples.begin(), samples.begin() + (enough ? needed : needed - 1)}, ledger);
+    const std::string refusal = ledger.account().refusal;
+    EXPECT_EQ(refusal, enough ? "" : "99 changes of the counter so far; the lag is estimated from 100");
+  }
+}
+
 TEST(ScopeLedger, ARestartIsAGapOfUnknownEnergyAndBooksNothing) {
   const SimulatedJob job = fsdp_job(1, 120, 2);
   SimulatedMeter meter;

@@ -273,6 +273,7 @@ TEST(Launches, TellTheirTimes) {
     if (may_be_launched(p, step)) {
       EXPECT_GE(time.start_s, last);  // all ops are on one stream
       EXPECT_GE(time.seconds(), 2 * kSleep);
+      EXPECT_EQ(time.cpu_s, time.seconds()) << "the device's time is that of its work";
       last = time.end_s;
     } else {
       EXPECT_GE(time.seconds(), kSleep);

@@ -450,6 +450,8 @@ def measured_anew(case):
     own = {"XDG_CACHE_HOME": str(work / "measured")}  # rows beside this one measure too
     rates = lambda *words: json.loads(case.molen("doctor", *words, "--format", "json", env=own).stdout)["gemm_gflops"]
     first = rates("--measure")
+    libraries = {"fp32_aten"} | {f"fp32_{json.loads(case.molen('doctor', '--format', 'json', env=own).stdout)['gemm_library']}"}
+    assert libraries <= set(first) <= {"fp32", "bf16", "fp32_aten", "fp32_onednn"}, first
     kept = [rates() for _ in range(2)]
     assert all(k[t] == first[t] for k in kept for t in ("fp32", "bf16")), (first, kept)
     anew = rates("--measure")
