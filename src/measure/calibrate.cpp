@@ -19,11 +19,9 @@
 #include "base/json.h"
 #include "base/median.h"
 #include "base/rng.h"
-#include "data/attended.h"
 #include "exec/executor.h"
 #include "launch/throw_on_all_ranks.h"
 #include "measure/rates.h"
-#include "sim/attended.h"
 #include "sim/simulate.h"
 
 namespace molen::measure {
@@ -71,14 +69,6 @@ std::vector<DType> likely_precisions(int threads, comm::Communicator& world) {
   return precisions;
 }
 
-std::vector<std::int32_t> equal_documents(std::int64_t sequence, std::int64_t documents) {
-  const std::int64_t length = std::max<std::int64_t>(1, sequence / documents);
-  std::vector<std::int32_t> starts(static_cast<std::size_t>(sequence));
-  for (std::int64_t i = 0; i < sequence; ++i)
-    starts[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(std::min(i / length, documents - 1) * length);
-  return starts;
-}
-
 SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats, int cuda_device,
                            std::int64_t documents) {
   at::set_num_threads(p.setting.threads);  // otherwise every rank would take all cores
@@ -123,22 +113,10 @@ SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world,
 
 namespace {
 
-// Returns the program with the FLOPs that a mask of equal documents leaves to attention.
-std::vector<program::Program> within_documents(program::Program p, std::int64_t documents) {
-  std::vector<program::Program> programs{std::move(p)};
-  const program::Setting& s = programs.front().setting;
-  if (s.document_mask)
-    sim::attend_within_documents(programs, data::attended_share(equal_documents(s.sequence, documents)), false);
-  return programs;
-}
-
 // One calibration program and its measurements.
 struct Trial {
   explicit Trial(CalibrationProgram of)
-      : stage(within_documents(std::move(of.program), of.documents)),
-        once(of.once),
-        documents(of.documents),
-        name(std::move(of.name)) {}
+      : stage(std::vector{std::move(of.program)}), once(of.once), documents(of.documents), name(std::move(of.name)) {}
   const program::Program& program() const { return stage.program(0); }
 
   program::Stages stage;  // this rank's only

@@ -16,6 +16,8 @@
 #include "arch/architecture.h"
 #include "base/error.h"
 #include "comm/threads/threads.h"
+#include "data/attended.h"
+#include "measure/calibration_programs.h"
 #include "program/build/build.h"
 #include "program/parts/part.h"
 #include "program/schedule/schedule.h"
@@ -199,6 +201,32 @@ TEST(Calibrate, RefusesAWidthBelowTheNarrowest) {
     EXPECT_EQ(error.what(),
               fmt::format("--widest: {}; the narrowest shape is {} wide", options.widest, options.widest + 1));
   }
+}
+
+// A mask of four documents leaves attention less work than one of a single document, and every other op as much.
+TEST(Calibrate, AttentionHasTheWorkThatItsDocumentsLeave) {
+  std::map<std::string, std::map<std::int64_t, std::map<std::string, double>>> flops;  // by model and documents
+  std::map<std::string, double> share;
+  for (const auto& [p, once, name, documents] : calibration_programs({}, 1)) {
+    if (!p.setting.document_mask) continue;
+    std::string model = name;
+    model.replace(model.find(fmt::format(" with {} document", documents)), std::string::npos, "");
+    for (const program::Body& body : p.bodies)
+      for (const program::Step& step : body.steps)
+        flops[model][documents][sim::fitted_kind(p, step)] += step.hardware_flops.value;
+    if (documents == 4) share[model] = data::attended_share(equal_documents(p.setting.sequence, documents));
+  }
+  ASSERT_FALSE(flops.empty());
+  int attention = 0;
+  for (const auto& [model, of] : flops) {
+    EXPECT_NEAR(share.at(model), 0.25, 0.01) << "of the pairs of two positions";
+    for (const auto& [kind, whole] : of.at(1)) {
+      const bool masked = kind.find("attention") != std::string::npos;
+      attention += masked;
+      EXPECT_DOUBLE_EQ(of.at(4).at(kind), (masked ? share.at(model) : 1.0) * whole) << model << ": " << kind;
+    }
+  }
+  EXPECT_GE(attention, 2) << "forward and backward";
 }
 
 // Whatever their number, ranks can share the experts of a measured model.

@@ -8,10 +8,12 @@
 #include <utility>
 
 #include "base/error.h"
+#include "data/attended.h"
 #include "program/build/build.h"
 #include "program/parts/part.h"
 #include "program/provenance/provenance.h"
 #include "program/values/optimizer.h"
+#include "sim/attended.h"
 
 namespace molen::measure {
 namespace {
@@ -212,7 +214,22 @@ program::Setting trial_setting(const CalibrateOptions& o, const Shape& shape, in
   return setting;
 }
 
+// Leaves this share of their FLOPs to the ops that a document mask acts on.
+void leave_to_attention(program::Program& p, double share) {
+  std::vector<program::Program> programs{std::move(p)};
+  sim::attend_within_documents(programs, share, false);
+  p = std::move(programs.front());
+}
+
 }  // namespace
+
+std::vector<std::int32_t> equal_documents(std::int64_t sequence, std::int64_t documents) {
+  const std::int64_t length = std::max<std::int64_t>(1, sequence / documents);
+  std::vector<std::int32_t> starts(static_cast<std::size_t>(sequence));
+  for (std::int64_t i = 0; i < sequence; ++i)
+    starts[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(std::min(i / length, documents - 1) * length);
+  return starts;
+}
 
 std::int64_t calibrated_width(std::int64_t hidden) {
   for (const Shape& shape : kShapes)
@@ -245,6 +262,9 @@ std::vector<CalibrationProgram> calibration_programs(const CalibrateOptions& o, 
                                       shape.vocabulary, shape.batch, setting.sequence, kind.text),
                           kind.documents});
       program::require_sound(programs.back().program, "calibration");
+      if (setting.document_mask)
+        leave_to_attention(programs.back().program,
+                           data::attended_share(equal_documents(setting.sequence, kind.documents)));
     }
   }
   return programs;

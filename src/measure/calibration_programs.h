@@ -19,7 +19,7 @@ inline constexpr std::int64_t kWidestReference = 192;
 std::int64_t calibrated_width(std::int64_t hidden);
 
 struct CalibrationProgram {
-  program::Program program;
+  program::Program program;  // attention has the FLOPs that its documents leave to it
   // Whether it is measured in the first round only: it is there for kinds of ops that no other program has, and a
   // calibration should take minutes.
   bool once = false;
@@ -29,5 +29,9 @@ struct CalibrationProgram {
 // Returns the programs of one of so many ranks, in the same order on all of them. A calibration knows the costs of the
 // kinds of these ops only. Throws UsageError when CalibrateOptions::widest is below all shapes.
 std::vector<CalibrationProgram> calibration_programs(const CalibrateOptions& options, int ranks, int rank = 0);
+
+// Returns, for each position of a sequence of so many documents of one length, where its document starts. The last
+// document has what is left.
+std::vector<std::int32_t> equal_documents(std::int64_t sequence, std::int64_t documents);
 
 }  // namespace molen::measure

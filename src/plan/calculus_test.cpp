@@ -334,6 +334,10 @@ TEST(Calculus, NumbersHaveThreeDigits) {
   const std::string dry = to_text(tables_of(calculate(plan, {model_of_size(1e9)})));
   EXPECT_TRUE(std::regex_search(dry, std::regex(" 0( L|  |$|\n)"))) << "zero has no digits after the point\n" << dry;
   EXPECT_EQ(dry.find("0.00"), std::string::npos) << dry;
+  plan.cluster.site.price = figure(1e-20);
+  const std::string cheap = to_text(tables_of(calculate(plan, {model_of_size(1e9)})));
+  EXPECT_TRUE(std::regex_search(cheap, std::regex(" [1-9]\\.[0-9][0-9]e-[0-9][0-9]"))) << "below 10^-4\n" << cheap;
+  EXPECT_EQ(cheap.find("0.00000"), std::string::npos) << cheap;
 }
 
 TEST(Calculus, PlotHasOneLineForEachModelAndSeparateNames) {

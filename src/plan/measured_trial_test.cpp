@@ -58,6 +58,8 @@ TEST(MeasuredTrial, QuantilesAreMeasuredSteps) {
     const StepFigures f = outcome_of_metrics(metrics, steps, 1, 1).figures;
     EXPECT_LE(f.low_s, f.step_s) << steps;
     EXPECT_LE(f.step_s, f.high_s) << steps;
+    EXPECT_DOUBLE_EQ(f.low_s, 1 + (steps - 1) / 10) << "the first has no step before it";
+    EXPECT_DOUBLE_EQ(f.high_s, steps - (steps - 1) / 10);
   }
 }
 

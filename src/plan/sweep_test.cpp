@@ -23,6 +23,7 @@ struct MadeUp {
   SweepPlan plan;
   std::map<std::string, TrialRow> kept;
   std::vector<std::string> tried;
+  std::vector<std::int64_t> begun, ended;  // indices of trials
   std::mutex trying;
   std::function<void(const config::Config&, const TrialRow&, Outcome&)> outcome = [](const config::Config&,
                                                                                      const TrialRow&, Outcome&) {};
@@ -54,6 +55,12 @@ struct MadeUp {
       outcome(config, row, o);
       return o;
     };
+    const auto note = [&](std::vector<std::int64_t>& indices, std::int64_t index) {
+      const std::lock_guard lock(trying);
+      indices.push_back(index);
+    };
+    calls.begin = [&](const TrialRow&, std::int64_t index) { note(begun, index); };
+    calls.end = [&](const TrialRow&, std::int64_t index) { note(ended, index); };
     return run_sweep(plan, calls, kept);
   }
 };
@@ -66,6 +73,8 @@ TEST(Sweep, TriesEachPointOnEachSizeInOrder) {
   EXPECT_EQ(made.tried[1], "micro 1, flash_attention true");
   EXPECT_EQ(made.tried[2], "micro 1, flash_attention false");
   EXPECT_EQ(made.tried[7], "micro 2, flash_attention false");
+  for (auto* const said : {&made.begun, &made.ended})
+    EXPECT_EQ(*said, (std::vector<std::int64_t>{0, 1, 2, 3, 4, 5, 6, 7}));
   EXPECT_EQ(rows[1].size.nodes, 2);
   EXPECT_EQ(rows[2].keys, (Json{{"batch.micro", 1}, {"math.flash_attention", false}}));
 }
@@ -162,8 +171,10 @@ TEST(Sweep, KeepsTrialsWithAStepOfTheSameConfiguration) {
   const auto first = made.run();
   for (const auto& row : first) made.kept[row.trial] = row;
   EXPECT_EQ(made.kept.size(), 4U) << "each trial has an identity of its own";
-  made.tried.clear();
+  made.tried.clear(), made.begun.clear(), made.ended.clear();
   const auto second = made.run();
+  EXPECT_EQ(made.begun, (std::vector<std::int64_t>{1, 2, 3}));
+  EXPECT_EQ(made.ended, (std::vector<std::int64_t>{0, 1, 2, 3}));
   EXPECT_EQ(made.tried, (std::vector<std::string>{"micro 2", "micro 4", "micro 8"})) << "those without a step";
   EXPECT_TRUE(second[0].kept);
   EXPECT_FALSE(second[1].kept);
@@ -271,6 +282,20 @@ TEST(SweepRows, TableSaysWhyATrialHasNoFigures) {
   EXPECT_EQ(table[1].back(), "NO_SHARD");
   EXPECT_EQ(table[2].back(), "refused: --grid batch.micro: 3 does not divide batch.global = 8");
   for (const auto& row : table) EXPECT_EQ(row.size(), table[0].size());
+}
+
+TEST(SweepRows, TableOfAScalingHasTheSizes) {
+  MadeUp weak({"batch.micro=1"}, {1, 4}, Scaling::kWeak);
+  auto table = table_of(weak.plan, weak.run());
+  ASSERT_EQ(table.size(), 3U);
+  const auto first = [&](std::size_t row) { return std::vector(table[row].begin(), table[row].begin() + 3); };
+  EXPECT_EQ(first(0), (std::vector<std::string>{"micro", "nodes", "batch"}));
+  EXPECT_EQ(first(1), (std::vector<std::string>{"1", "1", "8"}));
+  EXPECT_EQ(first(2), (std::vector<std::string>{"1", "4", "32"}));
+  for (JobSize& size : weak.plan.sizes) size.nodes = 0;
+  table = table_of(weak.plan, weak.run());
+  EXPECT_EQ(first(0), (std::vector<std::string>{"micro", "ranks", "batch"}));
+  EXPECT_EQ(first(2), (std::vector<std::string>{"1", "16", "32"}));
 }
 
 TEST(SweepRows, NameTheDifferentMachinesOfTheirSteps) {

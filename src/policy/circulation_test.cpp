@@ -116,6 +116,11 @@ TEST(Circulation, RefusesNumbersThatDoNotFit) {
   much.add_arc(0, 1, {{std::int64_t{1} << 62, -1}}, false);
   much.add_arc(1, 0, {{0, 0}}, true);
   EXPECT_THROW(much.solve({0, 0}), Error);
+  // Each arc fits, and all together do not.
+  Circulation many(2);
+  for (int i = 0; i < 2; ++i) many.add_arc(0, 1, {{std::int64_t{1} << 59, -1}}, false);
+  many.add_arc(1, 0, {{0, 0}}, true);
+  EXPECT_THROW(many.solve({0, 0}), Error);
   Circulation dear(2);
   dear.add_arc(0, 1, {{1, std::int64_t{1} << 60}}, false);
   EXPECT_THROW(dear.solve({0, 0}), Error);

@@ -10,6 +10,7 @@
 
 #include "arch/architecture.h"
 #include "cluster/cluster.h"
+#include "policy/frontier.h"
 #include "policy/test_graphs.h"
 #include "program/build/build.h"
 #include "program/schedule/schedule.h"
@@ -158,6 +159,26 @@ TEST(ClockOps, MakeSoundPrograms) {
       EXPECT_TRUE(findings.empty()) << findings.front().text;
       EXPECT_GT(p.num_ops(), t.stages.program(static_cast<std::size_t>(p.setting.pipeline.stage)).num_ops());
     }
+  }
+}
+
+// Those that meet part when the last one has done its work, whichever stage that is.
+TEST(ClockOps, AMeetingTakesTheLongestWorkOfItsMembers) {
+  for (const auto kind : program::kAllScheduleKinds) {
+    const program::Stages stages = two_stages(kind, 4);
+    ASSERT_GT(stages.meetings(), 0u);
+    std::vector<double> seconds;
+    for (const std::size_t slow : {0, 1}) {
+      std::vector<program::Timeline> timelines(stages.size());
+      for (std::size_t s = 0; s < stages.size(); ++s)
+        for (std::size_t i = 0; i < stages.ops(s).size(); ++i) {
+          const double begin = timelines[s].total_s;
+          timelines[s].total_s += stages.meeting_of(s, i) >= 0 && s == slow ? 10.0 : 1.0;
+          timelines[s].ops.push_back({begin, timelines[s].total_s});
+        }
+      seconds.push_back(fastest_seconds(graph_of(stages, timelines, model(), true).graph));
+    }
+    EXPECT_DOUBLE_EQ(seconds[0], seconds[1]);
   }
 }
 

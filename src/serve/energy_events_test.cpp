@@ -46,7 +46,7 @@ TEST_F(EnergyEvents, AreThoseOfAllFiles) {
          R"({"event":"meters","attempt":1,"wall_time_s":1.7e9,"available":{},"unavailable":{"rapl dram":"no rights"}})",
          R"({"event":"budget","attempt":1,"step":20,"wall_time_s":1.7e9,"text":"too little"})",
          R"({"event":"policy","attempt":1,"step":30,"chosen":1.2e9,"unit":"Hz","text":"saved 3 %"})",
-         R"({"event":"note"})"});
+         R"({"event":"note","unavailable":{"rapl dram":"of another kind of event"}})"});
   lines("events.jsonl.abandoned-2", {R"({"event":"budget","attempt":9,"text":"left behind"})"});
   lines("energy.jsonl",
         {R"({"event":"unread","attempt":1,"step":3,"reasons":{"dram0":"stands still","total":"no dram0"}})",
@@ -128,7 +128,7 @@ TEST_F(EnergyEvents, DamagedRecordsAreLeftOut) {
   for (const char* damage :
        {"", "7", R"({"event":"phases","scopes":{"a":7,"b":{"gaps":[7]}}})", R"({"event":"unread","reasons":[1]})"}) {
     lines("energy.jsonl", {damage});
-    lines("events.jsonl", {R"({"event":"meters","unavailable":7})", damage});
+    lines("events.jsonl", {R"({"event":"meters","unavailable":7})", R"({"event":"meters"})", damage});
     EXPECT_TRUE(energy_events_of(dir_).empty()) << damage;
   }
   EXPECT_THROW(energy_events_of(dir_ / "none"), UsageError);

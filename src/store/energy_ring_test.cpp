@@ -109,6 +109,21 @@ TEST_F(EnergyRings, DamageIsFound) {
   EXPECT_NE(reason("MOLENJLS").find("8 bytes"), std::string::npos);
 }
 
+// A head whose checksum is right may still say what cannot be.
+TEST_F(EnergyRings, WhatWasSpentBeforeIsAnAmount) {
+  for (const double wrong : {-1.0, std::numeric_limits<double>::infinity(), kNone}) {
+    EnergyRingHead joules = head(), seconds = head(), scope = head();
+    joules.spent_before.total = wrong, seconds.spent_before.seconds = wrong;
+    scope.spent_before.by_scope["cpu"] = wrong;
+    int attempt = 4;
+    for (const EnergyRingHead& damaged : {joules, seconds, scope}) {
+      const EnergyRing ring(file(attempt), damaged);
+      EXPECT_NE(reason(read_file(file(attempt++), 1 << 20)).find("consumed"), std::string::npos) << wrong;
+      fs::remove(file(attempt - 1));
+    }
+  }
+}
+
 TEST_F(EnergyRings, TheNewestAttemptHasTheSums) {
   std::vector<std::string> problems;
   EXPECT_FALSE(read_consumed(folder_, problems));

@@ -204,7 +204,12 @@ class JournalOfSearch : public ::testing::Test {
 
   std::vector<Trial> search() {
     Journal journal(folder_, plan_, conditions_);
-    SearchCalls calls = made_up_calls();
+    SearchCalls calls;
+    calls.attempt = [](const config::Config& config, int ranks, int number) {
+      plan::Outcome outcome = made_up(config, ranks);
+      if (number != 2) outcome.log = {fmt::format("trial {} says", number), "its last lines"};
+      return outcome;
+    };
     calls.end = [&](const Trial& t) { journal.append(t); };
     return run_search(plan_, calls, journal.kept());
   }
@@ -225,6 +230,8 @@ TEST_F(JournalOfSearch, KeepsWhatATrialHad) {
   for (const Trial& t : trials) {
     const Trial& kept = journal.kept().at(t.number);
     EXPECT_EQ(to_json(kept, plan_), to_json(t, plan_)) << "every figure survives, bit for bit";
+    EXPECT_EQ(kept.outcome.log, t.outcome.log);
+    EXPECT_EQ(kept.outcome.log.size(), t.number == 2 ? 0U : 2U);
     EXPECT_TRUE(kept.kept);
   }
   EXPECT_TRUE(std::ranges::any_of(trials, [](const Trial& t) { return !t.has_step(); }));

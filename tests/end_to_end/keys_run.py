@@ -399,8 +399,8 @@ def policies(case):
     case.refused("train", "tiny.toml", {"energy.power_budget": "300 W", "energy.policy": "sweep"}, says=["energy.power_budget", "monitor"])
 
 
-def kilowatt_meter(name):
-    (work / name).write_text("".join(json.dumps({"time_s": t, "energy_j": {"cpu-package0": 1e3 * t}}) + "\n" for t in (0.0, 1e5)))
+def constant_meter(name, watts=1000):
+    (work / name).write_text("".join(json.dumps({"time_s": t, "energy_j": {"cpu-package0": watts * t}}) + "\n" for t in (0.0, 1e5)))
     return {"energy.meters": [f"replay:{name}"], "train.until": "1000000 steps", "checkpoint.every": "1000000 steps"}
 
 
@@ -419,7 +419,7 @@ def begun_within(run, budget, total, used):
 @row("energy.energy_budget", "energy.co2_budget")
 def budgets(case):
     """A run ends with a checkpoint at the last step that its budget pays for, with exit status 3, and goes on once the budget is raised."""
-    plan = kilowatt_meter("budget.jsonl")
+    plan = constant_meter("budget.jsonl")
     held = {**plan, **HELD, "train.validate_every": "1000000 steps", "train.validate_batches": 1}
     joules = joules_for(case, plan)
     first = case.train(held, {"energy.energy_budget": f"{joules} J"}, name="budget", code=3)
@@ -463,8 +463,9 @@ def budgets(case):
     case.refused("train", "tiny.toml", {"energy.energy_budget": "1 kWh"}, says=["energy.energy_budget", 'energy.meters is ["none"]'])
     case.refused("train", "tiny.toml", {"energy.energy_budget": "1 kWh", "energy.meters": ["auto"]}, env={"MOLEN_SYSFS": str(work / "none"), "MOLEN_ENERGY_SOCKET": ""}, says=["energy.energy_budget", "not measured: no meter"])
     # Emissions of a run that knew none before.
-    case.train({**plan, "train.stop_after": "2 steps"}, name="unknown")
-    case.refused("train", "tiny.toml", plan, {"run.name": "unknown", "energy.co2_budget": "1 kg", "energy.site": "NL"}, says=["energy.co2_budget", "named no site"])
+    weak = constant_meter("weak.jsonl", watts=1)  # millijoules, which are joules all the same
+    case.train({**plan, **weak, "train.stop_after": "2 steps"}, name="unknown")
+    case.refused("train", "tiny.toml", weak, {"run.name": "unknown", "energy.co2_budget": "1 kg", "energy.site": "NL"}, says=["energy.co2_budget", "named no site"])
 
 
 def shrunk_to(joules):
@@ -518,7 +519,7 @@ def undisturbed(attempt, times=5):
 
 @row("energy.on_budget")
 def on_budget(case):
-    plan = {**kilowatt_meter("on-budget.jsonl"), "train.until": "100000 steps"}
+    plan = {**constant_meter("on-budget.jsonl"), "train.until": "100000 steps"}
     joules = joules_for(case, plan)
     for kind, ranks in (("cosine", 1), ("wsd", 2)):
         undisturbed(lambda i: shrunk_as_by_hand(case, plan, joules, kind, ranks, f"{kind}-{i}"))

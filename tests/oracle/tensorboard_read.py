@@ -46,7 +46,7 @@ def main():
     for tag in tags:
         events = accumulator.Scalars(tag) if tag in accumulator.Tags()["scalars"] else accumulator.Tensors(tag)
         steps = [event.step for event in events]
-        last = getattr(events[-1], "value", None)
+        last = events[-1].value if hasattr(events[-1], "value") else "; ".join(text.decode() for text in events[-1].tensor_proto.string_val)
         print(f"  {tag}: {len(steps)} points, steps {steps[0]}..{steps[-1]}, last value {last}")
         if any(later <= earlier for earlier, later in zip(steps, steps[1:])):
             wrong.append(f"{tag}: steps repeat or go back: points of an earlier attempt were kept")

@@ -190,6 +190,8 @@ TEST(Alone, SizesThatNoOpSays) {
   };
   EXPECT_NE(says(each([](Attributes& a) { a.rows = {}; })).find("no op says how many rows a micro-batch has"),
             std::string::npos);
+  const auto wide = each([](Attributes& a) { a.rows.sequences <<= a.rows.sequences > 0 ? 41 : 0; });
+  EXPECT_NE(says(wide).find("which are more than 1099511627776"), std::string::npos) << says(wide);
   EXPECT_NE(says(each([](Attributes& a) { a.positions = 0; })).find("no op says how many positions the batch has"),
             std::string::npos);
   EXPECT_NE(

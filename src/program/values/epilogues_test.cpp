@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <set>
 #include <string>
@@ -70,6 +71,19 @@ TEST(Epilogues, ARingPacksAddsAndUnpacks) {
   // The gradients of the queries are summed in fp32 and rounded at the end.
   EXPECT_TRUE(epilogues_of(build(tiny(), s), "ring_exchange").count("add:1536,copy:1152,unpack:768"))
       << ::testing::PrintToString(epilogues_of(build(tiny(), s), "ring_exchange"));
+}
+
+// While one slot is sent, the other is received into or computed with, however many ranks the ring has.
+TEST(Epilogues, ARingOfAnySizeKeepsTwoSlotsOfKeysAndValues) {
+  for (const int ranks : {2, 3, 4}) {
+    Setting s;
+    s.mesh[mesh::Axis::kCp] = ranks;
+    s.context_form = ContextForm::kRing;
+    s.sequence = 24;
+    const Program p = build(tiny(), s);
+    for (const Value role : {Value::kKeys, Value::kDKeys})
+      EXPECT_EQ(std::ranges::count(p.buffers, role, &Buffer::role), 2) << ranks;
+  }
 }
 
 // Three ranks share six query heads with two key and value heads. Each rank has copies of the key and value heads that

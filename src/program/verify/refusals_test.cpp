@@ -144,6 +144,15 @@ TEST(Refusals, OfSettings) {
   EXPECT_NOTED(build(two_layers(), s, &other), UsageError);
 }
 
+TEST(Refusals, APieceNeedsARowForEachTensorRank) {
+  Setting s = plain(2, 1);
+  s.mesh[mesh::Axis::kTp] = 2, s.sequence_parallel = true, s.micro_batch = 1, s.tensor_chunks = 4;
+  s.sequence = 8;
+  EXPECT_TRUE(verify(build(two_layers(true), s)).empty()) << "two rows for two ranks";
+  s.sequence = 7;
+  EXPECT_THROW(build(two_layers(true), s), UsageError);
+}
+
 // Returns programs that together have each kind of op.
 std::vector<Program> programs() {
   std::vector<Program> all;

@@ -39,7 +39,8 @@ TEST(FlightStreams, HaveTheNamesOfTheProgramsText) {
 }
 
 TEST_F(Records, AStepInMetrics) {
-  recorded([](Recorder& r) { r.step(record_of(10)); });
+  const std::string said = recorded([](Recorder& r) { r.step(record_of(10)); });
+  EXPECT_NE(said.find("mem 1.50 GiB of 2.00 GiB planned"), std::string::npos) << said;
   const auto file = store::read_metrics(run / "metrics.jsonl");
   ASSERT_EQ(file.steps.size(), 1U);
   const store::StepMetrics& m = file.steps[0];
