@@ -445,6 +445,9 @@ def budgets(case):
     more = case.train(held, {"energy.energy_budget": f"{2 * joules} J"}, name="budget", code=3)
     assert more.steps[-1]["step"] > last, more.steps[-1]
     begun_within(more, 2 * joules / 3.6e6, "kwh_total", used(more) / 3.6e6)
+    # What a validation takes is measured, and kept for the one at the end: a fraction of the budget, however many there were.
+    often = case.train({**held, "train.validate_every": "20 steps"}, {"energy.energy_budget": f"{joules} J"}, code=3)
+    assert often.steps[-1]["step"] > 60 and often.events("budget")[-1]["validation_j"] < 0.2 * joules, often.events("budget")
     equal("without a budget nothing is said", case.train({**plan, "train.until": "4 steps"}).events("budget"), [])
     enough = case.train({**plan, "train.until": "1500 steps"}, {"energy.energy_budget": "10 MJ"})
     equal("one that does", ([e["action"] for e in enough.events("budget")], enough.steps[-1]["step"]), (["end"], 1500))
