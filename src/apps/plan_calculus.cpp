@@ -99,7 +99,6 @@ std::optional<double> tokens_until(const config::Config& c) {
   return std::nullopt;
 }
 
-// Returns the tokens that --noise-scale gives, or that the run which it names has measured last.
 double noise_scale_of(const std::string& text) {
   if (!fs::is_directory(text)) return count_of("--noise-scale", text, "tokens", "4e6 or 4M");
   const serve::RunData run = serve::read_run(text);

@@ -19,6 +19,10 @@ struct CalculusArguments {
 // Returns the tokens of train.until if the configuration sets it, in tokens or in steps.
 std::optional<double> tokens_until(const config::Config& config);
 
+// Returns the tokens that --noise-scale gives, such as "4M", or that the run which it names has measured last. Throws
+// UsageError.
+double noise_scale_of(const std::string& text);
+
 int run_calculus(const ConfigOptions& options, const CalculusArguments& arguments);
 
 }  // namespace molen::apps

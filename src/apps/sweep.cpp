@@ -9,6 +9,7 @@
 
 #include "apps/cli.h"
 #include "apps/computing.h"
+#include "apps/plan_calculus.h"
 #include "apps/plan_search.h"
 #include "apps/trials.h"
 #include "base/console.h"
@@ -137,6 +138,7 @@ plan::SweepPlan plan_of(const ConfigOptions& options, const SweepArguments& o, c
   if (tried.on) plan.cluster = tried.on->name;
   plan.conditions = conditions_of(tried);
   plan.concurrent = o.parallel.value_or(1);
+  if (o.trials.noise_scale) plan.noise_scale = noise_scale_of(*o.trials.noise_scale);
   if (plan.trials() > plan::kMostTrials)
     throw UsageError("--grid: the grid and its sizes have {} trials, more than {}", plan.trials(), plan::kMostTrials);
   const config::Config first = load_first(options, plan);
@@ -196,6 +198,11 @@ void print_sweep(const plan::SweepPlan& plan, const std::vector<plan::TrialRow>&
   if (steps && plan.measured)
     fmt::print("a step is the median of {} after {} of warm-up\n", o.trials.steps.value_or(kTrialSteps),
                plan::kWarmupSteps);
+  if (steps && plan.noise_scale > 0.0)
+    fmt::print(
+        "time to loss: until the loss is as low as after a million tokens in small batches; at a gradient noise scale "
+        "of {} tokens, a batch of B tokens needs 1 + B / {} times as many\n",
+        human_count(plan.noise_scale), human_count(plan.noise_scale));
   if (const auto machines = plan::machines_of(rows); machines.size() > 1)
     fmt::print("the trials ran on different machines, so that their figures do not compare: {}\n",
                fmt::join(machines, "; "));
@@ -217,6 +224,7 @@ Json json_of_sweep(const plan::SweepPlan& plan, const std::vector<plan::TrialRow
           {"framework", framework ? Json(*framework) : Json()},
           {"cluster", plan.cluster.empty() ? Json() : Json(plan.cluster)},
           {"scaling", o.scaling ? Json(*o.scaling) : Json()},
+          {"noise_scale_tokens", plan.noise_scale > 0.0 ? Json(plan.noise_scale) : Json()},
           {"kept", std::ranges::count_if(rows, [](const auto& row) { return row.kept; })},
           {"trials", trials},
           {"files", files}};

@@ -36,6 +36,9 @@ void add_trial_options(CLI::App& verb, TrialArguments& o) {
                   "predicts the trials, as `molen simulate` does, on this cluster (by name or TOML file, "
                   "docs/formats/cluster.md) or on a calibration (what `molen calibrate` wrote)");
   verb.add_option("--communicator", o.communicator, "of a calibration, as calibrated: self, threads, mpi");
+  verb.add_option("--noise-scale", o.noise_scale,
+                  "gradient noise scale in tokens, or the run that measured it (train.noise_scale_every): the time to "
+                  "a loss beside that of a step, since a larger batch needs more tokens to the same loss");
   verb.add_flag("--real", o.real, "trains the trials and measures their steps");
   verb.add_option("--launch", o.launch,
                   "real: the command that starts the ranks, \"mpirun -n {ranks}\" or \"srun -N {nodes} -n {ranks}\"; "

@@ -20,12 +20,12 @@ namespace molen::apps {
 inline constexpr int kTrialSteps = 10;
 
 struct TrialArguments {
-  std::optional<std::string> cluster, communicator, launch, output, limit;
+  std::optional<std::string> cluster, communicator, launch, output, limit, noise_scale;
   bool real = false;
   std::optional<int> steps;
 };
 
-// Adds --cluster, --communicator, --real, --launch, --steps and --time-limit.
+// Adds --cluster, --communicator, --noise-scale, --real, --launch, --steps and --time-limit.
 void add_trial_options(CLI::App& verb, TrialArguments& arguments);
 
 // Refuses options that have no meaning together, or none without another. `verb`: "sweep".

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "apps/cli.h"
+#include "apps/plan_calculus.h"
 #include "apps/plan_search.h"
 #include "apps/trials.h"
 #include "base/console.h"
@@ -45,6 +46,13 @@ void require_tune_modes(const ConfigOptions& options, const TuneArguments& o) {
         "--space FILE.toml, or --space frontier");
   if (!o.search.empty() && o.space) throw UsageError("--space: give --space or --search, not both");
   if (options.ranks && o.nodes) throw UsageError("--nodes: give --ranks or --nodes, not both");
+  const bool loss = tune::objective_from_name(o.objective) == tune::Objective::kLoss;
+  if (loss && !o.trials.noise_scale)
+    throw UsageError(
+        "--objective loss: how many more tokens a larger batch needs follows from --noise-scale TOKENS, or from a run "
+        "that measured it");
+  if (!loss && o.trials.noise_scale)
+    throw UsageError("--noise-scale: has no effect on --objective {}; --objective loss takes it", o.objective);
 }
 
 // How trials are tried: predicted on something, or trained.
@@ -119,6 +127,7 @@ tune::SearchPlan search_plan(const ConfigOptions& options, const TuneArguments& 
                         .base = load_config(options),
                         .job = job,
                         .objective = tune::objective_from_name(o.objective),
+                        .noise_scale = o.trials.noise_scale ? noise_scale_of(*o.trials.noise_scale) : 0.0,
                         .seed = o.seed,
                         .trials = o.number,
                         .parallel = o.parallel.value_or(real ? 1 : kUsualParallel)};
@@ -210,7 +219,8 @@ void write_tune_files(const ConfigOptions& options, const tune::SearchPlan& plan
   r.files.push_back((fs::path(*output) / "tune.jsonl").string());
   write("best.toml", best);
   const std::string title = title_of_search(plan, tried);
-  write("trajectory.svg", tune::trajectory_svg(r.trials, plan.objective, fmt::format("Search: {}", title)));
+  write("trajectory.svg",
+        tune::trajectory_svg(r.trials, plan.objective, fmt::format("Search: {}", title), plan.noise_scale));
   if (r.sensitivity)
     write("sensitivity.svg", tune::sensitivity_svg(*r.sensitivity, plan.space, plan.objective,
                                                    fmt::format("Impact of each key: {}", title)));
@@ -238,23 +248,24 @@ std::string tune_counts(const tune::SearchPlan& plan, const std::vector<tune::Tr
 }
 
 // The best trials: the values of each key, where another trial has another one than the first, and the figures.
-std::vector<std::vector<std::string>> best_table(const tune::SearchPlan& plan, const TuneResult& r) {
+std::vector<std::vector<std::string>> best_table(const tune::SearchPlan& plan, const TuneResult& r, bool measured) {
   std::vector<std::string> header{"trial"};
   for (std::size_t d = 0; d < plan.space.dimensions().size(); ++d) header.push_back(plan.space.short_name(d));
-  header.insert(header.end(),
-                {std::string(tune::unit_of(plan.objective)), "beside the best", "step", "MFU", "J/token", "memory"});
+  header.insert(header.end(), {std::string(tune::unit_of(plan.objective)), "beside the best", "step",
+                               plan::interval_name(measured), "MFU", "J/token", "memory"});
   std::vector<std::vector<std::string>> table{header};
-  const double first = tune::figure_of(plan.objective, r.best.front().outcome.figures);
+  const double first = tune::figure_of(plan.objective, r.best.front().outcome.figures, plan.noise_scale);
   for (std::size_t i = 0; i < std::min<std::size_t>(kShownTrials, r.best.size()); ++i) {
     const tune::Trial& t = r.best[i];
     const plan::StepFigures& f = t.outcome.figures;
     std::vector<std::string> row{std::to_string(t.number)};
     for (std::size_t d = 0; d < plan.space.dimensions().size(); ++d)
       row.push_back(plan.space.dimensions()[d].text(t.point[d]));
-    const double figure = tune::figure_of(plan.objective, f);
+    const double figure = tune::figure_of(plan.objective, f, plan.noise_scale);
     row.push_back(figure >= 1000.0 ? fmt::format("{:.0f}", figure) : fmt::format("{:.4g}", figure));
     row.push_back(i == 0 ? "" : fmt::format("{:+.1f}%", 100.0 * (figure / first - 1.0)));
     row.push_back(human(Seconds(f.step_s)));
+    row.push_back(fmt::format("{} - {}", human(Seconds(f.low_s)), human(Seconds(f.high_s))));
     row.push_back(f.mfu ? fmt::format("{:.1f}%", 100.0 * *f.mfu) : "");
     row.push_back(f.step_j ? fmt::format("{:.3g}", *f.step_j / static_cast<double>(f.tokens)) : "");
     row.push_back(t.outcome.memory ? human(*t.outcome.memory) : "");
@@ -265,7 +276,7 @@ std::vector<std::vector<std::string>> best_table(const tune::SearchPlan& plan, c
 
 void print_tune(const tune::SearchPlan& plan, const Attempted& tried, const TuneResult& r) {
   fmt::print("{}, best {}\n", title_of_search(plan, tried), tune::name_of(plan.objective));
-  const auto table = best_table(plan, r);
+  const auto table = best_table(plan, r, !tried.on);
   std::set<std::size_t> right;
   for (std::size_t i = 0; i < table.front().size(); ++i) right.insert(i);
   print_columns(table, right);
@@ -305,6 +316,7 @@ Json json_of_tune(const tune::SearchPlan& plan, const Attempted& tried, const Tu
           {"framework", framework ? Json(*framework) : Json()},
           {"objective", tune::name_of(plan.objective)},
           {"unit", tune::unit_of(plan.objective)},
+          {"noise_scale_tokens", plan.noise_scale > 0.0 ? Json(plan.noise_scale) : Json()},
           {"points", plan.space.points()},
           {"kept", std::ranges::count_if(r.trials, [](const auto& t) { return t.kept; })},
           {"failures", failures},
@@ -335,7 +347,7 @@ int run_tune(const ConfigOptions& options, const TuneArguments& o) {
   TuneResult r;
   r.trials = tune::run_search(plan, calls, journal ? journal->kept() : std::map<int, tune::Trial>());
   progress->finish();
-  r.best = tune::ranked(r.trials, plan.objective);
+  r.best = tune::ranked(r.trials, plan.objective, plan.noise_scale);
   if (r.best.empty()) throw Error("no trial of the search has a step\n{}", tune_counts(plan, r.trials));
   r.ranks = r.best.front().outcome.figures.ranks;
   if (r.best.size() >= 2) {
@@ -377,7 +389,8 @@ void add_tune_options(CLI::App& verb, TuneArguments& o) {
   verb.add_option("--seed", o.seed, "seed of the first trials and of the models")->capture_default_str();
   verb.add_option("--objective", o.objective,
                   "what the best trial has most of, throughput (tokens/s per device), or least of: time (seconds for a "
-                  "million tokens) or energy (J per token)")
+                  "million tokens), energy (J per token) or loss (seconds to the loss of a million tokens in small "
+                  "batches, with --noise-scale)")
       ->capture_default_str();
   verb.add_option("--output", o.trials.output,
                   "folder for tune.jsonl, best.toml and plots (docs/formats/tune.md); a search goes on there");

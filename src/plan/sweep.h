@@ -30,7 +30,8 @@ struct SweepPlan {
   // of the cluster's description; for trainings, the launcher, the number of steps, this machine and the version of
   // molen. They are part of a trial's identity.
   std::string conditions;
-  int concurrent = 1;  // trials that run at a time
+  int concurrent = 1;        // trials that run at a time
+  double noise_scale = 0.0;  // gradient noise scale in tokens, for the time to a loss; 0: not known
   std::int64_t trials() const { return points_of(grid) * static_cast<std::int64_t>(sizes.size()); }
 };
 
@@ -96,6 +97,9 @@ std::string to_csv(const SweepPlan& plan, const std::vector<TrialRow>& rows);
 
 // The table that a terminal shows: a row of headers, then one row a trial. The last column has reasons.
 std::vector<std::vector<std::string>> table_of(const SweepPlan& plan, const std::vector<TrialRow>& rows);
+
+// Returns what the interval of a step is: a percentile is of steps that were measured; a prediction has a probability.
+std::string interval_name(bool measured);
 
 // Returns "out of memory", "refused", "failed", "not calibrated" or "step", with blanks or, as sweep.jsonl has it,
 // underscores.

@@ -43,7 +43,7 @@ int ranks_of(const TrialRow& row) {
 }
 
 // Sets the members of a step in a line of sweep.jsonl. Those of a trial without a step are null.
-void add_step(Json& line, const TrialRow& row) {
+void add_step(Json& line, const SweepPlan& plan, const TrialRow& row) {
   const StepFigures& f = row.outcome.figures;
   const bool step = row.has_step();
   const auto figure = [&](double value) { return step ? Json(value) : Json(); };
@@ -54,6 +54,7 @@ void add_step(Json& line, const TrialRow& row) {
   line["tokens"] = step ? Json(f.tokens) : Json();
   line["tokens_per_s"] = step ? Json(static_cast<double>(f.tokens) / f.step_s) : Json();
   line["tokens_per_s_per_device"] = step ? Json(f.tokens_per_s_per_device()) : Json();
+  line["loss_s_per_mtoken"] = step && plan.noise_scale > 0.0 ? Json(f.loss_time_s(plan.noise_scale)) : Json();
   line["mfu"] = step ? null_or(f.mfu) : Json();
   line["kwh_per_step"] = step ? null_or(f.kwh()) : Json();
   line["j_per_token"] = null_or(joules_of_token(row));
@@ -111,8 +112,7 @@ std::vector<ShownColumn> shown_columns(const SweepPlan& plan) {
   };
   std::vector<ShownColumn> columns{
       {"step", [](const TrialRow& r) { return human(Seconds(r.outcome.figures.step_s)); }},
-      // A percentile is of steps that were measured; a prediction has a probability.
-      {plan.measured ? "10th - 90th percentile" : "80 % likely",
+      {interval_name(plan.measured),
        [](const TrialRow& r) {
          return fmt::format("{} - {}", human(Seconds(r.outcome.figures.low_s)),
                             human(Seconds(r.outcome.figures.high_s)));
@@ -123,6 +123,10 @@ std::vector<ShownColumn> shown_columns(const SweepPlan& plan) {
       {"kWh/step", [=](const TrialRow& r) { return number(r.outcome.figures.kwh(), "{:.3g}"); }},
       {"J/token", [=](const TrialRow& r) { return number(joules_of_token(r), "{:.3g}"); }},
       {"memory", [](const TrialRow& r) { return r.outcome.memory ? human(*r.outcome.memory) : "-"; }}};
+  if (plan.noise_scale > 0.0)
+    columns.insert(columns.begin() + 2, {"time to loss", [noise = plan.noise_scale](const TrialRow& r) {
+                                           return human(Seconds(r.outcome.figures.loss_time_s(noise)));
+                                         }});
   if (plan.scaling != Scaling::kNone) {
     columns.push_back({"speed-up", [=](const TrialRow& r) { return number(r.speed_up, "{:.2f}"); }});
     columns.push_back({"ideal", [=](const TrialRow& r) { return number(r.ideal, "{:.2f}"); }});
@@ -132,6 +136,10 @@ std::vector<ShownColumn> shown_columns(const SweepPlan& plan) {
 }
 
 }  // namespace
+
+std::string interval_name(bool measured) {
+  return measured ? "10th - 90th percentile" : "80 % likely";
+}
 
 std::string name_of(Outcome::Kind kind) {
   switch (kind) {
@@ -160,11 +168,12 @@ Json to_json(const SweepPlan& plan, const TrialRow& row) {
             {"keys", row.keys},
             {"nodes", null_or(row.size.nodes)},
             {"ranks", null_or(ranks_of(row))},
+            {"noise_scale_tokens", plan.noise_scale > 0.0 ? Json(plan.noise_scale) : Json()},
             {"batch_global", row.global_batch > 0 ? Json(row.global_batch) : Json()},
             {"outcome", underscored(name_of(row.outcome.kind))},
             {"why", null_or(row.outcome.why)}};
   line["log"] = row.outcome.log.empty() ? Json() : Json(row.outcome.log);
-  add_step(line, row);
+  add_step(line, plan, row);
   line["memory_bytes"] = row.outcome.memory ? Json(row.outcome.memory->value) : Json();
   line["run"] = null_or(row.run);
   line["speed_up"] = null_or(row.speed_up);

@@ -298,6 +298,24 @@ TEST(SweepRows, TableOfAScalingHasTheSizes) {
   EXPECT_EQ(first(2), (std::vector<std::string>{"1", "16", "32"}));
 }
 
+TEST(SweepRows, TheTimeToALossNeedsANoiseScale) {
+  MadeUp made({"batch.global=8,64"});
+  for (const char* key : {"loss_s_per_mtoken", "noise_scale_tokens"})
+    EXPECT_TRUE(to_json(made.plan, made.run()[0])[key].is_null()) << key;
+  made.plan.noise_scale = 128.0;  // the tokens of the first batch
+  const auto rows = made.run();
+  // A sequence of 16 tokens takes 1/4 s on 4 ranks.
+  EXPECT_DOUBLE_EQ(to_json(made.plan, rows[0])["loss_s_per_mtoken"].get<double>(), 2.0 * 1e6 / 64.0);
+  EXPECT_DOUBLE_EQ(to_json(made.plan, rows[1])["loss_s_per_mtoken"].get<double>(), 9.0 * 1e6 / 64.0);
+  EXPECT_EQ(to_json(made.plan, rows[1])["noise_scale_tokens"], 128.0);
+  const auto table = table_of(made.plan, rows);
+  EXPECT_EQ(table[0][3], "time to loss");
+  EXPECT_EQ(table[1][3], human(Seconds(31250.0)));
+  MadeUp failed({"batch.micro=3"});
+  failed.plan.noise_scale = 128.0;
+  EXPECT_TRUE(to_json(failed.plan, failed.run()[0])["loss_s_per_mtoken"].is_null());
+}
+
 TEST(SweepRows, NameTheDifferentMachinesOfTheirSteps) {
   MadeUp made({"batch.micro=1,2,4,8"});
   made.outcome = [](const config::Config& config, const TrialRow&, Outcome& o) {

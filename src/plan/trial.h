@@ -32,6 +32,13 @@ struct StepFigures {
   std::string energy_coverage;   // the parts that a measured `step_j` leaves out: "gpu only"; empty: none
   std::string layout;            // plan::layout_of
   std::string extrapolated;      // the measurements of a calibration from which a prediction follows; empty: none
+  // Returns the seconds until the loss is as low as after a million tokens in small batches, for a gradient noise scale
+  // in tokens: a batch of B tokens takes 1 + B / noise_scale times as many (McCandlish et al. 2018, arXiv 1812.06162,
+  // section 2.3).
+  double loss_time_s(double noise_scale) const {
+    const auto batch = static_cast<double>(tokens);
+    return step_s / batch * 1e6 * (1.0 + batch / noise_scale);
+  }
   double tokens_per_s_per_device() const { return static_cast<double>(tokens) / step_s / ranks; }
   // kWh of a step; absent: not known
   std::optional<double> kwh() const { return step_j ? std::optional(*step_j / 3.6e6) : std::nullopt; }

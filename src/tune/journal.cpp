@@ -57,15 +57,18 @@ std::string_view outcome_name(Kind kind) {
 }
 
 Json header_of(const SearchPlan& plan, const Conditions& conditions) {
-  return {{"format", "molen-tune"},
-          {"format_version", 1},
-          {"objective", name_of(plan.objective)},
-          {"seed", plan.seed},
-          {"cluster", conditions.cluster.empty() ? Json() : Json(conditions.cluster)},
-          {"conditions", sha256_hex(conditions.text)},
-          {"ranks", plan.space.find(kNodes) ? Json() : Json(plan.job.ranks)},
-          {"space", to_json(plan.space)},
-          {"configuration", config::to_json(plan.base)}};
+  Json header{{"format", "molen-tune"},
+              {"format_version", 1},
+              {"objective", name_of(plan.objective)},
+              {"seed", plan.seed},
+              {"cluster", conditions.cluster.empty() ? Json() : Json(conditions.cluster)},
+              {"conditions", sha256_hex(conditions.text)},
+              {"ranks", plan.space.find(kNodes) ? Json() : Json(plan.job.ranks)},
+              {"space", to_json(plan.space)},
+              {"configuration", config::to_json(plan.base)}};
+  // Headers of earlier versions lack it, and of a search without it too.
+  if (plan.noise_scale > 0.0) header["noise_scale_tokens"] = plan.noise_scale;
+  return header;
 }
 
 Json to_json(const Trial& trial, const SearchPlan& plan) {
@@ -76,7 +79,7 @@ Json to_json(const Trial& trial, const SearchPlan& plan) {
   if (!o.log.empty()) line["log"] = o.log;
   if (!trial.has_step()) return line;
   const plan::StepFigures& f = o.figures;
-  line["objective"] = figure_of(plan.objective, f);
+  line["objective"] = figure_of(plan.objective, f, plan.noise_scale);
   line["step_s"] = f.step_s, line["step_s_low"] = f.low_s, line["step_s_high"] = f.high_s;
   line["tokens"] = f.tokens, line["ranks"] = f.ranks;
   line["tokens_per_s_per_device"] = f.tokens_per_s_per_device();

@@ -62,10 +62,11 @@ std::string trajectory_legend(const std::vector<Trial>& trials) {
 
 }  // namespace
 
-std::string trajectory_svg(const std::vector<Trial>& trials, Objective objective, const std::string& title) {
+std::string trajectory_svg(const std::vector<Trial>& trials, Objective objective, const std::string& title,
+                           double noise_scale) {
   double highest = 0.0;
   for (const Trial& t : trials)
-    if (t.has_step()) highest = std::max(highest, figure_of(objective, t.outcome.figures));
+    if (t.has_step()) highest = std::max(highest, figure_of(objective, t.outcome.figures, noise_scale));
   if (highest == 0.0) highest = 1.0;
   const double bottom = kPlotHigh - kPlotBottom, last = trials.empty() ? 1 : trials.back().number;
   plan::PlotFrame frame{.width = kPlotWide, .height = kPlotHigh, .x = {}, .y = {}};
@@ -79,7 +80,7 @@ std::string trajectory_svg(const std::vector<Trial>& trials, Objective objective
   for (const Trial& t : trials) {
     const double x = frame.x.at(t.number);
     if (t.has_step()) {
-      const double figure = figure_of(objective, t.outcome.figures);
+      const double figure = figure_of(objective, t.outcome.figures, noise_scale);
       marks += mark_svg(Kind::kStep, x, frame.y.at(figure));
       const bool better = !best || (more_is_better(objective) ? figure > *best : figure < *best);
       if (better) {

@@ -13,7 +13,7 @@
 namespace molen::tune {
 namespace {
 
-constexpr Objective kObjectives[] = {Objective::kThroughput, Objective::kTime, Objective::kEnergy};
+constexpr Objective kObjectives[] = {Objective::kThroughput, Objective::kTime, Objective::kEnergy, Objective::kLoss};
 
 plan::Outcome outcome_of(const SearchPlan& plan, const Attempt& attempt, const Point& point, int number) {
   const auto choice = plan.space.choice(point, plan.base, plan.job);
@@ -75,6 +75,8 @@ std::string_view name_of(Objective objective) {
       return "time";
     case Objective::kEnergy:
       return "energy";
+    case Objective::kLoss:
+      return "loss";
   }
   return "";
 }
@@ -89,7 +91,7 @@ Objective objective_from_name(const std::string& name) {
                    did_you_mean(name, names));
 }
 
-double figure_of(Objective objective, const plan::StepFigures& f) {
+double figure_of(Objective objective, const plan::StepFigures& f, double noise_scale) {
   const auto tokens = static_cast<double>(f.tokens);
   switch (objective) {
     case Objective::kThroughput:
@@ -99,6 +101,9 @@ double figure_of(Objective objective, const plan::StepFigures& f) {
     case Objective::kEnergy:
       if (!f.step_j) throw UsageError("--objective energy: the energy of a trial is not known; no meter measured it");
       return *f.step_j / tokens;
+    case Objective::kLoss:
+      MOLEN_CHECK(noise_scale > 0.0, "a time to a loss without a noise scale");
+      return f.loss_time_s(noise_scale);
   }
   return 0.0;
 }
@@ -111,6 +116,8 @@ std::string_view unit_of(Objective objective) {
       return "s per million tokens";
     case Objective::kEnergy:
       return "J per token";
+    case Objective::kLoss:
+      return "s to the loss of a million tokens";
   }
   return "";
 }
@@ -121,7 +128,7 @@ Observation observation_of(const Trial& trial, const SearchPlan& plan) {
   if (limit && trial.outcome.memory)
     o.load = static_cast<double>(trial.outcome.memory->value) / static_cast<double>(limit->value);
   if (!trial.has_step()) return o;
-  const double figure = figure_of(plan.objective, trial.outcome.figures);
+  const double figure = figure_of(plan.objective, trial.outcome.figures, plan.noise_scale);
   o.value = more_is_better(plan.objective) ? figure : 1.0 / figure;
   return o;
 }
@@ -142,11 +149,12 @@ std::vector<Trial> run_search(const SearchPlan& plan, const SearchCalls& calls, 
   return trials;
 }
 
-std::vector<Trial> ranked(const std::vector<Trial>& trials, Objective objective) {
+std::vector<Trial> ranked(const std::vector<Trial>& trials, Objective objective, double noise_scale) {
   std::vector<Trial> best;
   std::copy_if(trials.begin(), trials.end(), std::back_inserter(best), [](const Trial& t) { return t.has_step(); });
   std::stable_sort(best.begin(), best.end(), [&](const Trial& a, const Trial& b) {
-    const double x = figure_of(objective, a.outcome.figures), y = figure_of(objective, b.outcome.figures);
+    const double x = figure_of(objective, a.outcome.figures, noise_scale);
+    const double y = figure_of(objective, b.outcome.figures, noise_scale);
     return more_is_better(objective) ? x > y : x < y;
   });
   return best;

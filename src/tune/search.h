@@ -20,14 +20,15 @@ inline constexpr int kMostTrials = 500;
 inline constexpr int kMostParallel = 64;
 
 // The figure that the best trial has most or least of.
-enum class Objective { kThroughput, kTime, kEnergy };
-std::string_view name_of(Objective objective);           // "throughput", "time", "energy"
+enum class Objective { kThroughput, kTime, kEnergy, kLoss };
+std::string_view name_of(Objective objective);           // "throughput", "time", "energy", "loss"
 Objective objective_from_name(const std::string& name);  // throws UsageError with the nearest name
 // The figure by which trials are compared, in units that do not depend on the size of a step, which trials may change:
 //   throughput  tokens/s of a device: what a device-hour yields
 //   time        seconds for a million tokens, on all devices of a trial
 //   energy      J for a token, of devices and hosts
-double figure_of(Objective objective, const plan::StepFigures& figures);
+//   loss        seconds to a loss (plan::StepFigures::loss_time_s), which needs the gradient noise scale in tokens
+double figure_of(Objective objective, const plan::StepFigures& figures, double noise_scale = 0.0);
 std::string_view unit_of(Objective objective);
 inline bool more_is_better(Objective objective) {
   return objective == Objective::kThroughput;
@@ -49,6 +50,7 @@ struct SearchPlan {
   // The bytes of a device that molen's plan of a rank may take, and those of all that framework.kind uses, with the
   // driver's; absent: not known.
   std::optional<Bytes> memory = std::nullopt, device_memory = std::nullopt;
+  double noise_scale = 0.0;  // gradient noise scale in tokens, for Objective::kLoss; 0: not known
   std::uint64_t seed = 0;
   int trials = 60;
   int parallel = 4;    // points of one proposal
@@ -75,6 +77,6 @@ struct SearchCalls {
 std::vector<Trial> run_search(const SearchPlan& plan, const SearchCalls& calls, const std::map<int, Trial>& kept);
 
 // Returns trials with a step, the best first; of equal ones the earlier first.
-std::vector<Trial> ranked(const std::vector<Trial>& trials, Objective objective);
+std::vector<Trial> ranked(const std::vector<Trial>& trials, Objective objective, double noise_scale = 0.0);
 
 }  // namespace molen::tune

@@ -74,9 +74,13 @@ TEST(Search, FiguresDoNotDependOnTheSizeOfAStep) {
   EXPECT_DOUBLE_EQ(figure_of(Objective::kThroughput, one), 125.0);
   EXPECT_DOUBLE_EQ(figure_of(Objective::kTime, one), 2000.0);
   EXPECT_DOUBLE_EQ(figure_of(Objective::kEnergy, one), 0.05);
+  // At the noise scale a batch needs twice the tokens; in batches that are small beside it none is needed in addition.
+  EXPECT_DOUBLE_EQ(figure_of(Objective::kLoss, one, 1000.0), 2.0 * 2000.0);
+  EXPECT_DOUBLE_EQ(figure_of(Objective::kLoss, two, 1000.0), 3.0 * 2000.0);
+  EXPECT_NEAR(figure_of(Objective::kLoss, one, 1e12), 2000.0, 1e-5);
   one.step_j.reset();
   EXPECT_THROW(figure_of(Objective::kEnergy, one), UsageError);
-  for (const Objective o : {Objective::kThroughput, Objective::kTime, Objective::kEnergy})
+  for (const Objective o : {Objective::kThroughput, Objective::kTime, Objective::kEnergy, Objective::kLoss})
     EXPECT_EQ(objective_from_name(std::string(name_of(o))), o);
   EXPECT_THROW(objective_from_name("thruput"), UsageError);
 }
@@ -117,6 +121,11 @@ TEST(Search, EqualTrialsKeepTheirOrder) {
     for (const Trial& t : ranked(trials, objective)) numbers.push_back(t.number);
     EXPECT_EQ(numbers, (std::vector{2, 1, 3, 4})) << name_of(objective);
   }
+  // Twice the tokens in less than twice the time: more tokens a second, but not sooner at the loss.
+  trials[1].outcome.figures.tokens = 2000, trials[1].outcome.figures.step_s = 3.0;
+  EXPECT_EQ(ranked(trials, Objective::kTime).front().number, 2);
+  EXPECT_EQ(ranked(trials, Objective::kLoss, 1000.0).front().number, 1);
+  EXPECT_EQ(ranked(trials, Objective::kLoss, 1e6).front().number, 2);
 }
 
 TEST(Search, GoesOnAsIfItHadNotBeenCutOff) {

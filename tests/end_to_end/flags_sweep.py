@@ -51,7 +51,7 @@ def sweep(case, *words, code=0):
     return json.loads(case.molen("sweep", *words, "--format", "json", code=code).stdout)
 
 
-@row("sweep --grid", "sweep --set", "sweep --model", "sweep --cluster", "sweep --ranks", "sweep --nodes", "sweep --scaling", "sweep --format")
+@row("sweep --grid", "sweep --set", "sweep --model", "sweep --cluster", "sweep --ranks", "sweep --nodes", "sweep --scaling", "sweep --format", "sweep --noise-scale")
 def predicted_sweep(case):
     def simulated(ranks, **keys):
         sets = {k.replace("__", "."): v for k, v in keys.items()}
@@ -74,6 +74,15 @@ def predicted_sweep(case):
     for trial, (micro, sharding) in zip(said["trials"], wanted):
         like(trial, simulated(16, batch__micro=micro, parallel__sharding=sharding), 16)
     equal("--nodes: two of 8 devices", sweep(case, *JOB, "--cluster", "dgx-h100", "--nodes", 2, *grid)["trials"][0]["step_s"], said["trials"][0]["step_s"])
+    equal("no time to a loss without a noise scale", said["trials"][0]["loss_s_per_mtoken"], None)
+    batches = [{"parallel.sharding": "FULL_SHARD"}, "--cluster", "dgx-h100", "--ranks", 16, "--grid", "batch.global=16,256", "--noise-scale", "1M"]
+    small, large = sweep(case, *JOB, *batches)["trials"]
+    for trial in (small, large):
+        close("the time to a loss", trial["loss_s_per_mtoken"], trial["step_s"] / trial["tokens"] * 1e6 * (1 + trial["tokens"] / 1e6))
+    assert large["tokens_per_s"] > small["tokens_per_s"] and large["loss_s_per_mtoken"] > small["loss_s_per_mtoken"], (small, large)
+    shown = case.molen("sweep", *JOB, *batches).stdout
+    assert "time to loss" in shown and "at a gradient noise scale of 1.00 M tokens" in " ".join(shown.split()), shown
+    case.refused("sweep", *JOB, *batches[:-1], "0", says=["--noise-scale"])
     # Trials that fail are rows with their reason: those that do not fit, and values that contradict each other.
     rows = sweep(case, *JOB, "--cluster", "dgx-a100", "--nodes", 2, "--grid", "batch.micro=1,3", "--grid", "parallel.sharding=NO_SHARD,FULL_SHARD")["trials"]
     equal("outcomes", [t["outcome"] for t in rows], ["out_of_memory", "step", "refused", "refused"])

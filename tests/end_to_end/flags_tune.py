@@ -42,7 +42,7 @@ def predicted_search(case):
     assert {"parallel.tensor", "batch.micro", "parallel.zero", "log throughput", "log memory"} <= set(texts_of(work / "tuned/sensitivity.svg"))
     equal("impact of each key", list(said["sensitivity"]), ["parallel.tensor", "batch.micro", "parallel.zero"])
     text = case.molen("tune", *JOB, "--ranks", 8, *SEARCH, "--trials", 18).stdout
-    assert f"{best['objective']:.0f}" in text and "18 trials of 18 points" in text and "the first out of memory: trial" in text, text
+    assert f"{best['objective']:.0f}" in text and "18 trials of 18 points" in text and "the first out of memory: trial" in text and "80 % likely" in text, text
     failed = case.molen("tune", *JOB, "--ranks", 8, "--search", "parallel.tensor=3,5", code=1)
     assert "no trial of the search has a step" in failed.stderr and "2 refused" in failed.stderr, failed.stderr
     # A search goes on: fewer trials are the first of more, and a line that was cut short runs again.
@@ -60,7 +60,7 @@ def predicted_search(case):
         case.refused("tune", *JOB, *words, "--output", "longer", says=["another search", says])
 
 
-@row("tune --space", "tune --nodes", "tune --seed", "tune --parallel", "tune --objective")
+@row("tune --space", "tune --nodes", "tune --seed", "tune --parallel", "tune --objective", "tune --noise-scale")
 def spaces_of_search(case):
     (work / "space.toml").write_text(
         '[[dimension]]\nkey = "parallel.tensor"\nvalues = [1, 2, 4]\n[[dimension]]\nkey = "batch.micro"\nfrom = 1\nto = 64\nscale = "log"\n'
@@ -95,6 +95,17 @@ def spaces_of_search(case):
         scale = {"throughput": -1, "time": 1e6, "energy": 1}[objective]
         close(f"{objective}: its figure", found["best"][0]["objective"], scale * figure(least))
         bests[objective] = found["best"][0]["keys"]
+    # At a small noise scale a small batch is sooner at the loss, though it has fewer tokens a second.
+    noisy = lambda tokens: tune(case, *JOB, *space, "--objective", "loss", "--noise-scale", tokens)
+    for tokens, name in ((1e4, "10k"), (1e12, "1T")):
+        found, to_loss = noisy(name), lambda t: t["step_s"] / t["tokens"] * 1e6 * (1 + t["tokens"] / tokens)
+        least = min((t for t in found["trials"] if t["outcome"] == "step"), key=to_loss)
+        equal(f"loss at {name}", (found["noise_scale_tokens"], found["best"][0]), (tokens, least))
+        close(f"loss at {name}: its figure", found["best"][0]["objective"], to_loss(least))
+        bests[name] = found["best"][0]["keys"]
+    equal("a batch that does not slow learning", (bests["10k"]["gas"], bests["1T"]), (1, bests["time"]))
+    case.refused("tune", *JOB, *space, "--objective", "loss", says=["--objective loss", "--noise-scale"])
+    case.refused("tune", *JOB, *space, "--noise-scale", "4M", says=["--noise-scale", "--objective throughput"])
     equal("two nodes take less time", bests["time"]["nodes"], 2)
     assert bests["throughput"] != bests["time"], bests
 
