@@ -207,6 +207,9 @@ EnergySoFar Accountant::so_far() {
     all.joules[info.scope] = joules;
     all.resolution_j[info.scope] = resolution_j(info, joules, s.last_s - s.first_s);
   }
+  const std::lock_guard lock(mutex_);  // the thread may read a meter, which its doubt follows from
+  for (const auto& meter : meters_.meters)
+    if (const std::string doubt = meter->doubt(); !doubt.empty()) all.doubts[meter->info().scope] = doubt;
   return all;
 }
 

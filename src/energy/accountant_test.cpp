@@ -435,6 +435,21 @@ TEST(Live, ATableHasWattsSinceTheLastChange) {
             "cpu-package0           40.0     30.0        90.0  counter\n"
             "gpu0                   60.0     60.0       180.0  power\n"
             "sum                   100.0     90.0       270.0  \n");
+  // A device's condition has a line of its own.
+  LiveReading::Line slowed;
+  slowed.seconds = 1.0;
+  slowed.energy.scopes["gpu0"] = {60.0, Source::kPower, ""};
+  slowed.energy.total_j = 60.0;
+  slowed.conditions["gpu0"] = "1410 of 1980 MHz, slowed by: power limit";
+  LiveTable of_gpu(meters);
+  of_gpu.add(slowed);
+  EXPECT_NE(of_gpu.text(80, 10).find("60.0  power\n  1410 of 1980 MHz, slowed by: power limit\n"), std::string::npos)
+      << of_gpu.text(80, 10);
+  EXPECT_EQ(live_text(slowed), "gpu0 60.0 W (1410 of 1980 MHz, slowed by: power limit)  total 60.0 W");
+  EXPECT_EQ(live_json(slowed)["condition"]["gpu0"], slowed.conditions["gpu0"]);
+  slowed.conditions.clear();
+  of_gpu.add(slowed);
+  EXPECT_EQ(of_gpu.text(80, 10).find("1410"), std::string::npos) << of_gpu.text(80, 10);
   add(1.0, 10.0, std::nullopt, "lost \x1b[31m from the bus");
   const std::string text = table.text(60, 10);
   EXPECT_NE(text.find("gpu0                      -     60.0       180.0  lost \\x1b["), std::string::npos) << text;

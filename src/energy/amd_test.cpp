@@ -207,6 +207,31 @@ TEST(Amd, AModuleOfTwoCountsOnce) {
             "counter of gpu2, the other GPU of its module; ");
 }
 
+// The first GPU of a module has its counter; where that one is dead, the module has no joules, and neither of its GPUs
+// has 0 J.
+TEST(Amd, AModuleWhoseFirstGpuIsDeadIsNotRead) {
+  AmdNode::Device dead = half(0);
+  dead.shown = 400;  // the power works, and the counter reads 0
+  AmdNode node({dead, half(0), half(500), half(0)});
+  Accountant a(open_meters({"auto"}, node.options()));
+  EXPECT_EQ(scopes_of(a.meters()), "gpu2+3 cpu-package gpu0+1 ");
+  EXPECT_EQ(coverage_of(a.meters(), true).partial(), "without cpu, dram, gpu0+1");
+  EXPECT_NE(a.meters().meters.back()->info().detail.find("did not change for 0.5 s"), std::string::npos);
+  a.begin_step();
+  node.go(1.0);
+  const StepEnergy step = a.end_step();
+  EXPECT_FALSE(step.scopes.at("gpu0+1").joules);
+  EXPECT_NEAR(*step.scopes.at("gpu2+3").joules, 500.0, 1e-4);
+  // The counter of the other module dies during the run.
+  node.devices[2].watts = 1e-9;
+  node.go(1.0);
+  const StepEnergy after = a.end_step();
+  EXPECT_FALSE(after.scopes.at("gpu2+3").joules);
+  EXPECT_NE(after.scopes.at("gpu2+3").reason.find("did not change"), std::string::npos)
+      << after.scopes.at("gpu2+3").reason;
+  EXPECT_FALSE(after.total_j);
+}
+
 // Half of a module is another job's in each case, or may be.
 TEST(Amd, AModuleThatIsSharedIsNotRead) {
   AmdNode node({half(400), half(0), half(500), half(0)});

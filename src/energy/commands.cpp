@@ -115,13 +115,19 @@ LiveReading::Line LiveReading::next() {
   const double time = now().value;
   line.seconds = time - last_;
   last_ = time;
+  for (const auto& m : accountant_.meters().meters)
+    if (std::string condition = m->condition(); !condition.empty())
+      line.conditions[m->info().scope] = std::move(condition);
   return line;
 }
 
 std::string live_text(const LiveReading::Line& line) {
   std::string text;
-  for (const auto& [scope, e] : line.energy.scopes)
-    text += e.joules ? fmt::format("{} {:.1f} W  ", scope, *e.joules / line.seconds) : fmt::format("{} -  ", scope);
+  for (const auto& [scope, e] : line.energy.scopes) {
+    text += e.joules ? fmt::format("{} {:.1f} W", scope, *e.joules / line.seconds) : fmt::format("{} -", scope);
+    const auto condition = line.conditions.find(scope);
+    text += (condition == line.conditions.end() ? "" : " (" + condition->second + ")") + "  ";
+  }
   if (line.energy.total_j) return text + fmt::format("total {:.1f} W", *line.energy.total_j / line.seconds);
   return text + fmt::format("total - ({})", line.energy.total_reason);
 }
@@ -134,6 +140,8 @@ LiveTable::LiveTable(const Meters& meters) {
 void LiveTable::add(const LiveReading::Line& line) {
   for (const auto& [scope, e] : line.energy.scopes) {
     Row& row = rows_[scope];
+    const auto condition = line.conditions.find(scope);
+    row.condition = condition == line.conditions.end() ? "" : condition->second;
     if (e.unchanged) {  // the watts of the last change stay
       row.waiting_s += line.seconds;
       continue;
@@ -157,6 +165,7 @@ std::vector<std::string> LiveTable::lines_of(std::size_t columns) const {
                     known(read, row.joules / row.seconds), known(read, row.joules), printable(row.note));
     text.resize(std::min(text.size(), columns));
     lines.push_back(std::move(text));
+    if (!row.condition.empty()) lines.push_back(("  " + printable(row.condition)).substr(0, columns));
   };
   lines.push_back(fmt::format("{:<18}{:>9}{:>9}{:>12}", "scope", "W", "mean W", "J").substr(0, columns));
   double watts = 0.0, mean_w = 0.0, joules = 0.0;
@@ -204,6 +213,7 @@ Json live_json(const LiveReading::Line& line) {
           {"energy_source", source},
           {"energy_resolution_j", resolution},
           {"reason", reason},
+          {"condition", line.conditions},
           {"total_j", line.energy.total_j ? Json(*line.energy.total_j) : Json()}};
 }
 

@@ -29,6 +29,7 @@ class LiveReading {
   struct Line {
     double seconds = 0;  // time covered
     StepEnergy energy;
+    std::map<std::string, std::string> conditions = {};  // of the scopes whose devices tell (Meter::condition)
   };
   Line next();
   StepEnergy since_start() { return accountant_.since_start(); }
@@ -63,7 +64,8 @@ class LiveTable {
     double joules = 0.0, seconds = 0.0;  // of the readings that succeeded
     double waiting_s = 0.0;              // without a change of the counter, which its next change will cover
     std::optional<double> last_w;
-    std::string note;  // the source, or the reason why the last reading is missing
+    std::string note;       // the source, or the reason why the last reading is missing
+    std::string condition;  // of the device
   };
   std::vector<std::string> lines_of(std::size_t columns) const;
   std::set<std::string> summed_;

@@ -48,6 +48,11 @@ class Meter {
   const MeterInfo& info() const { return info_; }
   void set_counted(bool counted) { info_.counted = counted; }
   virtual Result<Reading> read() = 0;
+  // Says why the joules so far may be wrong although each reading was one; empty: nothing says so.
+  virtual std::string doubt() const { return ""; }
+  // Says how the device runs at the moment, as "1410 of 1980 MHz, slowed by: power limit"; empty: not known. Any
+  // thread may call it.
+  virtual std::string condition() const { return ""; }
 
  private:
   MeterInfo info_;

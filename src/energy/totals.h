@@ -45,6 +45,8 @@ struct EnergySoFar {
   std::optional<double> total_j;  // over the summed scopes that have joules
   // By scope: the number of hosts on which joules are missing (gaps, failed readings).
   std::map<std::string, std::int64_t> lost;
+  // By scope: why its joules may be wrong although each reading was one (Meter::doubt).
+  std::map<std::string, std::string> doubts;
   // The ledger divides the joules of each counter among phases: {scope: {"entries": {name: {"joules", ...}}, ...}}
   // (docs/formats/energy.md). Empty when no counter was sampled.
   Json phases = Json::object();

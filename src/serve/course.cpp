@@ -325,6 +325,15 @@ std::string phases_of_attempts(const RunData& run) {
          rows + "</table></div>";
 }
 
+// Names the scopes whose joules may be wrong; "" where nothing says so.
+std::string doubts_list(const RunData& run) {
+  std::string s;
+  for (const auto& [attempt, reasons] : run.energy_doubts)
+    for (const auto& [scope, why] : reasons)
+      s += fmt::format("<li>attempt {}, ", attempt) + escape(scope) + ": " + escape(why);
+  return s.empty() ? "" : "<p class=none>Joules that may be wrong:</p><ul class=none>" + s + "</ul>";
+}
+
 std::string resolution_text(double joules) {
   return std::isfinite(joules) ? fmt::format("{:.3g} kJ", joules * 1e-3) : "not known";
 }
@@ -363,6 +372,7 @@ std::string energy_section(const RunData& run, Charts& charts) {
         reasons += "<li>" + escape(meter) + ": " + escape(text_of(e["unavailable"], meter));
     }
   if (!reasons.empty()) reasons = "<p class=none>Meters that could not be read:</p><ul class=none>" + reasons + "</ul>";
+  reasons += doubts_list(run);
   const auto totals = energy_totals(run);
   if (totals.empty()) {
     std::set<std::string> none;

@@ -38,8 +38,8 @@ std::string reasons_text(const Json& reasons) {
   return text;
 }
 
-// Returns the unit of a policy's setting. The event of the attempt's policy says it; an attempt that was killed has no
-// such event, but no clock is as low as 1 MHz, and no power limit of a device is as high as 1 MW.
+// Returns the unit of a policy's setting. The events of the attempt's policy say it. An attempt of an earlier version
+// that was killed has none, but no clock is as low as 1 MHz, and no power limit of a device is as high as 1 MW.
 std::string unit_of_setting(const std::string& said, double setting) {
   constexpr double kLeastClockHz = 1e6;
   return said == "Hz" || said == "W" ? said : setting < kLeastClockHz ? "W" : "Hz";
@@ -102,8 +102,8 @@ void take_gaps(const Json& line, std::vector<RunEvent>& events) {
 // Adds what a line of energy.jsonl says.
 void take_energy(const std::string& name, const Json& line, std::vector<RunEvent>& events) {
   if (name == "phases") take_gaps(line, events);
-  if (name != "unread" || !line.contains("reasons") || !line["reasons"].is_object()) return;
-  RunEvent e = event_of(line, "unread");
+  if ((name != "unread" && name != "doubtful") || !line.contains("reasons") || !line["reasons"].is_object()) return;
+  RunEvent e = event_of(line, name);
   e.text = line["reasons"].empty() ? "all scopes are read again" : reasons_text(line["reasons"]);
   events.push_back(std::move(e));
 }
@@ -153,7 +153,7 @@ std::vector<RunEvent> energy_events_of(const fs::path& run) {
     each_event(file, "", [&](const std::string& name, const Json& line) {
       if (name == "start" || name == "resume")
         jobs[whole(line, "attempt")] = {text_of(line, "slurm_job"), text_of(line, "slurm_step")};
-      if (name == "policy") units[whole(line, "attempt")] = text_of(line, "unit");
+      if (name == "policy" || name == "policy_settings") units[whole(line, "attempt")] = text_of(line, "unit");
       take_event(name, line, events);
     });
   for (const fs::path& file : with_abandoned(run, "energy.jsonl"))

@@ -18,6 +18,7 @@ struct RunEvent {
   std::int64_t attempt = 0;
   std::optional<std::int64_t> step;  // nothing where the record names none, as that of meters at the start
   // "unavailable" (a meter at the start of an attempt), "unread" (the set of scopes without a reading has changed),
+  // "doubtful" (a device contradicts itself),
   // "gap" (of a counter), "setting" (a policy set another clock or limit), "policy" (how a policy ended), "budget".
   std::string kind;
   std::string text;

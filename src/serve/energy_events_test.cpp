@@ -52,6 +52,7 @@ TEST_F(EnergyEvents, AreThoseOfAllFiles) {
         {R"({"event":"unread","attempt":1,"step":3,"reasons":{"dram0":"stands still","total":"no dram0"}})",
          R"({"event":"phases","attempt":1,"step":5,"scopes":{"gpu0":{"gaps":[{"host":"n1","start_s":1.5,"end_s":2,)"
          R"("joules":70.5,"reason":"late"}]}}})",
+         R"({"event":"doubtful","attempt":1,"step":5,"reasons":{"gpu0":"two figures"}})",
          R"({"event":"unread","attempt":1,"step":6,"reasons":{}})", R"({"event":"unread","attempt":1,"step":)"});
   settings("metrics.jsonl", 1, {{1, 1e9}, {2, 1e9}, {3, 2e9}, {4, 1e9}});
   std::vector<std::string> said;
@@ -64,8 +65,9 @@ TEST_F(EnergyEvents, AreThoseOfAllFiles) {
                       "1 30 policy 1200000000 7 saved 3 %", "9 -1 budget -1  left behind",
                       "1 3 unread -1 7 dram0: stands still; total: no dram0",
                       "1 5 gap 70.5 7 gpu0: from 1.500 s to 2.000 s after the opening of the meters: late",
-                      "1 6 unread -1 7 all scopes are read again", "1 1 setting 1000000000 7 1 GHz",
-                      "1 3 setting 2000000000 7 2 GHz, before 1 GHz", "1 4 setting 1000000000 7 1 GHz, before 2 GHz"}));
+                      "1 5 doubtful -1 7 gpu0: two figures", "1 6 unread -1 7 all scopes are read again",
+                      "1 1 setting 1000000000 7 1 GHz", "1 3 setting 2000000000 7 2 GHz, before 1 GHz",
+                      "1 4 setting 1000000000 7 1 GHz, before 2 GHz"}));
   EXPECT_EQ(events[5].host, "n1");
   EXPECT_EQ(to_json(events[3])["time"], Json()) << "not recorded";
   EXPECT_EQ(to_json(events[0])["time"], "2023-11-14T22:13:20Z");
@@ -90,6 +92,14 @@ TEST_F(EnergyEvents, SettingsAreThoseOfAllAttempts) {
   EXPECT_EQ(said("setting"),
             (Said{"1 1 1 GHz", "1 4 1.5 GHz, before 1 GHz", "2 3 1 GHz", "3 4 250 W", "3 5 187.5 W, before 250 W"}))
       << "attempts 2 and 3 were killed, so no event names their units";
+  // A limit of 2 MW, and a clock of 900 kHz: the size of a value alone would name the other unit.
+  lines("events.jsonl", {R"({"event":"policy_settings","attempt":2,"step":2,"unit":"W"})",
+                         R"({"event":"policy_settings","attempt":3,"step":3,"unit":"Hz"})"});
+  settings("metrics.jsonl", 2, {{3, 2e6}});
+  settings("metrics.jsonl", 3, {{4, 9e5}});
+  const auto named = said("setting");
+  EXPECT_NE(std::ranges::find(named, "2 3 2e+06 W"), named.end()) << ::testing::PrintToString(named);
+  EXPECT_NE(std::ranges::find(named, "3 4 0.0009 GHz"), named.end()) << ::testing::PrintToString(named);
 }
 
 TEST_F(EnergyEvents, ADamagedLineOfMetricsLeavesTheOtherEvents) {

@@ -78,14 +78,21 @@ Json footprint_json(const RunData& run) {
           {"car_km", or_null(f->car_km)}};
 }
 
+Json doubts_json(const RunData& run) {
+  Json all = Json::object();
+  for (const auto& [attempt, reasons] : run.energy_doubts) all[std::to_string(attempt)] = reasons;
+  return all;
+}
+
 Json finite(double v) {
   return std::isfinite(v) ? Json(v) : Json();
 }
 
 }  // namespace
 
-void write_report(const fs::path& run_directory, const fs::path& output) {
-  const RunData run = read_run(run_directory);
+void write_report(const fs::path& run_directory, const fs::path& output, const Json& predicted) {
+  RunData run = read_run(run_directory);
+  if (!predicted.is_null()) run.predicted = predicted;
   Charts charts;
   std::string main = course_section(run, charts);
   main += predicted_section(run) + energy_section(run, charts) + events_section(run) + config_section(run);
@@ -104,8 +111,9 @@ void write_report(const fs::path& run_directory, const fs::path& output) {
                                                                    ",\"charts\":" + charts.to_script() + "}"}}));
 }
 
-Json summary(const fs::path& run_directory) {
-  const RunData run = read_run(run_directory);
+Json summary(const fs::path& run_directory, const Json& predicted) {
+  RunData run = read_run(run_directory);
+  if (!predicted.is_null()) run.predicted = predicted;
   const auto& steps = run.metrics.steps;
   std::vector<double> rates, seconds;
   for (const auto& m : steps) {
@@ -122,6 +130,7 @@ Json summary(const fs::path& run_directory) {
          {"energy_j", Json::object()},
          {"energy_totals", run.energy_totals},
          {"energy_phases", run.energy_phases},
+         {"energy_doubts", doubts_json(run)},
          {"energy_modelled", run.energy_modelled},
          {"energy_hosts", hosts_json(run)},
          {"footprint", footprint_json(run)},

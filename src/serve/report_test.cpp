@@ -213,6 +213,43 @@ TEST_F(Report, ShowsBaselinesEnergyAndPrediction) {
   EXPECT_EQ(summary(dir_)["energy_j"]["package-0"], 7.2e6);
 }
 
+// Those that each attempt said last: the joules of all attempts are in the totals.
+TEST_F(Report, JoulesThatMayBeWrongAreNamed) {
+  write("metrics.jsonl", step_line(1, 3.0));
+  EXPECT_EQ(page().find("Joules that may be wrong"), std::string::npos);
+  write("energy.jsonl", R"({"event":"doubtful","attempt":1,"step":5,"reasons":{"gpu<0":"at first"}})"
+                        "\n"
+                        R"({"event":"doubtful","attempt":1,"step":9,"reasons":{"gpu<0":"two <figures>"}})"
+                        "\n"
+                        R"({"event":"doubtful","attempt":3,"step":12,"reasons":{"gpu1":"others"}})"
+                        "\n");
+  EXPECT_NE(page().find("Joules that may be wrong:</p><ul class=none><li>attempt 1, gpu&lt;0: two &lt;figures&gt;<li>"
+                        "attempt 3, gpu1: others</ul>"),
+            std::string::npos);
+  EXPECT_EQ(summary(dir_)["energy_doubts"], (Json{{"1", {{"gpu<0", "two <figures>"}}}, {"3", {{"gpu1", "others"}}}}));
+  for (const char* damage : {"7", R"({"event":"doubtful"})", R"({"event":"doubtful","attempt":1,"reasons":[1]})",
+                             R"({"event":"doubtful","attempt":1e99,"reasons":{"a":"b"}})"}) {
+    write("energy.jsonl", std::string(damage) + "\n");
+    EXPECT_EQ(page().find("Joules that may be wrong"), std::string::npos) << damage;
+  }
+}
+
+TEST_F(Report, APredictionMayBeGivenThatTheRunDidNotHave) {
+  write("metrics.jsonl", step_line(1, 3.0));
+  write("predicted.json", R"({"step_s":{"predicted":1.1,"measured":1.0}})");
+  const Json given = Json::parse(
+      R"({"step_s":{"predicted":3.0,"measured":2.0},"phases":[)"
+      R"({"phase":"for<ward","predicted_s":0.5,"measured_s":0.4},{"phase":"head","predicted_s":0.1,"measured_s":0}]})");
+  write_report(dir_, dir_ / "given.html", given);
+  const std::string html = read_file(dir_ / "given.html");
+  EXPECT_NE(html.find("<td>3.00 s<td>2.00 s<td>+50.0%"), std::string::npos);
+  EXPECT_EQ(html.find("+10.0%"), std::string::npos) << "of predicted.json";
+  EXPECT_NE(html.find("<th scope=row>for&lt;ward<td><td><td>500.0 ms<td>400.0 ms<td>+25.0%"), std::string::npos);
+  EXPECT_NE(html.find("<th scope=row>head<td><td><td>100.0 ms<td>"), std::string::npos);
+  EXPECT_EQ(summary(dir_, given)["predicted"], given);
+  EXPECT_EQ(summary(dir_)["predicted"]["step_s"]["predicted"], 1.1);
+}
+
 // Of many events the first and the last 60 are shown, and the number of those between.
 TEST_F(Report, ShowsTheEndsOfManyEvents) {
   const auto shown = [&](int count) {
@@ -593,6 +630,7 @@ TEST_F(Report, SummaryIsWhole) {
                        {"energy_j", Json::object()},
                        {"energy_totals", Json()},
                        {"energy_phases", Json()},
+                       {"energy_doubts", Json::object()},
                        {"energy_modelled", Json()},
                        {"energy_hosts", Json()},
                        {"footprint", Json()},

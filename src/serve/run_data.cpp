@@ -111,7 +111,27 @@ std::optional<double> spread_of_site(const Json& site) {
   return std::sqrt(squares);
 }
 
+void read_doubts(const fs::path& path, RunData& run) {
+  store::each_line(path, [&](std::string_view line, std::int64_t) {
+    constexpr std::size_t kLongest = 1 << 14, kMostAttempts = 64;
+    if (line.size() > kLongest || line.find("\"doubtful\"") == std::string_view::npos) return;
+    try {
+      const Json event = parse_json(line, path.string());
+      const double attempt = number_of(event, "attempt");
+      if (text_of(event, "event") != "doubtful" || !(attempt >= 1 && attempt < 1e9) || !event.contains("reasons") ||
+          !event["reasons"].is_object())
+        return;
+      std::map<std::string, std::string> reasons;
+      for (const auto& [scope, _] : event["reasons"].items()) reasons[scope] = text_of(event["reasons"], scope);
+      run.energy_doubts[static_cast<std::int64_t>(attempt)] = std::move(reasons);
+      if (run.energy_doubts.size() > kMostAttempts) run.energy_doubts.erase(run.energy_doubts.begin());
+    } catch (const UsageError&) {
+    }
+  });
+}
+
 void read_energy(const fs::path& path, RunData& run) {
+  read_doubts(path, run);
   run.energy_totals = last_event(path, "totals");
   run.energy_hosts = last_event(path, "by_host");
   run.energy_phases = last_event(path, "phases");

@@ -31,11 +31,13 @@ struct RunData {
   // The largest spread of the carbon intensity times the PUE of these sites (1 is 100 %); absent where one of them
   // states none, as a series of intensities does.
   std::optional<double> emissions_spread;
-  std::string id;        // the run's own (run.json); "" if it is not known
-  Json energy_hosts;     // the joules of each host in the last attempt on several; null: there is none
-  Json energy_phases;    // the joules of phases in the last attempt; null when there are none
-  Json energy_modelled;  // joules that a model estimated in the last attempt; null: none
-  std::string config;    // TOML text
+  std::string id;      // the run's own (run.json); "" if it is not known
+  Json energy_hosts;   // the joules of each host in the last attempt on several; null: there is none
+  Json energy_phases;  // the joules of phases in the last attempt; null when there are none
+  // By attempt: {scope: why its joules may be wrong}, as the attempt said last; empty: nothing says so.
+  std::map<std::int64_t, std::map<std::string, std::string>> energy_doubts;
+  Json energy_modelled;                       // joules that a model estimated in the last attempt; null: none
+  std::string config;                         // TOML text
   std::map<std::string, std::string> values;  // "table.key" -> value, of `config`
   std::vector<std::string> notices;           // what could not be read and was left out
 };

@@ -83,6 +83,18 @@ std::string parts_table(const Json& stage, const std::string& caption) {
   return s + "</table></div>";
 }
 
+std::string phases_table(const Json& phases) {
+  if (!phases.is_array() || phases.empty()) return "";
+  std::string s =
+      "<div class=scroll><table><caption>Phases of a step, seconds as means over ranks.<tr><th scope=col>phase<th><th>"
+      "<th scope=col>predicted<th scope=col>measured<th scope=col>error<th><th>";
+  for (const Json& phase : phases) {
+    const double p = number_of(phase, "predicted_s"), m = number_of(phase, "measured_s");
+    s += row(text_of(phase, "phase", "?"), "", p, m, seconds(p), seconds(m), "", "");
+  }
+  return s + "</table></div>";
+}
+
 std::string axes_table(const Json& axes) {
   if (!axes.is_array() || axes.empty()) return "";
   std::string s =
@@ -180,7 +192,8 @@ std::string predicted_section(const RunData& run) {
   std::string s = "<h2>Predicted beside measured</h2>";
   if (!run.predicted.is_object())
     return s +
-           "<p class=none>No prediction: train with a calibration of this machine (<code>molen calibrate</code>).</p>";
+           "<p class=none>No prediction: <code>molen report RUN --cluster FILE</code> takes the description of a "
+           "cluster or a calibration (<code>molen calibrate</code>), and so does <code>molen train</code>.</p>";
   const auto part = [&](const char* key) { return run.predicted.contains(key) ? run.predicted[key] : Json(); };
   s += "<div class=scroll><table><caption>Error: predicted over measured, less one. Right of the middle: predicted too "
        "much. The percentage beside a predicted time is that of its 80 % interval. Waiting for other ranks is apart "
@@ -197,7 +210,7 @@ std::string predicted_section(const RunData& run) {
   s += member_row(energy, "energy of a step" + (coverage.empty() ? "" : " (measured: " + coverage + ")"),
                   coverage == "gpu only" ? "predicted_devices" : "predicted", "measured", joules);
   const std::string below =
-      "</table></div>" +
+      "</table></div>" + phases_table(part("phases")) +
       parts_table(run.predicted, "The parts of the step with the largest errors, on the first stage.") +
       axes_table(part("axes")) + later_stages(part("later_stages"));
   const Json ops = part("ops");

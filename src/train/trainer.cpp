@@ -217,6 +217,7 @@ class Loop {
                threads ? world_.size() : 1,
                threads ? Bytes(all) : arena};
     if (recorder_) recorder_->begin(state_.step, state_.tokens_total, memory_, hash, flops / world_.size());
+    if (recorder_ && policy_) recorder_->policy_begins(state_.step, policy_->summary());
     if (recorder_)
       for (const auto& note : inputs_.notes()) recorder_->note(note);
     if (recorder_ && !job_.note.empty()) recorder_->note(job_.note);

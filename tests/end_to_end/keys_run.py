@@ -358,12 +358,15 @@ def policies(case):
         assert all(60 <= x <= 120 for x in settings[-10:]), settings
         equal("the losses", [s["loss"] for s in kept.steps], [s["loss"] for s in free.steps])
         equal("the event", [(e["policy"], e["kind"]) for e in kept.events("policy")], [("power_budget", "power limit")])
+        begun, = kept.events("policy_settings")
+        equal("what it can set, at the start", (begun["unit"], begun["settings"], begun["budget_w"]), ("W", kept.events("policy")[0]["settings"], 120))
         # A killed run leaves its limit to the guardian.
         words = case.words_of([{"run.name": "killed", "train.until": "100000 steps", "energy.meters": ["rapl-powercap"], "energy.power_budget": "60 W"}])
         run = started([MOLEN, "train", "tiny.toml", *words], env={**ENV, **package.env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until(lambda: 0 < package.limit() < 100)
         run.kill()
         until(lambda: package.limit() == 250)
+        equal("its unit is recorded", [e["unit"] for e in lines_of(work / "runs/killed/events.jsonl") if e["event"] == "policy_settings"], ["W"])
         # A policy that searches tries a lower limit in its first seconds, and says at the end that it claims nothing yet.
         searched = case.train(long, {"energy.policy": "min_energy", "energy.slowdown": 0.2, "train.until": "100000 steps", "train.stop_after": "4 s"}, env=package.env)
         assert len({s["policy_setting"] for s in searched.steps}) > 1

@@ -1,5 +1,6 @@
 // A library with NVML's functions and devices that the test sets, to exercise loading and reading without a GPU. With
-// FAKE_NVML_SETS_NOTHING it is that of a driver too old to set power limits and to lock clocks.
+// FAKE_NVML_SETS_NOTHING it is that of a driver too old to set power limits and to lock clocks, which has the old name
+// of the reasons for a clock.
 #include <cstdio>
 #include <cstring>
 
@@ -11,6 +12,8 @@ struct FakeGpu {
   unsigned limit = 700000;                   // mW
   unsigned lowest_mhz = 0, highest_mhz = 0;  // locked clocks; 0: not locked
   unsigned busy_percent = 0;
+  unsigned sm_mhz = 0;  // 0: the GPU does not tell
+  unsigned long long reasons = 0;
 };
 FakeGpu gpus[8];
 unsigned gpu_count = 2;
@@ -58,6 +61,9 @@ void fake_nvml_mig(unsigned mode) {
 }
 void fake_nvml_busy(unsigned index, unsigned percent) {
   gpus[index].busy_percent = percent;
+}
+void fake_nvml_clock(unsigned index, unsigned mhz, unsigned long long reasons) {
+  gpus[index].sm_mhz = mhz, gpus[index].reasons = reasons;
 }
 int fake_nvml_users() {
   return users;
@@ -147,6 +153,21 @@ int nvmlDeviceResetGpuLockedClocks(void* device) {
   return gpu->lowest_mhz = gpu->highest_mhz = 0, 0;
 }
 #endif
+// Kind 1 is the clock of the multiprocessors.
+int nvmlDeviceGetClockInfo(void* device, int kind, unsigned* mhz) {
+  *mhz = static_cast<FakeGpu*>(device)->sm_mhz;
+  return kind != 1 ? 2 : *mhz == 0 ? 3 : 0;
+}
+int nvmlDeviceGetMaxClockInfo(void*, int kind, unsigned* mhz) {
+  return *mhz = 1980, kind != 1 ? 2 : 0;
+}
+#ifdef FAKE_NVML_SETS_NOTHING
+int nvmlDeviceGetCurrentClocksThrottleReasons(void* device, unsigned long long* reasons) {
+#else
+int nvmlDeviceGetCurrentClocksEventReasons(void* device, unsigned long long* reasons) {
+#endif
+  return *reasons = static_cast<FakeGpu*>(device)->reasons, 0;
+}
 const char* nvmlErrorString(int error) {
   return error == 3   ? "Not Supported"
          : error == 4 ? "Insufficient Permissions"

@@ -66,6 +66,11 @@ Result<std::shared_ptr<NvmlLibrary>> NvmlLibrary::load(const std::string& file) 
   l.get("nvmlDeviceGetSupportedGraphicsClocks", l.graphics_clocks);
   l.get("nvmlDeviceSetGpuLockedClocks", l.lock_clocks);
   l.get("nvmlDeviceResetGpuLockedClocks", l.reset_clocks);
+  l.get("nvmlDeviceGetClockInfo", l.clock);
+  l.get("nvmlDeviceGetMaxClockInfo", l.highest_clock);
+  // The name up to driver 530, which later ones have too, and the present one.
+  if (!l.get("nvmlDeviceGetCurrentClocksEventReasons", l.clock_reasons))
+    l.get("nvmlDeviceGetCurrentClocksThrottleReasons", l.clock_reasons);
   l.get("nvmlErrorString", l.error_string);
   if (!whole) return Failure{fmt::format("{} lacks functions of NVML 5 or newer", file)};
   if (const int error = l.init(); error != kNvmlSuccess) return Failure{fmt::format("nvmlInit: {}", l.why(error))};
@@ -100,6 +105,9 @@ std::vector<NvmlGpu> NvmlLibrary::all_gpus(unsigned count) const {
       gpu.uuid = text;
     if (gpu.failure.empty() && device_name != nullptr && device_name(gpu.device, text, sizeof text - 1) == kNvmlSuccess)
       gpu.name = text;
+    NvmlPci at{};
+    if (gpu.failure.empty() && pci != nullptr && pci(gpu.device, &at) == kNvmlSuccess)
+      gpu.address = fmt::format("{:04x}:{:02x}:{:02x}.0", at.domain, at.bus, at.device);
     gpus.push_back(std::move(gpu));
   }
   return gpus;

@@ -14,6 +14,7 @@ namespace molen::energy {
 // The part of NVML's C interface that molen uses. It is the same in nvml.h of every driver since 2017.
 using NvmlDevice = void*;
 inline constexpr int kNvmlSuccess = 0;
+inline constexpr int kNvmlSmClock = 1;  // of the multiprocessors
 
 struct NvmlUtilisation {  // nvmlUtilization_t, in percent
   unsigned gpu_percent, memory_percent;
@@ -29,6 +30,7 @@ struct NvmlGpu {
   NvmlDevice device = nullptr;
   unsigned index = 0;               // as NVML counts
   std::string uuid, name, failure;  // failure: why this GPU cannot be used
+  std::string address;              // on PCI, as Linux writes it: "0000:17:00.0"; empty: not known
 };
 
 class NvmlLibrary {
@@ -65,6 +67,9 @@ class NvmlLibrary {
   int (*graphics_clocks)(NvmlDevice, unsigned, unsigned*, unsigned*) = nullptr;
   int (*lock_clocks)(NvmlDevice, unsigned, unsigned) = nullptr;  // MHz, lowest and highest
   int (*reset_clocks)(NvmlDevice) = nullptr;
+  int (*clock)(NvmlDevice, int, unsigned*) = nullptr;  // MHz of a kind of clock (kNvmlSmClock)
+  int (*highest_clock)(NvmlDevice, int, unsigned*) = nullptr;
+  int (*clock_reasons)(NvmlDevice, unsigned long long*) = nullptr;  // why it is not higher: bits of nvml.h
   const char* (*error_string)(int) = nullptr;
 
  private:

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <utility>
 
 #include "energy/counter.h"
+#include "energy/cross_check.h"
 #include "energy/nvml/library.h"
 #include "energy/power.h"
 
@@ -14,27 +17,67 @@ constexpr double kMillijoule = 1e-3;  // joules of nvmlDeviceGetTotalEnergyConsu
 // On boards for data centres (NV_REG_STR_RM_RUSD_POLLING_INTERVAL_TESLA in NVIDIA's open kernel modules).
 constexpr Seconds kNvmlChangesEvery{0.1};
 
+// Why a GPU's clock is not higher (nvmlClocksEventReasons in nvml.h). Being idle and clocks that someone asked for slow
+// no work that somebody waits for, so they are not named.
+constexpr std::pair<unsigned long long, const char*> kSlowedBy[] = {
+    {0x04, "power limit"},   {0x08, "hardware"},        {0x10, "synchronised GPUs"},
+    {0x20, "heat (driver)"}, {0x40, "heat (hardware)"}, {0x80, "power supply"}};
+
+std::string condition_of(const NvmlLibrary& library, NvmlDevice device) {
+  unsigned mhz = 0, most = 0;
+  if (library.clock == nullptr || library.clock(device, kNvmlSmClock, &mhz) != kNvmlSuccess) return "";
+  const bool bounded = library.highest_clock != nullptr &&
+                       library.highest_clock(device, kNvmlSmClock, &most) == kNvmlSuccess && most > 0;
+  std::string text = bounded ? fmt::format("{} of {} MHz", mhz, most) : fmt::format("{} MHz", mhz);
+  unsigned long long reasons = 0;
+  if (library.clock_reasons == nullptr || library.clock_reasons(device, &reasons) != kNvmlSuccess) return text;
+  std::string by;
+  for (const auto& [bit, reason] : kSlowedBy)
+    if ((reasons & bit) != 0) by += (by.empty() ? ", slowed by: " : ", ") + std::string(reason);
+  return text + by;
+}
+
 class CounterMeter : public Meter {
  public:
-  CounterMeter(MeterInfo info, std::shared_ptr<NvmlLibrary> library, NvmlDevice device, std::function<double()> clock)
+  // `compared`: the power that the device shows is that of what its counter counts.
+  CounterMeter(MeterInfo info, std::shared_ptr<NvmlLibrary> library, NvmlDevice device, std::function<double()> clock,
+               bool compared)
       : Meter(std::move(info)),
         library_(std::move(library)),
         device_(device),
         clock_(std::move(clock)),
-        counter_(0, 0) {}
+        counter_(0, 0),
+        compared_(compared) {}
 
   Result<Reading> read() override {
     unsigned long long millijoules = 0;
     if (const int error = library_->energy(device_, &millijoules); error != kNvmlSuccess)
       return Failure{fmt::format("nvmlDeviceGetTotalEnergyConsumption: {}", library_->why(error))};
-    return counter_.add(millijoules, clock_(), kMillijoule);
+    const double time_s = clock_();
+    const auto reading = counter_.add(millijoules, time_s, kMillijoule);
+    if (reading && compared_) compare(reading.value().total.value, time_s);
+    return reading;
   }
+  std::string doubt() const override { return check_.doubt(); }
+  std::string condition() const override { return condition_of(*library_, device_); }
 
  private:
+  // A call to the library takes time, so the power is not read with each reading of the counter.
+  void compare(double joules, double time_s) {
+    constexpr double kEvery = 0.5 * CrossCheck::kLongestApart;
+    unsigned milliwatts = 0;
+    if (time_s - compared_s_ < kEvery || library_->power(device_, &milliwatts) != kNvmlSuccess) return;
+    check_.add(joules, milliwatts * 1e-3, time_s);
+    compared_s_ = time_s;
+  }
+
   std::shared_ptr<NvmlLibrary> library_;
   NvmlDevice device_;
   std::function<double()> clock_;
   Unwrapper counter_;
+  CrossCheck check_;
+  bool compared_;
+  double compared_s_ = -std::numeric_limits<double>::infinity();
 };
 
 class PowerMeter : public Meter {
@@ -52,6 +95,7 @@ class PowerMeter : public Meter {
       return Failure{fmt::format("nvmlDeviceGetPowerUsage: {}", library_->why(error))};
     return integral_.add(milliwatts * 1e-3, clock_());
   }
+  std::string condition() const override { return condition_of(*library_, device_); }
 
  private:
   std::shared_ptr<NvmlLibrary> library_;
@@ -63,6 +107,13 @@ class PowerMeter : public Meter {
 // The energy counter of Grace Hopper covers the whole superchip, with the processor (Zeus, issue 172).
 bool is_superchip(const NvmlGpu& gpu) {
   return gpu.name.find("GH200") != std::string::npos;
+}
+
+// Returns a text such as "NVIDIA H100 GPU-4f7c... at 0000:17:00.0".
+std::string description_of(const NvmlGpu& gpu) {
+  std::string text = gpu.name.empty() ? "GPU" : gpu.name;
+  if (!gpu.uuid.empty()) text += " " + gpu.uuid;
+  return gpu.address.empty() ? text : text + " at " + gpu.address;
 }
 
 // Returns why the counter of a GPU is not that of this process; empty if it may be.
@@ -95,7 +146,7 @@ Meters open_nvml(const Machine& machine, const NvmlOptions& options) {
       continue;
     }
 
-    const std::string what = fmt::format("{} {}", gpu.name.empty() ? "GPU" : gpu.name, gpu.uuid);
+    const std::string what = description_of(gpu);
     unsigned long long millijoules = 0;
     unsigned milliwatts = 0;
     const int no_counter = library->energy == nullptr ? -1 : library->energy(gpu.device, &millijoules);
@@ -105,7 +156,7 @@ Meters open_nvml(const Machine& machine, const NvmlOptions& options) {
       meter = std::make_unique<CounterMeter>(
           MeterInfo{"nvml", is_superchip(gpu) ? fmt::format("superchip{}", i) : scope, Source::kCounter,
                     what + ", energy counter", Seconds(0), true, kMillijoule, kNvmlChangesEvery},
-          library, gpu.device, machine.clock);
+          library, gpu.device, machine.clock, !is_superchip(gpu));
     } else if (no_power == kNvmlSuccess && is_superchip(gpu)) {
       found.unavailable.push_back(
           {"nvml", scope, fmt::format("{}: no energy counter, and its power may include that of the processor", what)});

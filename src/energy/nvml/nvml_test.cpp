@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include "energy/commands.h"
 #include "energy/open.h"
 #include "energy/test_machine.h"
 
@@ -18,6 +19,7 @@ class Nvml : public ::testing::Test {
     reset = reinterpret_cast<decltype(reset)>(::dlsym(handle_, "fake_nvml_reset"));
     model = reinterpret_cast<decltype(model)>(::dlsym(handle_, "fake_nvml_model"));
     mig = reinterpret_cast<decltype(mig)>(::dlsym(handle_, "fake_nvml_mig"));
+    clock = reinterpret_cast<decltype(clock)>(::dlsym(handle_, "fake_nvml_clock"));
     users = reinterpret_cast<decltype(users)>(::dlsym(handle_, "fake_nvml_users"));
     reset(2, 0);
     set(0, 1000000, 300000, 0, 0);
@@ -35,6 +37,7 @@ class Nvml : public ::testing::Test {
   void (*reset)(unsigned, int) = nullptr;
   void (*model)(const char*) = nullptr;
   void (*mig)(unsigned) = nullptr;
+  void (*clock)(unsigned, unsigned, unsigned long long) = nullptr;
   int (*users)() = nullptr;
   FakeMachine f;
   void* handle_ = nullptr;
@@ -146,17 +149,89 @@ TEST_F(Nvml, AFrozenCounterIsNotBelieved) {
   EXPECT_NE(m.meters[1]->read().reason().find("did not change"), std::string::npos);
 }
 
+// CrossCheck says when the two contradict each other.
+TEST_F(Nvml, ACounterThatContradictsThePowerIsDoubted) {
+  model("NVIDIA H100 80GB HBM3");
+  set(0, 1000000, 65400, 0, 0);
+  set(1, 1000000, 37400, 0, 0);
+  const Meters m = open();
+  double counter_j = 0.0;
+  const auto run = [&](double seconds) {
+    for (double t = 0.0; t < seconds - 1e-9; t += 0.1) {
+      f.time += 0.1, counter_j += 0.1 * 37.4;
+      const auto millijoules = 1000000 + static_cast<unsigned long long>(1e3 * counter_j);
+      set(0, millijoules, 65400, 0, 0);
+      set(1, millijoules, 37400, 0, 0);
+      for (const auto& meter : m.meters) EXPECT_TRUE(meter->read().ok());
+    }
+  };
+  run(5.0);
+  EXPECT_EQ(m.meters[0]->doubt(), "");
+  run(70.0);
+  EXPECT_NE(m.meters[0]->doubt().find(" s the counter rose by 22"), std::string::npos) << m.meters[0]->doubt();
+  EXPECT_EQ(m.meters[1]->doubt(), "");
+}
+
+// The counter of a superchip has the processor's joules, which the GPU's power has not; and a GPU without a power has
+// nothing to compare.
+TEST_F(Nvml, WhatTellsNothingIsNotCompared) {
+  for (const bool superchip : {true, false}) {
+    reset(2, 0);
+    model(superchip ? "NVIDIA GH200 480GB" : "NVIDIA H100 80GB HBM3");
+    set(0, 1000000, 65400, 0, superchip ? 0 : 9);
+    const Meters m = open("0");
+    for (int i = 1; i <= 1200; ++i) {
+      f.time += 0.1;
+      set(0, 1000000 + 50000ULL * static_cast<unsigned>(i), 65400, 0, superchip ? 0 : 9);
+      EXPECT_TRUE(m.meters.at(0)->read().ok());
+    }
+    EXPECT_EQ(m.meters[0]->doubt(), "") << superchip;
+  }
+}
+
+TEST_F(Nvml, TellsTheClockAndWhatSlowsIt) {
+  const Meters m = open();
+  const auto of = [&](std::size_t meter, unsigned mhz, unsigned long long reasons) {
+    clock(static_cast<unsigned>(meter), mhz, reasons);
+    return m.meters.at(meter)->condition();
+  };
+  EXPECT_EQ(of(0, 0, 0), "") << "not told";
+  EXPECT_EQ(of(0, 1980, 0), "1980 of 1980 MHz");
+  EXPECT_EQ(of(0, 345, 0x1), "345 of 1980 MHz") << "idle";
+  EXPECT_EQ(of(0, 1410, 0x2 | 0x100), "1410 of 1980 MHz") << "as someone asked for";
+  EXPECT_EQ(of(0, 1410, 0x4), "1410 of 1980 MHz, slowed by: power limit");
+  EXPECT_EQ(of(1, 900, 0x8 | 0x40), "900 of 1980 MHz, slowed by: hardware, heat (hardware)");
+  EXPECT_EQ(of(1, 900, 0x10 | 0x20), "900 of 1980 MHz, slowed by: synchronised GPUs, heat (driver)");
+  EXPECT_EQ(of(1, 900, 0x80), "900 of 1980 MHz, slowed by: power supply");
+  const LiveReading::Line line = LiveReading(open()).next();
+  EXPECT_EQ(line.conditions.at("gpu1"), "900 of 1980 MHz, slowed by: power supply");
+}
+
+// Drivers before 535 have another name for the reasons.
+TEST_F(Nvml, AnOldDriverTellsWhatSlowsItToo) {
+  void* const old = ::dlopen(MOLEN_FAKE_OLD_NVML, RTLD_NOW);
+  ASSERT_NE(old, nullptr) << ::dlerror();
+  reinterpret_cast<void (*)(unsigned, unsigned long long, unsigned, int, int)>(::dlsym(old, "fake_nvml_set"))(
+      0, 1000, 300000, 0, 0);
+  reinterpret_cast<decltype(clock)>(::dlsym(old, "fake_nvml_clock"))(0, 1410, 0x4);
+  {
+    const Meters m = open_nvml(f.machine, {MOLEN_FAKE_OLD_NVML, "0", Seconds(0.1)});
+    EXPECT_EQ(m.meters.at(0)->condition(), "1410 of 1980 MHz, slowed by: power limit");
+  }
+  ::dlclose(old);
+}
+
 TEST_F(Nvml, WhatIsSaidOfEachDevice) {
   set(1, 0, 0, 3, 4);
   const Meters m = open();
   ASSERT_EQ(m.meters.size(), 1u);
-  EXPECT_EQ(m.meters[0]->info().detail, "Fake GPU GPU-a0000000, energy counter");
+  EXPECT_EQ(m.meters[0]->info().detail, "Fake GPU GPU-a0000000 at 0000:10:00.0, energy counter");
   EXPECT_EQ(m.meters[0]->info().read_every.value, 0.0);
   EXPECT_EQ(m.unavailable.at(0).reason,
-            "Fake GPU GPU-b0000000: energy: Not Supported; power: Insufficient Permissions");
+            "Fake GPU GPU-b0000000 at 0000:11:00.0: energy: Not Supported; power: Insufficient Permissions");
   set(1, 0, 0, 3, 0);
   const Meters power = open("1");
-  EXPECT_EQ(power.meters.at(0)->info().detail, "Fake GPU GPU-b0000000, power samples");
+  EXPECT_EQ(power.meters.at(0)->info().detail, "Fake GPU GPU-b0000000 at 0000:11:00.0, power samples");
   EXPECT_EQ(power.meters[0]->info().read_every.value, 0.1);
   const auto why = [&](const char* visible) { return open(visible).unavailable.at(0).reason; };
   EXPECT_EQ(why(""), "none of 2 GPUs is visible");

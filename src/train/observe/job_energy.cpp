@@ -394,7 +394,26 @@ energy::EnergySoFar JobEnergy::so_far() {
       job.resolution_j[scope] = std::isfinite(sums[at + 2]) ? std::optional(sums[at + 2]) : std::nullopt;
     at += 3;
   }
+  job.doubts = doubts_of_hosts(own);
   return job;
+}
+
+// Returns on rank 0 the doubts of all hosts, each with its host's name where there are several.
+std::map<std::string, std::string> JobEnergy::doubts_of_hosts(const energy::EnergySoFar& own) {
+  std::map<std::string, std::string> all;
+  std::set<std::string> hosts;
+  const std::string text = own.doubts.empty() ? "" : Json{{"host", host_name_}, {"doubts", own.doubts}}.dump();
+  for (const std::string& of_host : launch::texts_at_root(world_, text)) {
+    if (of_host.empty()) continue;
+    const Json host = Json::parse(of_host);
+    std::string name = host["host"].get<std::string>();
+    while (!hosts.insert(name).second) name += "'";
+    for (const auto& [scope, why] : host["doubts"].items()) {
+      std::string& doubt = all[scope];
+      doubt += (doubt.empty() ? "" : "; ") + (hosts_ > 1 ? name + ": " : "") + why.get<std::string>();
+    }
+  }
+  return all;
 }
 
 void JobEnergy::ran(const std::vector<program::Expanded>& ops, const program::Timeline& timeline,

@@ -120,6 +120,7 @@ class JobEnergy {
   Json phases();  // collective
   // Returns EnergySoFar::by_host. Collective. `own`: what the rank that reads this host's meters has read.
   std::map<std::string, energy::HostEnergy> of_hosts(const energy::EnergySoFar& own);
+  std::map<std::string, std::string> doubts_of_hosts(const energy::EnergySoFar& own);
   void add_host(const Json& host);
   // `scope_of`: the place of each meter's scope in scopes_.
   void keep_reading(const std::vector<std::size_t>& scope_of, std::size_t scopes, std::span<const double> of_meters,

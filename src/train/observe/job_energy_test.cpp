@@ -43,6 +43,7 @@ class SampledMeter : public energy::Meter {
   explicit SampledMeter(const std::atomic<double>& time)
       : Meter({"hwmon", "dram0", energy::Source::kPower, "samples", Seconds(0), true}), time_(time) {}
   Result<energy::Reading> read() override { return energy::Reading{Joules(10.0 * time_), 0, 0}; }
+  std::string doubt() const override { return time_ > 15 ? "too little" : ""; }
 
  private:
   const std::atomic<double>& time_;
@@ -409,6 +410,31 @@ TEST_F(Hosts, LostReadingsAreCountedByHost) {
     EXPECT_EQ(used.by_host.at("a").lost, (std::vector<std::string>{"cpu-package0"}));
     EXPECT_EQ(used.by_host.at("a").scopes, both) << "it was read, for a while";
     EXPECT_EQ(used.by_host.at("c"), (energy::HostEnergy{58 * 12.0, both, {}}));
+  });
+}
+
+// A meter that contradicts itself is named with its host, from when it does.
+TEST_F(Hosts, DoubtsOfAMeterNameItsHost) {
+  record("a", constant({{"dram0", 8}}));
+  on({at("a"), at("sampled")}, [&](JobEnergy& job, comm::Communicator& world) {
+    (void)step(job, world, 10);
+    EXPECT_TRUE(job.so_far().doubts.empty());
+    (void)step(job, world, 10);
+    const auto used = job.so_far();
+    EXPECT_EQ(used.total_j, 18.0 * 20) << "its joules stay in the sum";
+    if (world.rank() == 0)
+      EXPECT_EQ(used.doubts, (std::map<std::string, std::string>{{"dram0", "sampled: too little"}}));
+  });
+  on({at("sampled")}, [&](JobEnergy& job, comm::Communicator& world) {
+    (void)step(job, world, 10);
+    EXPECT_EQ(job.so_far().doubts.at("dram0"), "too little") << "there is one host";
+  });
+  EnergyHost other = at("sampled");
+  other.id += "2";  // another machine of that name
+  on({at("sampled"), other}, [&](JobEnergy& job, comm::Communicator& world) {
+    (void)step(job, world, 10);
+    const auto used = job.so_far();
+    if (world.rank() == 0) EXPECT_EQ(used.doubts.at("dram0"), "sampled: too little; sampled': too little");
   });
 }
 

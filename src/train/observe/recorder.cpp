@@ -288,6 +288,12 @@ class Recorder::Impl {
     console_.prediction(p, measured_j, partial_);
   }
 
+  void policy_begins(std::int64_t step, const Json& summary) {
+    Json event{{"step", step}};
+    for (const char* key : {"policy", "kind", "unit", "settings", "coverage", "budget_w"}) event[key] = summary.at(key);
+    run_.event("policy_settings", event);
+  }
+
   void policy(std::int64_t step, Json summary) {
     summary["step"] = step;
     const std::string text = summary["text"].get<std::string>();
@@ -399,6 +405,7 @@ class Recorder::Impl {
   }
 
   void energy_lines(std::int64_t step, const energy::RunTotals& all, const energy::EnergySoFar& used) {
+    doubts(step, used.doubts);
     if (!used.phases.empty()) energy_line("phases", step, {{"scopes", used.phases}, {"seconds", used.seconds}});
     if (const Json model = energy_.describe_model(); !model.is_null()) {
       const auto total = used.modelled.total();
@@ -460,6 +467,17 @@ class Recorder::Impl {
       note(fmt::format(
           "failures undid steps that had consumed {:.6g} J; they are in the run's kWh, and not in its J/token",
           undone_before_));
+  }
+
+  // Records the scopes whose joules may be wrong, and why, whenever there are more.
+  void doubts(std::int64_t step, const std::map<std::string, std::string>& reasons) {
+    bool more = false;
+    for (const auto& [scope, why] : reasons) {
+      if (!doubted_.insert(scope).second) continue;
+      more = true;
+      note(fmt::format("the joules of {} are doubtful: {}", scope, why));
+    }
+    if (more) energy_line("doubtful", step, {{"reasons", reasons}});
   }
 
   // Records which scopes have no reading, and why, whenever that changes.
@@ -589,6 +607,7 @@ class Recorder::Impl {
   double undone_before_ = 0.0;  // J
   std::vector<double> step_j_;  // of the last steps
   std::int64_t start_step_ = 0, start_tokens_ = 0;
+  std::set<std::string> doubted_;  // scopes whose doubts were said
   std::set<std::string> unread_;
   RunConsole console_;
   store::RunDirectory run_;  // declared after the console, which it warns on
@@ -648,6 +667,9 @@ Json Recorder::identity() const {
 }
 void Recorder::sync() {
   impl_->sync();
+}
+void Recorder::policy_begins(std::int64_t step, const Json& summary) {
+  impl_->policy_begins(step, summary);
 }
 void Recorder::policy(std::int64_t step, const Json& summary) {
   impl_->policy(step, summary);

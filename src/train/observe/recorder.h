@@ -81,8 +81,10 @@ class Recorder {
   std::int64_t attempt() const;
   Json identity() const;  // {"id", "attempt", "history"}, for a checkpoint
   void sync();            // writes all records so far to disk; reports a failure and tries again later
-  void policy(std::int64_t step, const Json& summary);  // EnergyPolicy::summary, at the end
-  void note(const std::string& text);                   // a line for people, which is also an event
+  // EnergyPolicy::summary: what a policy can set, at the start; and its choice and savings, at the end.
+  void policy_begins(std::int64_t step, const Json& summary);
+  void policy(std::int64_t step, const Json& summary);
+  void note(const std::string& text);  // a line for people, which is also an event
   // Records the end. `tokens` and `used` are as in `totals`.
   void end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used,
            const launch::Communication& communication, const std::string& reason);

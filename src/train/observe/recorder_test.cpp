@@ -510,6 +510,30 @@ TEST_F(Records, WhatAModelEstimatesStandsApart) {
   EXPECT_EQ(off_said.find("estimate"), std::string::npos) << off_said;
 }
 
+// A doubt is recorded, and said, once for each scope.
+TEST_F(Records, DoubtsAreRecordedWhenThereAreMore) {
+  energy::EnergySoFar used;
+  used.total_j = 256.0;
+  const std::string said = recorded([&](Recorder& r) {
+    (void)r.totals(10, 640, used);
+    for (const std::int64_t step : {20, 30, 40}) {
+      used.doubts["gpu0"] = fmt::format("two figures at {}", step);
+      if (step == 40) used.doubts["gpu1"] = "others";
+      (void)r.totals(step, 64 * step, used);
+    }
+  });
+  std::vector<Json> doubtful;
+  for (const Json& line : lines("energy.jsonl"))
+    if (line["event"] == "doubtful") doubtful.push_back(line);
+  ASSERT_EQ(doubtful.size(), 2U);
+  EXPECT_EQ(doubtful[0]["step"], 20);
+  EXPECT_EQ(doubtful[0]["reasons"], (Json{{"gpu0", "two figures at 20"}}));
+  EXPECT_EQ(doubtful[1]["reasons"], (Json{{"gpu0", "two figures at 40"}, {"gpu1", "others"}}));
+  EXPECT_NE(said.find("the joules of gpu0 are doubtful: two figures at 20"), std::string::npos) << said;
+  EXPECT_EQ(said.find("two figures at 40"), std::string::npos) << said;
+  EXPECT_NE(said.find("the joules of gpu1 are doubtful: others"), std::string::npos) << said;
+}
+
 TEST_F(Records, WhatIsNotReadIsSaidWhenThatChanges) {
   StepRecord lacking = record_of(2);
   lacking.energy.scopes["cpu-package0"] = {std::nullopt, energy::Source::kNone, "too short"};
