@@ -24,7 +24,11 @@ std::optional<MeasuredRun> measured_run(const fs::path& run) {
     for (const auto& [phase, seconds] : m.phase_s) phase_s[phase].push_back(seconds);
     if (m.j_per_token) step_j.push_back(*m.j_per_token * m.tokens_per_s * m.step_s);
   }
-  MeasuredRun measured{static_cast<std::int64_t>(step_s.size()), median(step_s), {}, std::nullopt};
+  MeasuredRun measured{.steps = static_cast<std::int64_t>(step_s.size()),
+                       .step_s = median(step_s),
+                       .phase_s = {},
+                       .step_j = std::nullopt,
+                       .energy_coverage = steps.back().energy_coverage};
   for (const auto& [phase, seconds] : phase_s) measured.phase_s[phase] = median(seconds);
   if (!step_j.empty()) measured.step_j = median(step_j);
   return measured;
@@ -34,7 +38,8 @@ Json to_json(const MeasuredRun& run) {
   return {{"steps", run.steps},
           {"step_s", run.step_s},
           {"phase_s", run.phase_s},
-          {"step_j", run.step_j ? Json(*run.step_j) : Json()}};
+          {"step_j", run.step_j ? Json(*run.step_j) : Json()},
+          {"energy_coverage", run.energy_coverage}};
 }
 
 }  // namespace molen::apps

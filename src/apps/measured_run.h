@@ -17,6 +17,7 @@ struct MeasuredRun {
   double step_s = 0.0;
   std::map<std::string, double> phase_s;  // mean over ranks, by program::phase_keys
   std::optional<double> step_j;           // of what the run's meters cover; absent: not measured
+  std::string energy_coverage;            // the parts that `step_j` leaves out: "gpu only"; empty: none
 };
 
 // Reads the metrics of a run directory; nothing when the run has no step yet. Throws UsageError for damaged metrics.

@@ -3,6 +3,7 @@
 
 #include <iterator>
 
+#include "apps/beside.h"
 #include "apps/cli.h"
 #include "apps/clock_plan.h"
 #include "apps/measured_run.h"
@@ -129,6 +130,14 @@ int run_simulate(const ConfigOptions& options, const SimulateArguments& o) {
 }
 
 }  // namespace
+
+Simulated simulated_run(const std::string& run, const std::string& cluster, const std::string& communicator) {
+  ConfigOptions options;
+  options.file = run;
+  SimulateArguments o;
+  o.cluster = cluster, o.communicator = communicator;
+  return simulate_either(options, o, load_config(options));
+}
 
 void add_simulate_verb(CLI::App& app, Chosen& chosen) {
   CLI::App* verb = app.add_subcommand("simulate", "predicted Timeline of one layout");

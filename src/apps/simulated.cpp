@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "apps/beside.h"
 #include "apps/clock_plan.h"
 #include "plan/framework.h"
 #include "plan/resolve_parallel.h"
@@ -188,32 +189,6 @@ void print_cluster(const Simulated& s, Bytes memory, Bytes host) {
       "{:.4g} J, {:.3g} kg CO2e +- {:.0f} %\n",
       s.energy.computers().value, 100.0 * s.energy.spread, s.energy.devices.value, s.energy.hosts.value,
       s.energy.computers().value / tokens, s.energy.site, s.energy.kg_co2e, 100.0 * s.energy.co2e_spread);
-}
-
-// The metrics of a run are means over its ranks, and each stage has as many ranks as any other.
-void print_beside(const Simulated& s, const MeasuredRun& measured) {
-  const auto keys = program::phase_keys();
-  std::vector<double> predicted(keys.size(), 0.0);
-  for (std::size_t stage = 0; stage < s.step.size(); ++stage) {
-    const auto of_stage = s.step.phases(stage).values();
-    for (std::size_t i = 0; i < keys.size(); ++i) predicted[i] += of_stage[i] / static_cast<double>(s.step.size());
-  }
-  fmt::print("beside the run's last {} (medians; phases are means over ranks):\n", counted(measured.steps, "step"));
-  const auto line = [](const std::string& name, double of_program, double of_run) {
-    fmt::print("  {:<18} {:>10} {:>12} {:>8}\n", name, human(Seconds(of_program)), human(Seconds(of_run)),
-               of_run > 0 ? fmt::format("{:+.1f}%", 100.0 * (of_program / of_run - 1.0)) : "-");
-  };
-  fmt::print("  {:<18} {:>10} {:>12} {:>8}\n", "", "predicted", "measured", "error");
-  line("step", s.step_s(), measured.step_s);
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    const auto of_run = measured.phase_s.find(keys[i]);
-    const double seconds = of_run == measured.phase_s.end() ? 0.0 : of_run->second;
-    if (predicted[i] > 0 || seconds > 0) line(keys[i], predicted[i], seconds);
-  }
-  if (measured.step_j && s.cluster)
-    fmt::print("  {:<18} {:>10} {:>12}\n", "energy", fmt::format("{:.4g} J", s.energy.computers().value),
-               fmt::format("{:.4g} J", *measured.step_j));
-  fmt::print("\n");
 }
 
 }  // namespace

@@ -508,3 +508,40 @@ def cluster(case):
     equal("measured: phases", after()["measured"]["phase_s"].keys(), bare.steps[0]["phase_s"].keys())
     equal("another layout was not measured", after("--set", "batch.micro=2")["measured"], None)
     assert "beside the run's last 4 steps" in case.molen("simulate", bare.path, "--cluster", "cluster-stages.json").stdout
+
+
+@row("report --cluster", "report --communicator")
+def report_beside(case):
+    """The page of any run takes a prediction: its step is that of `molen simulate`, its figures are the run's."""
+    from flags_plan import made_up
+
+    made_up(work / "report-two.json", [dict(ranks=2, communicator=c, compute="fp32") for c in ("threads", "mpi")], base=1e-3)
+    constant = "".join(json.dumps({"time_s": t, "energy_j": {"cpu-package0": 100 * t}}) + "\n" for t in (0.0, 1e5))
+    (work / "report-watts.jsonl").write_text(constant)
+    ran = case.train({"precision.compute": "fp32", "energy.meters": ["replay:report-watts.jsonl"]}, "--ranks", 2)
+    said = lambda *words: json.loads(case.molen("report", ran.path, *words, "--format", "json").stdout)["predicted"]
+    simulated = lambda *words: json.loads(case.molen("simulate", ran.path, *words, "--format", "json").stdout)
+    for words in (["--cluster", "report-two.json", "--communicator", "mpi"], ["--cluster", "dgx-a100"]):
+        beside, predicted = said(*words), simulated(*words)
+        close("the step", beside["step_s"]["predicted"], predicted["step_s"], 1e-12)
+        equal("measured", beside["step_s"]["measured"], predicted["measured"]["step_s"])
+        for phase in beside["phases"]:
+            close(f"predicted {phase['phase']}", phase["predicted_s"], predicted["phase_s"].get(phase["phase"], 0), 1e-12)
+            equal(f"measured {phase['phase']}", phase["measured_s"], predicted["measured"]["phase_s"].get(phase["phase"], 0))
+        equal("memory", beside["memory_bytes"], {"planned": predicted["memory_bytes"], "measured": None})
+    assert said("--cluster", "report-two.json")["step_s"]["predicted"] > 0
+    close("the energy of a step", beside["step_j"]["predicted_devices"], predicted["cluster"]["devices_j"])
+    close("measured joules of a step", beside["step_j"]["measured"], predicted["measured"]["step_j"])
+    # A measurement of the devices alone stands beside what is predicted of them.
+    (work / "report-gpu.jsonl").write_text(constant.replace("cpu-package0", "gpu0"))
+    of_gpu = case.train({"precision.compute": "fp32", "energy.meters": ["replay:report-gpu.jsonl"]})
+    text = case.molen("simulate", of_gpu.path, "--cluster", "dgx-a100").stdout
+    devices = json.loads(case.molen("simulate", of_gpu.path, "--cluster", "dgx-a100", "--format", "json").stdout)["cluster"]["devices_j"]
+    assert re.search(rf"energy +{re.escape(f'{devices:.4g} J')} +[0-9.]+ J \(gpu only\)", text), (devices, text)
+    equal("the page", case.molen("report", ran.path, "--cluster", "dgx-a100", "--output", "beside.html").stdout.strip(), "beside.html")
+    assert "Phases of a step" in (work / "beside.html").read_text()
+    assert not (ran.path / "predicted.json").exists(), "the run stays as it was"
+    case.refused("report", ran.path, "--communicator", "mpi", says=["--communicator", "--cluster"])
+    case.refused("report", ran.path, "--cluster", "", says=["cluster"])
+    case.refused("report", ran.path, "--cluster", "dgx-a10", says=["did you mean 'dgx-a100'"])
+    case.refused("report", ran.path, "--cluster", "dgx-a100", "--emissions", "x.csv", says=["--emissions"])
