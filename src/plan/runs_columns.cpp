@@ -49,7 +49,7 @@ constexpr RunColumn kColumns[] = {
     {"recompute", "none, selective_attention, selective_op, selective_layer, full", kChosen},
     {"precision", "fp16, bf16, fp8", "bf16"},
     {"grad_dtype", "fp32, fp16, bf16", "fp32"},
-    {"flash_attention", "yes, no", "yes"},
+    {"flash_attention", "yes, no", "yes; no where hidden / heads is above 256 or no multiple of 8"},
     {"overlap", "tp, pp, dp joined by +; none",
      "dp where zero_stage is 3, but not in fp16 without flash_attention; else none"},
     {"compile", "yes, no", "no"},

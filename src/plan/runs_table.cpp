@@ -10,6 +10,7 @@
 #include "base/utf8.h"
 #include "plan/runs.h"
 #include "plan/runs_columns.h"
+#include "sim/attended.h"
 
 namespace molen::plan {
 namespace {
@@ -185,7 +186,14 @@ void read_compute(RunCells& cells, Run& run) {
   run.recompute = cells.word("recompute", kRecompute);
   run.precision = cells.word_or("precision", kPrecisions, "bf16");
   run.grad_dtype = cells.word_or("grad_dtype", kGradients, "fp32");
-  run.flash_attention = cells.yes_or("flash_attention", true);
+  const std::int64_t width = run.hidden / run.heads;
+  run.flash_attention = cells.yes_or("flash_attention", sim::heads_in_tiles(width));
+  if (run.flash_attention && !sim::heads_in_tiles(width))
+    throw UsageError(
+        "flash_attention: 'yes', but heads have hidden / heads = {} elements, and costs of fused attention are known "
+        "for "
+        "at most 256 and multiples of 8 alone; write 'no', or leave the cell blank",
+        width);
   run.compiled = cells.yes_or("compile", false);
   if (cells.blank("overlap")) {
     if (gathers_ahead(run)) run.overlap = {"dp"};

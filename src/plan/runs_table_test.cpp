@@ -241,6 +241,24 @@ TEST(RunsTable, Words) {
             "overlap: 'tp+cp': 'cp' is unknown; known: tp, pp, dp (joined by '+'), or 'none'");
 }
 
+// Fused attention has no kernels for such heads, so nothing is predicted of them by those of others.
+TEST(RunsTable, FusedAttentionNeedsHeadsThatItHasKernelsFor) {
+  // 320 elements a head, 100, and 256: the last has kernels.
+  const std::vector<std::pair<std::int64_t, bool>> widths{{320, false}, {100, false}, {256, true}, {8, true}};
+  for (const auto& [width, fits] : widths) {
+    CellsByName row = bare_row();
+    row["heads"] = "8", row["hidden"] = std::to_string(8 * width);
+    EXPECT_EQ(read_row(row).flash_attention, fits) << width;
+    EXPECT_EQ(reason_of(row, {{"flash_attention", "no"}}), "");
+    EXPECT_EQ(reason_of(row, {{"flash_attention", "yes"}}),
+              fits ? ""
+                   : fmt::format("flash_attention: 'yes', but heads have hidden / heads = {} elements, and costs of "
+                                 "fused attention are known for at most 256 and multiples of 8 alone; write 'no', or "
+                                 "leave the cell blank",
+                                 width));
+  }
+}
+
 TEST(RunsTable, SizesOfTheModelDivide) {
   EXPECT_EQ(full_reason({{"heads", "24"}}), "hidden: 2048 is not a multiple of heads = 24");
   EXPECT_EQ(full_reason({{"kv_heads", "3"}}), "heads: 16 is not a multiple of kv_heads = 3");

@@ -18,8 +18,12 @@ bool has_documents(const program::Step& step) {
 
 }  // namespace
 
+bool heads_in_tiles(std::int64_t head_dim) {
+  return head_dim <= 256 && head_dim % 8 == 0;
+}
+
 bool heads_in_tiles(const arch::Architecture& arch) {
-  return arch.position != arch::Position::kAlibi && arch.head_dim <= 256 && arch.head_dim % 8 == 0;
+  return arch.position != arch::Position::kAlibi && heads_in_tiles(arch.head_dim);
 }
 
 bool flash_on_device(const program::Program& p, const program::Step& step) {

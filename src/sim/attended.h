@@ -12,6 +12,7 @@ namespace molen::sim {
 // Whether a device has kernels in tiles for the heads of a model: of at most 256 elements and a multiple of 8, without
 // ALiBi.
 bool heads_in_tiles(const arch::Architecture& arch);
+bool heads_in_tiles(std::int64_t head_dim);  // of a model without ALiBi
 
 // Whether a device computes the attention of a step without writing scores out, as model::aten::attention_backend
 // decides: in 16 bits, with heads for which heads_in_tiles holds, by kernels in tiles; within documents, only where
