@@ -21,7 +21,7 @@ class Device {
   double time_s_ = 0.0, counter_j_ = 0.0;
 };
 
-// Of zeus' case the smoothing of the power may explain 5 s; it cannot explain a minute.
+// The smoothing of the power may explain 5 s of zeus' case; it cannot explain a minute.
 TEST(CrossCheck, AnIdleGpuThatCountsHalfOfItsPowerIsDoubted) {
   Device device;
   EXPECT_EQ(device.run(5.0, 187.0 / 5, 327.0 / 5), "");

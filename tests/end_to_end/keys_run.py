@@ -408,7 +408,7 @@ def constant_meter(name, watts=1000):
 
 
 def joules_for(case, plan, steps=500):
-    """What so many steps take at the meter's 1 kW by this machine's pace, and 4 kJ at least: enough losses for a power law, however busy the machine is."""
+    """The joules that so many steps take at the meter's 1 kW by this machine's pace, and 4 kJ at least: enough losses for a power law, however busy the machine is."""
     pace = case.train({**plan, "train.until": "60 steps"}, name="pace").steps
     return max(4000, round(1e3 * steps * sum(s["step_s"] for s in pace[20:]) / len(pace[20:])))
 
@@ -448,7 +448,7 @@ def budgets(case):
     more = case.train(held, {"energy.energy_budget": f"{2 * joules} J"}, name="budget", code=3)
     assert more.steps[-1]["step"] > last, more.steps[-1]
     begun_within(more, 2 * joules / 3.6e6, "kwh_total", used(more) / 3.6e6)
-    # What a validation takes is measured, and kept for the one at the end: a fraction of the budget, however many there were.
+    # The energy of a validation is measured, and kept for the one at the end: a fraction of the budget, however many there were.
     often = case.train({**held, "train.validate_every": "20 steps"}, {"energy.energy_budget": f"{joules} J"}, code=3)
     assert often.steps[-1]["step"] > 60 and often.events("budget")[-1]["validation_j"] < 0.2 * joules, often.events("budget")
     equal("without a budget nothing is said", case.train({**plan, "train.until": "4 steps"}).events("budget"), [])
