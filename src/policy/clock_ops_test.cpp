@@ -162,7 +162,7 @@ TEST(ClockOps, MakeSoundPrograms) {
   }
 }
 
-// Those that meet part when the last one has done its work, whichever stage that is.
+// The stages of a meeting leave it together, when the slowest of them has done its work.
 TEST(ClockOps, AMeetingTakesTheLongestWorkOfItsMembers) {
   for (const auto kind : program::kAllScheduleKinds) {
     const program::Stages stages = two_stages(kind, 4);

@@ -213,7 +213,7 @@ TEST_F(Report, ShowsBaselinesEnergyAndPrediction) {
   EXPECT_EQ(summary(dir_)["energy_j"]["package-0"], 7.2e6);
 }
 
-// Those that each attempt said last: the joules of all attempts are in the totals.
+// The page lists the last doubts of each attempt, because the totals have the joules of all attempts.
 TEST_F(Report, JoulesThatMayBeWrongAreNamed) {
   write("metrics.jsonl", step_line(1, 3.0));
   EXPECT_EQ(page().find("Joules that may be wrong"), std::string::npos);
