@@ -113,10 +113,12 @@ std::vector<std::vector<Sample>> Accountant::take_samples() {
 
 Accountant::Snapshot Accountant::snapshot(For what) {
   const std::lock_guard lock(mutex_);
-  Snapshot snapshot{{}, clock_()};
+  Snapshot snapshot{{}, {}, clock_()};
   auto& all = snapshot.readings;
-  for (std::size_t i = 0; i < meters_.meters.size(); ++i)
+  for (std::size_t i = 0; i < meters_.meters.size(); ++i) {
     all.push_back(what == For::kSamples ? sample(i) : meters_.meters[i]->read());
+    snapshot.times_s.push_back(clock_() - (all.back() ? all.back().value().age_s : 0.0));
+  }
   spans_.resize(all.size());
   since_start_j_.resize(all.size(), std::numeric_limits<double>::quiet_NaN());
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -135,6 +137,7 @@ Accountant::Snapshot Accountant::snapshot(For what) {
 ScopeEnergy Accountant::between(const MeterInfo& info, const Result<Reading>& a, const Result<Reading>& b,
                                 double seconds) {
   ScopeEnergy e;
+  e.seconds = seconds;
   if (!b)
     e.reason = b.reason();
   else if (!a)
@@ -221,7 +224,7 @@ StepEnergy Accountant::between(const Snapshot& a, const Snapshot& b) const {
   for (std::size_t i = 0; i < meters_.meters.size(); ++i) {
     const MeterInfo& info = meters_.meters[i]->info();
     ScopeEnergy& e = step.scopes[info.scope];
-    e = between(info, a.readings[i], b.readings[i], b.time_s - a.time_s);
+    e = between(info, a.readings[i], b.readings[i], b.times_s[i] - a.times_s[i]);
     if (!info.counted || info.source == Source::kNone) continue;
     any = true;
     if (e.joules)

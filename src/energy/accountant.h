@@ -28,6 +28,7 @@ struct ScopeEnergy {
   // The most by which the joules may be off by the resolution of the meters (uncertainty.h); nothing where that is not
   // known.
   std::optional<double> resolution_j = {};
+  double seconds = 0;  // between this meter's two readings: meters are read in turn, and some take long
 };
 
 struct StepEnergy {
@@ -98,7 +99,8 @@ class Accountant {
  private:
   struct Snapshot {
     std::vector<Result<Reading>> readings;
-    double time_s = 0;
+    std::vector<double> times_s;  // of each meter: when its counter was read, on `clock_`
+    double time_s = 0;            // before the first of them
   };
   enum class For { kStep, kSamples };
   Snapshot snapshot(For what);

@@ -400,10 +400,39 @@ TEST(Open, NamesAreChecked) {
   }
 }
 
+// Meters are read in turn: the first readings take 0.5 s each, as those of a service processor may, and the second
+// none.
+TEST(Accountant, TimesOfAScopeAreThoseOfItsOwnReadings) {
+  class SlowMeter : public Meter {
+   public:
+    SlowMeter(const std::string& scope, double& time) : Meter({"slow", scope, Source::kCounter, ""}), time_(time) {}
+    Result<Reading> read() override {
+      time_ += reads_++ == 0 ? 0.5 : 0.0;
+      return Reading{Joules(100.0 * time_), 0};
+    }
+
+   private:
+    double& time_;
+    int reads_ = 0;
+  };
+  double time = 7.0;
+  Meters m;
+  m.meters.push_back(std::make_unique<SlowMeter>("cpu-package0", time));
+  m.meters.push_back(std::make_unique<SlowMeter>("gpu0", time));
+  Accountant accountant(std::move(m), Seconds(0), [&] { return time; });  // reads at 7.5 and at 8
+  time = 10.0;
+  LiveReading::Line line{.seconds = 3.0, .energy = accountant.end_step()};
+  EXPECT_DOUBLE_EQ(line.energy.scopes.at("cpu-package0").seconds, 2.5);
+  EXPECT_DOUBLE_EQ(line.energy.scopes.at("gpu0").seconds, 2.0);
+  EXPECT_DOUBLE_EQ(live_json(line)["power_w"]["cpu-package0"].get<double>(), 100.0);
+  EXPECT_DOUBLE_EQ(live_json(line)["power_w"]["gpu0"].get<double>(), 100.0);
+  EXPECT_NE(live_text(line).find("cpu-package0 100.0 W  gpu0 100.0 W"), std::string::npos) << live_text(line);
+}
+
 TEST(Live, PrintsWattsOrTheReason) {
   LiveReading::Line line;
   line.seconds = 2;
-  line.energy.scopes["gpu0"] = {100.0, Source::kCounter, ""};
+  line.energy.scopes["gpu0"] = {100.0, Source::kCounter, "", false, {}, 2.0};
   line.energy.scopes["cpu-package"] = {std::nullopt, Source::kNone, "no permission"};
   line.energy.total_j = 100.0;
   EXPECT_EQ(live_text(line), "cpu-package -  gpu0 50.0 W  total 50.0 W");
@@ -422,8 +451,9 @@ TEST(Live, ATableHasWattsSinceTheLastChange) {
   const auto add = [&](double seconds, double cpu_j, std::optional<double> gpu_j, const std::string& reason = "") {
     LiveReading::Line line;
     line.seconds = seconds;
-    line.energy.scopes["cpu-package0"] = {cpu_j, Source::kCounter, ""};
-    line.energy.scopes["gpu0"] = {gpu_j, gpu_j ? Source::kPower : Source::kNone, reason, !gpu_j && reason.empty()};
+    line.energy.scopes["cpu-package0"] = {cpu_j, Source::kCounter, "", false, {}, seconds};
+    line.energy.scopes["gpu0"] = {gpu_j,  gpu_j ? Source::kPower : Source::kNone, reason, !gpu_j && reason.empty(), {},
+                                  seconds};
     table.add(line);
   };
   for (int i = 0; i < 3; ++i) {
@@ -438,7 +468,7 @@ TEST(Live, ATableHasWattsSinceTheLastChange) {
   // A device's condition has a line of its own.
   LiveReading::Line slowed;
   slowed.seconds = 1.0;
-  slowed.energy.scopes["gpu0"] = {60.0, Source::kPower, ""};
+  slowed.energy.scopes["gpu0"] = {60.0, Source::kPower, "", false, {}, 1.0};
   slowed.energy.total_j = 60.0;
   slowed.conditions["gpu0"] = "1410 of 1980 MHz, slowed by: power limit";
   LiveTable of_gpu(meters);

@@ -124,7 +124,7 @@ LiveReading::Line LiveReading::next() {
 std::string live_text(const LiveReading::Line& line) {
   std::string text;
   for (const auto& [scope, e] : line.energy.scopes) {
-    text += e.joules ? fmt::format("{} {:.1f} W", scope, *e.joules / line.seconds) : fmt::format("{} -", scope);
+    text += e.joules ? fmt::format("{} {:.1f} W", scope, *e.joules / e.seconds) : fmt::format("{} -", scope);
     const auto condition = line.conditions.find(scope);
     text += (condition == line.conditions.end() ? "" : " (" + condition->second + ")") + "  ";
   }
@@ -143,10 +143,10 @@ void LiveTable::add(const LiveReading::Line& line) {
     const auto condition = line.conditions.find(scope);
     row.condition = condition == line.conditions.end() ? "" : condition->second;
     if (e.unchanged) {  // the watts of the last change stay
-      row.waiting_s += line.seconds;
+      row.waiting_s += e.seconds;
       continue;
     }
-    const double seconds = std::exchange(row.waiting_s, 0.0) + line.seconds;
+    const double seconds = std::exchange(row.waiting_s, 0.0) + e.seconds;
     row.note = e.joules ? name_of(e.source) : e.reason;
     row.last_w = e.joules ? std::optional(*e.joules / seconds) : std::nullopt;
     if (!e.joules) continue;
@@ -202,7 +202,7 @@ Json live_json(const LiveReading::Line& line) {
   Json resolution = Json::object();
   for (const auto& [scope, e] : line.energy.scopes) {
     joules[scope] = e.joules ? Json(*e.joules) : Json();
-    watts[scope] = e.joules ? Json(*e.joules / line.seconds) : Json();
+    watts[scope] = e.joules ? Json(*e.joules / e.seconds) : Json();
     source[scope] = name_of(e.source);
     resolution[scope] = e.resolution_j ? Json(*e.resolution_j) : Json();
     if (!e.joules) reason[scope] = e.reason;

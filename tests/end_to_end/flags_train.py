@@ -313,16 +313,17 @@ def energy(case):
     uncertainty = found["available"][0]["uncertainty"]
     equal("its uncertainty", (uncertainty["tick_j"], uncertainty["changes_every_s"], uncertainty["accuracy"]), (1e-6, 1e-6, None))
     equal("none", json.loads(case.molen("energy", "list", "--meters", "none", "--format", "json").stdout)["available"], [])
-    for every, count in ((0.05, 3), (0.3, 2)):
+    # A busy machine may hold the program up by some milliseconds between a reading and its time.
+    for every, count, within in ((0.05, 3, 0.5), (0.6, 2, 0.05)):
         start = time.monotonic()
         lines = [json.loads(x) for x in case.molen("energy", "live", "--meters", "replay:watts.jsonl", "--every", every, "--count", count, "--format", "json").stdout.splitlines()]
         took = time.monotonic() - start
         equal("lines", len(lines), count)
         assert all(every <= x["seconds"] < every + 1 for x in lines) and took >= every * count, (lines, took)
         for x in lines:
-            close("watts", x["power_w"]["cpu-package0"], 40, 0.05)
+            close("watts", x["power_w"]["cpu-package0"], 40, within)
     text = case.molen("energy", "live", "--meters", "replay:watts.jsonl", "--every", 0.1, "--count", 1, "--format", "text").stdout
-    assert "cpu-package0 4" in text or "cpu-package0 39" in text, text
+    close("the text's watts", float(re.search(r"cpu-package0 ([0-9.]+) W", text)[1]), 40, 0.5)
     case.molen("energy", "live", "--meters", "none", "--every", 0.01, "--count", 1, code=1)
     shown = case.terminal("energy", "live", "--meters", "replay:watts.jsonl", "--every", 0.05, "--count", 3)
     assert sum("mean W" in x for x in shown) == 3 and sum("\x1b[3F\x1b[J" in x for x in shown) == 2, f"a table of three lines that is shown anew: {shown}"
