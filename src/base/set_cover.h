@@ -5,21 +5,21 @@
 #include <cstddef>
 #include <map>
 #include <set>
-#include <string>
 #include <vector>
 
 namespace molen {
 
 // Returns the indices, ascending, of sets that together have every member of `sets`: the set with the most members that
 // are still missing is taken next, and of equal ones the first. So the selection is not always the smallest (Chvatal
-// 1979, "A greedy heuristic for the set-covering problem"). Sets have no member twice.
-inline std::vector<std::size_t> set_cover(const std::vector<std::vector<std::string>>& sets) {
-  std::map<std::string, std::size_t> numbers;
+// 1979, "A greedy heuristic for the set-covering problem"). Sets have no member twice. Members have an order `<`.
+template <typename Member>
+std::vector<std::size_t> set_cover(const std::vector<std::vector<Member>>& sets) {
+  std::map<Member, std::size_t> numbers;
   std::vector<std::vector<std::size_t>> members, having;  // members of each set; the sets that have each member
   for (std::size_t i = 0; i < sets.size(); ++i) {
     members.emplace_back();
-    for (const std::string& name : sets[i]) {
-      const std::size_t number = numbers.emplace(name, numbers.size()).first->second;
+    for (const Member& member : sets[i]) {
+      const std::size_t number = numbers.emplace(member, numbers.size()).first->second;
       members[i].push_back(number);
       having.resize(numbers.size());
       having[number].push_back(i);

@@ -11,10 +11,10 @@ using Indices = std::vector<std::size_t>;
 
 // The set with the most members that are missing comes first, and the first of equal ones.
 TEST(SetCover, TakesWhatAddsMost) {
-  EXPECT_EQ(set_cover({}), Indices{});
-  EXPECT_EQ(set_cover({{}, {}}), Indices{});
-  EXPECT_EQ(set_cover({{"a"}, {"a", "b"}, {"b", "a"}, {"c"}}), (Indices{1, 3}));
-  EXPECT_EQ(set_cover({{"a", "b"}, {"c", "d"}, {"b", "c", "e"}}), (Indices{0, 1, 2}));
+  EXPECT_EQ(set_cover(Sets{}), Indices{});
+  EXPECT_EQ(set_cover(Sets{{}, {}}), Indices{});
+  EXPECT_EQ(set_cover(Sets{{"a"}, {"a", "b"}, {"b", "a"}, {"c"}}), (Indices{1, 3}));
+  EXPECT_EQ(set_cover(Sets{{"a", "b"}, {"c", "d"}, {"b", "c", "e"}}), (Indices{0, 1, 2}));
 }
 
 RC_GTEST_PROP(SetCover, HasEveryMemberAndNoSetThatAddsNone, ()) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <map>
 #include <set>
 #include <tuple>
@@ -289,19 +290,33 @@ std::vector<Layout> within_nodes(std::vector<Layout> layouts, int local_ranks) {
 
 namespace {
 
-std::vector<std::string> pairs_of(const Layout& layout) {
-  std::vector<std::string> pairs;
-  const auto named = [&](std::size_t i) { return fmt::format("{} {}", i, layout.choices[i]); };
-  for (std::size_t i = 0; i < layout.choices.size(); ++i)
-    for (std::size_t k = i + 1; k < layout.choices.size(); ++k) pairs.push_back(named(i) + "|" + named(k));
+// Numbers the values of choices. A value of one choice is not that of another which reads alike.
+class ChoiceNumbers {
+ public:
+  std::uint64_t of(std::size_t choice, const std::string& value) {
+    return numbers_.emplace(std::pair(choice, value), numbers_.size()).first->second;
+  }
+
+ private:
+  std::map<std::pair<std::size_t, std::string>, std::uint64_t> numbers_;
+};
+
+// Returns the pairs of values that a layout has, as two numbers in one. There are thousands of layouts with dozens of
+// pairs, whose texts took a seventh of the time of `molen verify --static --cover pairs`.
+std::vector<std::uint64_t> pairs_of(const Layout& layout, ChoiceNumbers& numbers) {
+  std::vector<std::uint64_t> values, pairs;
+  for (std::size_t i = 0; i < layout.choices.size(); ++i) values.push_back(numbers.of(i, layout.choices[i]));
+  for (std::size_t i = 0; i < values.size(); ++i)
+    for (std::size_t k = i + 1; k < values.size(); ++k) pairs.push_back(values[i] << 32U | values[k]);
   return pairs;
 }
 
 }  // namespace
 
 std::vector<Layout> covering_pairs(const std::vector<Layout>& layouts) {
-  std::vector<std::vector<std::string>> pairs;
-  for (const Layout& l : layouts) pairs.push_back(pairs_of(l));
+  ChoiceNumbers numbers;
+  std::vector<std::vector<std::uint64_t>> pairs;
+  for (const Layout& l : layouts) pairs.push_back(pairs_of(l, numbers));
   std::vector<Layout> few;
   for (const std::size_t i : set_cover(pairs)) few.push_back(layouts[i]);
   return few;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "program/build/build.h"
+#include "program/build/stage_by_stage.h"
 #include "program/values/of_setting.h"
 #include "program/values/optimizer.h"
 #include "program/values/signature.h"
@@ -21,9 +21,8 @@ program::Setting of_short_batch(program::Setting s) {
   return s;
 }
 
-MemoryNeed need_of_stage(const arch::Architecture& arch, const program::Setting& s,
-                         const program::Schedule* file = nullptr) {
-  const auto plan = program::planned_peak(program::build(arch, s, file));
+MemoryNeed need_of(const program::Program& p) {
+  const program::PlannedPeak plan = program::planned_peak(p);
   return {plan.device, plan.host};
 }
 
@@ -55,10 +54,11 @@ MemoryNeed kept_by_stage(const arch::Architecture& arch, const program::Setting&
 
 std::vector<MemoryNeed> memory_needs(const arch::Architecture& arch, const program::Setting& setting,
                                      const program::Schedule* file) {
-  program::Setting s = of_short_batch(setting);
   std::vector<MemoryNeed> needs;
-  for (s.pipeline.stage = 0; s.pipeline.stage < s.stages(); ++s.pipeline.stage)
-    needs.push_back(need_of_stage(arch, s, file));
+  program::build_each_stage(arch, of_short_batch(setting), file, false, [&](const program::Program& p) {
+    needs.push_back(need_of(p));
+    return true;
+  });
   return needs;
 }
 
@@ -81,12 +81,14 @@ std::optional<MemoryNeed> need_within(const arch::Architecture& arch, const prog
   for (s.pipeline.stage = 0; s.pipeline.stage < s.stages(); ++s.pipeline.stage)
     if (!room.holds(kept_by_stage(arch, s))) return std::nullopt;
   MemoryNeed most;
-  for (s.pipeline.stage = 0; s.pipeline.stage < s.stages(); ++s.pipeline.stage) {
-    const MemoryNeed need = need_of_stage(arch, s);
-    if (!room.holds(need)) return std::nullopt;
+  bool held = true;
+  program::build_each_stage(arch, s, nullptr, false, [&](const program::Program& p) {
+    const MemoryNeed need = need_of(p);
+    held = room.holds(need);
     if (need.total() > most.total()) most = need;
-  }
-  return most;
+    return held;
+  });
+  return held ? std::optional(most) : std::nullopt;
 }
 
 }  // namespace molen::plan
