@@ -9,7 +9,7 @@ packages=(git make cmake ninja-build g++ ccache pkg-config python3 python3-venv 
   mandoc libzstd-dev zlib1g-dev libxxhash-dev libssl-dev libhwloc-dev libeigen3-dev libnlopt-cxx-dev libsqlite3-dev libpq-dev libgtest-dev librapidcheck-dev libopenmpi-dev openmpi-bin)
 python_packages=(torch==2.13.0 numpy)
 if [ "${1:-}" = test ]; then
-  packages+=(clang-16 libclang-rt-16-dev clang-format-14 clang-tidy-16 chromium libjemalloc2 postgresql)
+  packages+=(clang-16 libclang-rt-16-dev clang-format-14 clang-tidy-16 chromium libjemalloc2 postgresql libcurl4 openssl)
   python_packages+=(transformers tokenizers tiktoken tensorboard safetensors license-expression python-debian libclang==14.0.6)
 fi
 

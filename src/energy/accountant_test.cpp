@@ -105,7 +105,7 @@ TEST(Accountant, SamplesHaveTheTimeOfTheirReading) {
 TEST(Accountant, TellsASinkWhatItReads) {
   Scripted good{Reading{Joules(40), 0}}, late{Failure{"not yet"}};
   Meters m;
-  m.meters.push_back(std::make_unique<ScriptedMeter>(MeterInfo{"a", "cpu-package0", Source::kCounter}, good));
+  m.meters.push_back(std::make_unique<ScriptedMeter>(MeterInfo{"a", "cpu-package0", Source::kCounter, ""}, good));
   m.meters.push_back(
       std::make_unique<ScriptedMeter>(MeterInfo{"b", "gpu0", Source::kPower, "", Seconds(0), false}, late));
   Accountant accountant(std::move(m));
@@ -139,7 +139,7 @@ TEST(Accountant, TheThreadTellsTheSink) {
   std::atomic<int> reads = 0, calls = 0;
   Meters m;
   m.meters.push_back(std::make_unique<TickingMeter>());
-  m.meters.push_back(std::make_unique<CountingMeter>(MeterInfo{"b", "gpu0", Source::kPower}, reads));
+  m.meters.push_back(std::make_unique<CountingMeter>(MeterInfo{"b", "gpu0", Source::kPower, ""}, reads));
   std::atomic<double> told = 0.0;
   Accountant accountant(std::move(m), Seconds(0.001));
   accountant.on_reading([&](std::span<const double> joules, double counted) {

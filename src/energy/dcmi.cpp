@@ -21,27 +21,6 @@ std::uint32_t little_endian(const std::vector<std::uint8_t>& bytes, std::size_t 
   return value;
 }
 
-class DcmiMeter : public Meter {
- public:
-  DcmiMeter(MeterInfo info, std::shared_ptr<IpmiController> controller, std::function<double()> clock, double watts,
-            Seconds ask_every)
-      : Meter(std::move(info)),
-        power_(
-            [controller = std::move(controller)]() -> Result<double> {
-              const auto power = read_dcmi_power(*controller);
-              if (!power) return Failure{power.reason()};
-              return power.value().watts;
-            },
-            std::move(clock), watts, kLongestSilenceS) {
-    power_.start(ask_every.value);
-  }
-
-  Result<Reading> read() override { return power_.read(); }
-
- private:
-  PolledPower power_;
-};
-
 }  // namespace
 
 Result<DcmiPower> read_dcmi_power(IpmiController& controller) {
@@ -64,10 +43,15 @@ Meters open_dcmi(const Machine& machine, const Result<std::shared_ptr<IpmiContro
     found.unavailable.push_back({"dcmi", "node", power.reason()});
     return found;
   }
-  found.meters.push_back(std::make_unique<DcmiMeter>(
+  found.meters.push_back(std::make_unique<PolledMeter>(
       MeterInfo{"dcmi", "node", Source::kPower,
                 fmt::format("/dev/ipmi0, Get Power Reading of DCMI every {} s", ask_every.value), Seconds(0), true},
-      controller.value(), machine.clock, power.value().watts, ask_every));
+      [asked = controller.value()]() -> Result<double> {
+        const auto now = read_dcmi_power(*asked);
+        if (!now) return Failure{now.reason()};
+        return now.value().watts;
+      },
+      machine.clock, power.value().watts, kLongestSilenceS, ask_every));
   return found;
 }
 

@@ -25,7 +25,8 @@ struct Reading {
 };
 
 struct MeterInfo {
-  std::string name;   // "rapl-perf", "rapl-powercap", "nvml", "amd", "cray", "hwmon", "dcmi", "replay", "null"
+  // "rapl-perf", "rapl-powercap", "nvml", "amd", "cray", "hwmon", "dcmi", "redfish", "replay", "null"
+  std::string name;
   std::string scope;  // "cpu-package0", "gpu0", ...: scope.h has them all
   Source source = Source::kNone;
   std::string detail;     // the exact source: a file, an event, a device

@@ -1,6 +1,9 @@
 #include "energy/open.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 
 #include "base/suggest.h"
@@ -89,6 +92,11 @@ Meters open_rapl(const OpenOptions& o) {
   return all;
 }
 
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
+
 Meters open_one(const std::string& name, const OpenOptions& o) {
   if (name == "rapl") return open_rapl(o);
   if (name == "rapl-perf") return tested(open_perf(o.machine, o.perf), o);
@@ -102,6 +110,10 @@ Meters open_one(const std::string& name, const OpenOptions& o) {
     Meters none;
     none.unavailable.push_back({"daemon", "node", "this command does not ask the energy daemon"});
     return o.daemon ? o.daemon() : std::move(none);
+  }
+  if (name.starts_with("redfish:")) {
+    const RedfishUrl url = parse_redfish_url(name.substr(8), host_name());
+    return tested(open_redfish(o.machine, url, o.redfish(url)), o);
   }
   if (name.starts_with("replay:")) return open_replay(o.machine, name.substr(7));
   if (name.starts_with("replay-clock:")) return open_replay(o.machine, name.substr(13), ReplayTime::kClock);
@@ -121,8 +133,8 @@ OpenOptions options_of_process() {
 
 const std::vector<std::string>& meter_names() {
   static const std::vector<std::string> names{
-      "auto",  "none", "rapl",   "rapl-perf",   "rapl-powercap",    "nvml", "amd", "cray",
-      "hwmon", "dcmi", "daemon", "replay:FILE", "replay-clock:FILE"};
+      "auto", "none",  "rapl", "rapl-perf",   "rapl-powercap", "nvml",        "amd",
+      "cray", "hwmon", "dcmi", "redfish:URL", "daemon",        "replay:FILE", "replay-clock:FILE"};
   return names;
 }
 

@@ -46,4 +46,19 @@ class PolledPower {
   std::thread thread_;
 };
 
+// A meter of such a power. `watts` is the first answer; a thread asks every `ask_every` after it.
+class PolledMeter : public Meter {
+ public:
+  PolledMeter(MeterInfo info, PolledPower::Poll poll, std::function<double()> clock, double watts, double longest_s,
+              Seconds ask_every)
+      : Meter(std::move(info)), power_(std::move(poll), std::move(clock), watts, longest_s) {
+    power_.start(ask_every.value);
+  }
+
+  Result<Reading> read() override { return power_.read(); }
+
+ private:
+  PolledPower power_;
+};
+
 }  // namespace molen::energy

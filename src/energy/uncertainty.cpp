@@ -13,7 +13,7 @@ const char* accuracy_of(const std::string& meter) {
            "(arXiv 2108.00808)";
   if (meter == "nvml")
     return "the maker states no figure; A100 and H100 sample power a quarter of the time (arXiv 2312.02741)";
-  if (meter == "dcmi") return "makers state no figure, nor the period of the averages";
+  if (meter == "dcmi" || meter == "redfish") return "makers state no figure, nor the period of the averages";
   if (meter == "replay") return "that of the meter that was recorded";
   if (meter == "daemon") return "that of the meter that the daemon reads";
   return "the maker states no figure";
