@@ -14,6 +14,7 @@ struct FakeGpu {
   unsigned busy_percent = 0;
   unsigned sm_mhz = 0;  // 0: the GPU does not tell
   unsigned long long reasons = 0;
+  unsigned instant = 0, average = 0;  // mW; 0: the GPU does not tell
 };
 FakeGpu gpus[8];
 unsigned gpu_count = 2;
@@ -22,6 +23,13 @@ const char* model = "Fake GPU";
 unsigned mig = 0;
 int set_error = 0;
 constexpr unsigned kLeastMilliwatts = 200000, kMostMilliwatts = 700000;
+struct FakeField {
+  unsigned id, scope;
+  long long time_us, latency_us;
+  unsigned type;
+  int error;
+  unsigned long long value;
+};
 struct FakePci {
   char legacy[16];
   unsigned domain, bus, device, pci_device_id, pci_subsystem_id;
@@ -64,6 +72,9 @@ void fake_nvml_busy(unsigned index, unsigned percent) {
 }
 void fake_nvml_clock(unsigned index, unsigned mhz, unsigned long long reasons) {
   gpus[index].sm_mhz = mhz, gpus[index].reasons = reasons;
+}
+void fake_nvml_power_now(unsigned index, unsigned instant, unsigned average) {
+  gpus[index].instant = instant, gpus[index].average = average;
 }
 int fake_nvml_users() {
   return users;
@@ -168,6 +179,19 @@ int nvmlDeviceGetCurrentClocksEventReasons(void* device, unsigned long long* rea
 #endif
   return *reasons = static_cast<FakeGpu*>(device)->reasons, 0;
 }
+#ifndef FAKE_NVML_SETS_NOTHING
+int nvmlDeviceGetFieldValues(void* device, int count, FakeField* fields) {
+  const auto* gpu = static_cast<FakeGpu*>(device);
+  for (int i = 0; i < count; ++i) {
+    FakeField& field = fields[i];
+    const unsigned power = field.id == 185 ? gpu->average : field.id == 186 ? gpu->instant : 0;
+    field.error = field.scope != 0 ? 2 : power == 0 ? 3 : 0;
+    field.type = 1,
+    field.value = 0xdeadbeef00000000ULL | power;  // as the union of the library: its upper half is not set
+  }
+  return 0;
+}
+#endif
 const char* nvmlErrorString(int error) {
   return error == 3   ? "Not Supported"
          : error == 4 ? "Insufficient Permissions"

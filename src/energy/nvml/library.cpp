@@ -71,6 +71,7 @@ Result<std::shared_ptr<NvmlLibrary>> NvmlLibrary::load(const std::string& file) 
   // The name up to driver 530, which later ones have too, and the present one.
   if (!l.get("nvmlDeviceGetCurrentClocksEventReasons", l.clock_reasons))
     l.get("nvmlDeviceGetCurrentClocksThrottleReasons", l.clock_reasons);
+  l.get("nvmlDeviceGetFieldValues", l.fields);
   l.get("nvmlErrorString", l.error_string);
   if (!whole) return Failure{fmt::format("{} lacks functions of NVML 5 or newer", file)};
   if (const int error = l.init(); error != kNvmlSuccess) return Failure{fmt::format("nvmlInit: {}", l.why(error))};
@@ -86,6 +87,16 @@ NvmlLibrary::~NvmlLibrary() {
 std::string NvmlLibrary::why(int error) const {
   const char* text = error_string != nullptr ? error_string(error) : nullptr;
   return text != nullptr ? text : fmt::format("error {}", error);
+}
+
+std::optional<double> NvmlLibrary::power_of(NvmlDevice device, unsigned field) const {
+  constexpr unsigned kUnsigned = 1;  // NVML_VALUE_TYPE_UNSIGNED_INT
+  NvmlField power{};
+  power.id = field;  // the scope 0 is the GPU, without the processor of its module
+  if (fields == nullptr || fields(device, 1, &power) != kNvmlSuccess || power.error != kNvmlSuccess)
+    return std::nullopt;
+  if (power.type != kUnsigned) return std::nullopt;
+  return 1e-3 * power.value.as_unsigned;
 }
 
 bool NvmlLibrary::is_divided(const NvmlGpu& gpu) const {

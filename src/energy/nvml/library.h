@@ -26,6 +26,18 @@ struct NvmlPci {  // nvmlPciInfo_t
   char id[32];
 };
 
+struct NvmlField {  // nvmlFieldValue_t
+  unsigned id, scope;
+  long long time_us, latency_us;
+  unsigned type;  // of `value`; 1: unsigned
+  int error;
+  union {
+    unsigned as_unsigned;
+    unsigned long long whole;
+  } value;
+};
+inline constexpr unsigned kNvmlPowerAverage = 185, kNvmlPowerInstant = 186;  // fields, in milliwatts
+
 struct NvmlGpu {
   NvmlDevice device = nullptr;
   unsigned index = 0;               // as NVML counts
@@ -46,6 +58,9 @@ class NvmlLibrary {
   Result<std::vector<NvmlGpu>> gpus(const std::optional<std::string>& visible) const;
   bool is_divided(const NvmlGpu& gpu) const;  // by MIG
   std::string why(int error) const;           // the library's own words
+  // Returns the watts of a GPU alone, now (kNvmlPowerInstant) or over the last second (kNvmlPowerAverage: Ampere but
+  // for the A100, and later); nothing where the driver or the GPU has no such field.
+  std::optional<double> power_of(NvmlDevice device, unsigned field) const;
 
   // A function that this driver lacks is null.
   int (*init)() = nullptr;
@@ -70,6 +85,7 @@ class NvmlLibrary {
   int (*clock)(NvmlDevice, int, unsigned*) = nullptr;  // MHz of a kind of clock (kNvmlSmClock)
   int (*highest_clock)(NvmlDevice, int, unsigned*) = nullptr;
   int (*clock_reasons)(NvmlDevice, unsigned long long*) = nullptr;  // why it is not higher: bits of nvml.h
+  int (*fields)(NvmlDevice, int, NvmlField*) = nullptr;
   const char* (*error_string)(int) = nullptr;
 
  private:

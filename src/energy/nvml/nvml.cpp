@@ -23,18 +23,37 @@ constexpr std::pair<unsigned long long, const char*> kSlowedBy[] = {
     {0x04, "power limit"},   {0x08, "hardware"},        {0x10, "synchronised GPUs"},
     {0x20, "heat (driver)"}, {0x40, "heat (hardware)"}, {0x80, "power supply"}};
 
-std::string condition_of(const NvmlLibrary& library, NvmlDevice device) {
+std::string clock_of(const NvmlLibrary& library, NvmlDevice device) {
   unsigned mhz = 0, most = 0;
   if (library.clock == nullptr || library.clock(device, kNvmlSmClock, &mhz) != kNvmlSuccess) return "";
   const bool bounded = library.highest_clock != nullptr &&
                        library.highest_clock(device, kNvmlSmClock, &most) == kNvmlSuccess && most > 0;
-  std::string text = bounded ? fmt::format("{} of {} MHz", mhz, most) : fmt::format("{} MHz", mhz);
+  return bounded ? fmt::format("{} of {} MHz", mhz, most) : fmt::format("{} MHz", mhz);
+}
+
+std::string power_of(const NvmlLibrary& library, NvmlDevice device) {
+  const auto now = library.power_of(device, kNvmlPowerInstant), average = library.power_of(device, kNvmlPowerAverage);
+  std::string text = now ? fmt::format("{:.0f} W now", *now) : "";
+  if (average) text += fmt::format("{}{:.0f} W over a second", text.empty() ? "" : ", ", *average);
+  return text;
+}
+
+std::string slowed_by(const NvmlLibrary& library, NvmlDevice device) {
   unsigned long long reasons = 0;
-  if (library.clock_reasons == nullptr || library.clock_reasons(device, &reasons) != kNvmlSuccess) return text;
+  if (library.clock_reasons == nullptr || library.clock_reasons(device, &reasons) != kNvmlSuccess) return "";
   std::string by;
   for (const auto& [bit, reason] : kSlowedBy)
-    if ((reasons & bit) != 0) by += (by.empty() ? ", slowed by: " : ", ") + std::string(reason);
-  return text + by;
+    if ((reasons & bit) != 0) by += (by.empty() ? "slowed by: " : ", ") + std::string(reason);
+  return by;
+}
+
+// `beside`: the meter counts more than the GPU, whose power the fields have.
+std::string condition_of(const NvmlLibrary& library, NvmlDevice device, bool beside) {
+  std::string power = power_of(library, device), text;
+  if (beside && !power.empty()) power = "GPU " + power;
+  for (const std::string& part : {clock_of(library, device), power, slowed_by(library, device)})
+    if (!part.empty()) text += (text.empty() ? "" : ", ") + part;
+  return text;
 }
 
 class CounterMeter : public Meter {
@@ -59,7 +78,7 @@ class CounterMeter : public Meter {
     return reading;
   }
   std::string doubt() const override { return check_.doubt(); }
-  std::string condition() const override { return condition_of(*library_, device_); }
+  std::string condition() const override { return condition_of(*library_, device_, !compared_); }
 
  private:
   // A call to the library takes time, so the power is not read with each reading of the counter.
@@ -95,7 +114,7 @@ class PowerMeter : public Meter {
       return Failure{fmt::format("nvmlDeviceGetPowerUsage: {}", library_->why(error))};
     return integral_.add(milliwatts * 1e-3, clock_());
   }
-  std::string condition() const override { return condition_of(*library_, device_); }
+  std::string condition() const override { return condition_of(*library_, device_, false); }
 
  private:
   std::shared_ptr<NvmlLibrary> library_;

@@ -20,6 +20,7 @@ class Nvml : public ::testing::Test {
     model = reinterpret_cast<decltype(model)>(::dlsym(handle_, "fake_nvml_model"));
     mig = reinterpret_cast<decltype(mig)>(::dlsym(handle_, "fake_nvml_mig"));
     clock = reinterpret_cast<decltype(clock)>(::dlsym(handle_, "fake_nvml_clock"));
+    power_now = reinterpret_cast<decltype(power_now)>(::dlsym(handle_, "fake_nvml_power_now"));
     users = reinterpret_cast<decltype(users)>(::dlsym(handle_, "fake_nvml_users"));
     reset(2, 0);
     set(0, 1000000, 300000, 0, 0);
@@ -38,6 +39,7 @@ class Nvml : public ::testing::Test {
   void (*model)(const char*) = nullptr;
   void (*mig)(unsigned) = nullptr;
   void (*clock)(unsigned, unsigned, unsigned long long) = nullptr;
+  void (*power_now)(unsigned, unsigned, unsigned) = nullptr;
   int (*users)() = nullptr;
   FakeMachine f;
   void* handle_ = nullptr;
@@ -207,7 +209,28 @@ TEST_F(Nvml, TellsTheClockAndWhatSlowsIt) {
   EXPECT_EQ(line.conditions.at("gpu1"), "900 of 1980 MHz, slowed by: power supply");
 }
 
-// Drivers before 535 have another name for the reasons.
+// The fields of power are those of the GPU alone. A driver or a GPU may have neither, or only the present power.
+TEST_F(Nvml, TellsThePowerNowAndOnAverage) {
+  const Meters m = open();
+  const Meter& gpu = *m.meters.at(0);
+  power_now(0, 412300, 398600);
+  EXPECT_EQ(gpu.condition(), "412 W now, 399 W over a second");
+  clock(0, 1410, 0x4);
+  EXPECT_EQ(gpu.condition(), "1410 of 1980 MHz, 412 W now, 399 W over a second, slowed by: power limit");
+  power_now(0, 412300, 0);
+  EXPECT_EQ(gpu.condition(), "1410 of 1980 MHz, 412 W now, slowed by: power limit");
+  power_now(0, 0, 398600);
+  EXPECT_EQ(gpu.condition(), "1410 of 1980 MHz, 399 W over a second, slowed by: power limit");
+  power_now(0, 0, 0);
+  EXPECT_EQ(gpu.condition(), "1410 of 1980 MHz, slowed by: power limit");
+  power_now(1, 91000, 90000);
+  EXPECT_EQ(m.meters.at(1)->condition(), "91 W now, 90 W over a second");
+  model("NVIDIA GH200 480GB");
+  power_now(0, 412300, 0);
+  EXPECT_EQ(open("0").meters.at(0)->condition(), "1410 of 1980 MHz, GPU 412 W now, slowed by: power limit");
+}
+
+// Old drivers have another name for the reasons, and no fields of power.
 TEST_F(Nvml, AnOldDriverTellsWhatSlowsItToo) {
   void* const old = ::dlopen(MOLEN_FAKE_OLD_NVML, RTLD_NOW);
   ASSERT_NE(old, nullptr) << ::dlerror();
