@@ -32,7 +32,7 @@ struct SimulateArguments {
 };
 
 plan::StepDetail detail_of(const SimulateArguments& o) {
-  return {.verified = true, .documents = true, .every_op = o.every_op()};
+  return {.verified = true, .documents = true, .every_op = o.every_op(), .threads = plan::auto_threads(1)};
 }
 
 // `stage`: the one whose kinds of ops are shown. A stage that there is not has no kinds; it is refused later.

@@ -13,13 +13,14 @@ void each_at_once(std::size_t count, int at_once, const std::function<void(std::
   std::atomic<std::size_t> next = 0;
   std::mutex mutex;
   std::exception_ptr failure;
+  std::size_t failed = count;
   const auto some = [&] {
     for (std::size_t i = next++; i < count; i = next++) {
       try {
         work(i);
       } catch (...) {
         const std::lock_guard lock(mutex);
-        if (!failure) failure = std::current_exception();
+        if (i < failed) failed = i, failure = std::current_exception();
         next = count;
       }
     }

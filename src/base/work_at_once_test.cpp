@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -58,6 +60,25 @@ TEST(EachAtOnce, AnExceptionEndsIt) {
     }
     if (at_once == 1) EXPECT_EQ(called, 3);
     EXPECT_LT(called, 1000000);
+  }
+}
+
+// The second piece fails only after the third has.
+TEST(EachAtOnce, TheExceptionIsThatOfTheLowest) {
+  std::atomic<bool> third = false;
+  try {
+    each_at_once(3, 3, [&](std::size_t i) {
+      if (i == 2) {
+        third = true;
+        throw Error("the third");
+      }
+      while (!third) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      if (i == 1) throw Error("the second");
+    });
+    ADD_FAILURE() << "no exception";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "the second");
   }
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/work_at_once.h"
 #include "program/build/build.h"
 #include "program/ir/slots.h"
 #include "program/memory/memory.h"
@@ -78,9 +79,9 @@ class Shortened {
 
 }  // namespace
 
-void require_sound(std::vector<program::Program>& stages) {
+void require_sound(std::vector<program::Program>& stages, int threads) {
   const Shortened shorter(stages);
-  for (const auto& p : stages) program::require_sound(p, "the built program");
+  each_at_once(stages.size(), threads, [&](std::size_t i) { program::require_sound(stages[i], "the built program"); });
   if (const auto findings = program::check_world(stages); !findings.empty())
     throw Error("the pipeline's programs are refused: {}", findings.front().text);
 }

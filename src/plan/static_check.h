@@ -24,8 +24,9 @@ struct StaticCheck {
 StaticCheck check_statically(const arch::Architecture& arch, const program::Setting& setting);
 
 // Throws UsageError with the findings of `program::check` and `program::check_world` for the programs of all stages,
-// when there are any. Micro-batches that only repeat the instances of others are left out of the check.
-void require_sound(std::vector<program::Program>& stages);
+// when there are any. Micro-batches that only repeat the instances of others are left out of the check. `threads`
+// follow that many programs at a time.
+void require_sound(std::vector<program::Program>& stages, int threads = 1);
 
 // Returns the number of micro-batches after which each further micro-batch adds the same instances in the same order.
 // In a schedule in groups, this is true of each further group of one micro-batch per stage. Returns the setting's own

@@ -122,9 +122,10 @@ TEST(StaticCheck, BuiltProgramsAreCheckedOnFewMicroBatches) {
   s.pipeline = program::pipeline_of(program::ScheduleKind::k1f1b, 1);
   s.sequence = 16;
   s.global_batch = 63;  // the last micro-batch of some ranks is empty
-  const auto built = program::build_stages(model_of_layers(8), s, nullptr, false);
+  const auto built = program::build_stages(model_of_layers(8), s, nullptr, false, 3);
+  EXPECT_EQ(built, program::build_stages(model_of_layers(8), s, nullptr, false)) << "threads change nothing";
   auto stages = built;
-  EXPECT_NO_THROW(require_sound(stages));
+  EXPECT_NO_THROW(require_sound(stages, 3));
   EXPECT_EQ(stages, built);
   std::size_t bodies = 0;
   for (std::size_t b = 0; b < built[1].bodies.size(); ++b) {
@@ -134,7 +135,7 @@ TEST(StaticCheck, BuiltProgramsAreCheckedOnFewMicroBatches) {
     });
     if (with_operand == steps.end()) continue;
     with_operand->operands.pop_back();
-    EXPECT_THROW(require_sound(stages), UsageError) << built[1].bodies[b].name;
+    EXPECT_THROW(require_sound(stages, 3), UsageError) << built[1].bodies[b].name;
     EXPECT_EQ(stages[1].schedule, built[1].schedule);
     EXPECT_EQ(stages[1].setting, built[1].setting);
     stages[1].bodies[b] = built[1].bodies[b];

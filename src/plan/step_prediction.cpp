@@ -100,8 +100,8 @@ StepPrograms step_programs(config::Config config, const Machine& machine, const 
   p.setting = resolve_setting(config, p.arch, machine);
 
   const auto schedule = read_schedule(config);
-  p.stages = program::build_stages(p.arch, p.setting, schedule ? &*schedule : nullptr, false);
-  if (detail.verified) require_sound(p.stages);
+  p.stages = program::build_stages(p.arch, p.setting, schedule ? &*schedule : nullptr, false, detail.threads);
+  if (detail.verified) require_sound(p.stages, detail.threads);
   p.framework = framework_of(config, p.arch, p.setting);
   if (p.framework) set_streams(*p.framework, p.stages);
   if (p.setting.document_mask) {

@@ -28,6 +28,7 @@ struct StepDetail {
   bool verified = false;   // the verifier follows the programs before they are priced
   bool documents = false;  // with data.document_mask, also the seconds for the shares of data::interval_of
   bool every_op = false;   // a Timeline of every op, not only sums over it
+  int threads = 1;         // that build the programs, and verify them
 };
 
 // The programs of all stages of a configuration, before they are priced.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/work_at_once.h"
 #include "program/build/build_detail.h"
 #include "program/build/stage_by_stage.h"
 #include "program/parts/part.h"
@@ -180,11 +181,27 @@ Program build(const arch::Architecture& arch, const Setting& setting, const Sche
   return with_types(build_with(arch, setting, file, ordered));
 }
 
-std::vector<Program> build_stages(const arch::Architecture& arch, Setting setting, const Schedule* file, bool types) {
+namespace {
+
+Program build_of_stage(const arch::Architecture& arch, Setting setting, int stage, const Schedule* file, bool types,
+                       std::optional<Ordered>& ordered) {
+  setting.pipeline.stage = stage;
+  Program p = build_with(arch, setting, file, ordered);
+  if (types) return with_types(std::move(p));
+  p.states_types = false;
+  return p;
+}
+
+}  // namespace
+
+std::vector<Program> build_stages(const arch::Architecture& arch, Setting setting, const Schedule* file, bool types,
+                                  int threads) {
+  std::optional<Ordered> ordered;
   std::vector<Program> stages;
-  build_each_stage(arch, std::move(setting), file, types, [&](Program p) {
-    stages.push_back(std::move(p));
-    return true;
+  stages.push_back(build_of_stage(arch, setting, 0, file, types, ordered));  // makes `ordered` for all
+  stages.resize(static_cast<std::size_t>(setting.stages()));
+  each_at_once(stages.size() - 1, threads, [&](std::size_t i) {
+    stages[i + 1] = build_of_stage(arch, setting, static_cast<int>(i) + 1, file, types, ordered);
   });
   return stages;
 }
@@ -192,15 +209,10 @@ std::vector<Program> build_stages(const arch::Architecture& arch, Setting settin
 void build_each_stage(const arch::Architecture& arch, Setting setting, const Schedule* file, bool types,
                       const std::function<bool(Program)>& take) {
   std::optional<Ordered> ordered;
-  setting.pipeline.stage = 0;
+  int stage = 0;
   do {  // the first stage refuses an impossible number of stages
-    Program p = build_with(arch, setting, file, ordered);
-    if (types)
-      p = with_types(std::move(p));
-    else
-      p.states_types = false;
-    if (!take(std::move(p))) return;
-  } while (++setting.pipeline.stage < setting.stages());
+    if (!take(build_of_stage(arch, setting, stage, file, types, ordered))) return;
+  } while (++stage < setting.stages());
 }
 
 namespace detail {

@@ -28,9 +28,10 @@ std::optional<std::string> reduce_refused(const arch::Architecture& arch, const 
 std::optional<std::string> optimizer_refused(const Setting& setting);
 
 // Returns the program of each stage of the pipeline. Without a pipeline this is a single program. With `types` false,
-// the programs do not state the types of operands (Program::states_types), which takes a seventh less time.
+// the programs do not state the types of operands (Program::states_types), which takes a seventh less time. `threads`
+// build that many stages at a time.
 std::vector<Program> build_stages(const arch::Architecture& arch, Setting setting, const Schedule* file = nullptr,
-                                  bool types = true);
+                                  bool types = true, int threads = 1);
 
 namespace pass {
 
