@@ -75,9 +75,10 @@ def collect_and_send(case):
         equal("--count", len(periods), 3)
         assert took >= 0.9, took
         for begin, end, joules, *words in periods:
-            assert start - 1 <= begin < end <= start + took + 1 and 0.29 <= end - begin < took, (begin, end, start)
+            assert start - 1 <= begin < end <= start + took + 1 and 0.15 <= end - begin < took, (begin, end, start)
             close("40 W", joules / (end - begin), 40, 0.5)  # a machine that is busy reads the clock later than the meter
             equal("its words", words, ["cpu-package0", "replay", "counter", 1, "77", "2", "ann"])
+        assert 0.75 <= periods[-1][1] - periods[0][0] < took, periods  # three waits of 0.3 s, by a clock that is read later than the meter
         close("40 W in all", sum(p[2] for p in periods) / sum(p[1] - p[0] for p in periods), 40, 0.2)
         for one, two in zip(periods, periods[1:]):
             equal("periods follow each other", one[1], two[0])
