@@ -422,8 +422,9 @@ TEST_F(Hosts, DoubtsOfAMeterNameItsHost) {
     (void)step(job, world, 10);
     const auto used = job.so_far();
     EXPECT_EQ(used.total_j, 18.0 * 20) << "its joules stay in the sum";
-    if (world.rank() == 0)
+    if (world.rank() == 0) {
       EXPECT_EQ(used.doubts, (std::map<std::string, std::string>{{"dram0", "sampled: too little"}}));
+    }
   });
   on({at("sampled")}, [&](JobEnergy& job, comm::Communicator& world) {
     (void)step(job, world, 10);
@@ -434,7 +435,9 @@ TEST_F(Hosts, DoubtsOfAMeterNameItsHost) {
   on({at("sampled"), other}, [&](JobEnergy& job, comm::Communicator& world) {
     (void)step(job, world, 10);
     const auto used = job.so_far();
-    if (world.rank() == 0) EXPECT_EQ(used.doubts.at("dram0"), "sampled: too little; sampled': too little");
+    if (world.rank() == 0) {
+      EXPECT_EQ(used.doubts.at("dram0"), "sampled: too little; sampled': too little");
+    }
   });
 }
 
