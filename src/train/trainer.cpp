@@ -223,7 +223,11 @@ class Loop {
     if (recorder_ && !job_.note.empty()) recorder_->note(job_.note);
     if (budget_ && has_budget(job_.config) && predicted_) warn_of_budget();
     job_.from.reset();  // releases its files and its index
-    flight_.open(job_, recorder_ ? recorder_->attempt() : 0, world_);
+    const std::string unwatched = flight_.open(job_, recorder_ ? recorder_->attempt() : 0, world_);
+    if (recorder_ && !unwatched.empty())
+      recorder_->note(fmt::format(
+          "{}; the run goes on without a flight recorder, and no rank will notice that another one has died or hangs",
+          unwatched));
   }
 
   void one_step() {

@@ -269,4 +269,27 @@ job.send_signal(signal.SIGTERM)
 job.wait(60)
 reader.join()
 ok("files that cannot be written end no training, are told once and tried again", job.returncode == 0 and "".join(said).count("the run goes on, and tries") == 1 and checkpoints("blocked") == [len(metrics("blocked"))], said)
+
+# A run whose directory has no room at the start: no file grows beyond 2,000 bytes, so its owner can be entered, and little else.
+def hardly_any_room():
+    ignore_limit()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+
+
+job = started([MOLEN, *words[:2], "--set", "run.name=full", "--verbose"], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=hardly_any_room)
+said = []
+reader = threading.Thread(target=lambda: said.extend(job.stdout))
+reader.start()
+wait(lambda: sum(x.startswith("step ") for x in said) >= 20, job)
+full = work / "runs/full"
+written_once = ["config.toml", "environment.json", "program.txt"]
+ok("training begins though its directory has no room", not all((full / x).is_file() for x in written_once), said)
+resource.prlimit(job.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+wait(lambda: all((full / x).is_file() for x in written_once) and lines("full") >= 30, job)
+job.send_signal(signal.SIGTERM)
+job.wait(60)
+reader.join()
+text = re.sub(r"\n    (?=\S)", " ", "".join(said))
+ok("it says that nobody watches its ranks", text.count("the run goes on without a flight recorder") == 1, text)
+ok("and the files follow once there is room", job.returncode == 0 and "run.name" not in (full / "config.toml").read_text() and "body" in (full / "program.txt").read_text() and checkpoints("full") == [len(metrics("full"))], said)
 finish("owners")

@@ -124,7 +124,7 @@ FlightRecorder::~FlightRecorder() {
                                                                      : store::FlightEnd::kEnded);
 }
 
-void FlightRecorder::open(const Job& job, std::int64_t attempt, comm::Communicator& world) {
+std::string FlightRecorder::open(const Job& job, std::int64_t attempt, comm::Communicator& world) {
   const fs::path directory = run_directory(job.config) / "flight";
   store::FlightIdentity identity = store::identify_process({});
   // All ranks take rank 0's attempt and job id. Each rank has a key of its host.
@@ -150,7 +150,7 @@ void FlightRecorder::open(const Job& job, std::int64_t attempt, comm::Communicat
   }
   std::int32_t failed = failure.empty() ? 0 : 1;
   world.all_reduce(&failed, 1, DType::kI32, comm::Reduce::kMax);  // after this all files exist
-  if (failed) throw Error("{}", failure.empty() ? "another rank cannot open its flight recorder" : failure);
+  if (failed) return failure.empty() ? "another rank cannot open its flight recorder" : failure;
   made->ops = program::expand(job.program);
   for (const auto& op : made->ops)
     made->bytes.push_back(program::is_communication(op.step->op) ? op.step->moved.value : 0);
@@ -167,6 +167,7 @@ void FlightRecorder::open(const Job& job, std::int64_t attempt, comm::Communicat
   };
   open_->watch.emplace(directory, open_->writer, open_->identity, std::move(options), texts,
                        [&world](const store::Alarm& alarm) { end_job(alarm, world); });
+  return "";
 }
 
 void FlightRecorder::phase(store::FlightPhase phase, std::int64_t step) noexcept {

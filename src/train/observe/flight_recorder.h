@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -20,10 +21,10 @@ class FlightRecorder final : public exec::Observer {
   ~FlightRecorder() override;
 
   // Creates this rank's file under the run directory and starts to beat and watch. `attempt` is rank 0's; `job` must
-  // outlive this object. Collective over `world`; throws Error on all ranks when one rank has no room for its file.
-  // When a rank dies, stops or hangs, the recorder writes the report, prints its summary on stderr and ends the process
-  // with status 1.
-  void open(const Job& job, std::int64_t attempt, comm::Communicator& world);
+  // outlive this object. Collective over `world`. When one rank has no room for its file, no rank records or watches:
+  // returns why, on all ranks; else nothing. When a rank dies, stops or hangs, the recorder writes the report, prints
+  // its summary on stderr and ends the process with status 1.
+  std::string open(const Job& job, std::int64_t attempt, comm::Communicator& world);
 
   void phase(store::FlightPhase phase, std::int64_t step) noexcept;
   void step_took(double seconds);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <iterator>
 #include <set>
 #include <utility>
@@ -96,9 +97,9 @@ class Recorder::Impl {
     hardware_flops_ = hardware_flops;
     start_step_ = start_step;
     start_tokens_ = start_tokens;
-    run_.write_config(config::to_toml(job_.config));
-    run_.write_environment(describe_environment(job_));
-    write_programs();
+    keep_config();
+    keep([this, environment = describe_environment(job_)] { run_.write_environment(environment); });
+    keep([this] { write_programs(); });
     Json start{{"step", start_step},
                {"from", job_.resume_from.value_or("")},
                {"state_hash", state_hash},
@@ -174,6 +175,7 @@ class Recorder::Impl {
     m.policy_setting = r.policy_setting;
     run_.append(m);
     unread(r.step, r.energy);
+    write_kept();
     telemetry([&] { to_tensorboard(m); });
     telemetry([&] { to_prometheus(m); });
     const auto modelled = r.energy.modelled.total();
@@ -192,7 +194,7 @@ class Recorder::Impl {
   const cluster::RunSite* site() const { return emissions_ ? &emissions_->site() : nullptr; }
 
   void set_length(std::int64_t total_steps, std::int64_t stop_step) {
-    run_.write_config(config::to_toml(job_.config));
+    keep_config();
     console_.set_length(total_steps, stop_step);
   }
 
@@ -384,6 +386,22 @@ class Recorder::Impl {
       if (!std::exchange(telemetry_failed_, true))
         console_.note(fmt::format("{}; the run goes on, and tries again with each step", error.what()));
     }
+  }
+
+  // Writes a file that is written once. If it cannot be now, it is tried again with each step.
+  void keep(std::function<void()> write) {
+    kept_.push_back(std::move(write));
+    write_kept();
+  }
+  void keep_config() {
+    keep([this, toml = config::to_toml(job_.config)] { run_.write_config(toml); });
+  }
+  void write_kept() {
+    std::erase_if(kept_, [this](const std::function<void()>& write) {
+      bool written = false;
+      telemetry([&] { write(), written = true; });
+      return written;
+    });
   }
 
   // Returns the figures of this attempt's joules at its site; without a reading, those of the joules until the last
@@ -613,8 +631,9 @@ class Recorder::Impl {
   store::RunDirectory run_;  // declared after the console, which it warns on
   store::TensorBoardWriter tensorboard_;
   bool telemetry_failed_ = false;
-  std::vector<store::TraceSpan> spans_;     // of the traced steps, in sequence
-  std::vector<store::TraceCounter> power_;  // of this host in these steps
+  std::vector<std::function<void()>> kept_;  // writes of files that could not be written yet, in their order
+  std::vector<store::TraceSpan> spans_;      // of the traced steps, in sequence
+  std::vector<store::TraceCounter> power_;   // of this host in these steps
   double timeline_end_ = 0.0;
   double tokens_per_step_ = 0, model_flops_ = 0;
   double hardware_flops_ = 0;                      // of one rank's step, on average
