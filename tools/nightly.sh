@@ -289,8 +289,8 @@ bench() { bench/run.sh >"$log/bench.txt" 2>&1 || finding "benchmarks: see $log/b
 
 for part in "${parts[@]}"; do
   case $part in
-    fuzz | tsan | ubsan | optimised | tidy | verify | static | waits | hang | slurm | load | overlap | mutate | exhaustive | predict | bench) "$part" ;;
-    *) echo "nightly: no part $part (fuzz, tsan, ubsan, optimised, tidy, verify, static, waits, hang, slurm, load, overlap, mutate, exhaustive, predict, bench)" >&2; exit 2 ;;
+    fuzz | tsan | ubsan | optimised | tidy | headers | verify | static | waits | hang | slurm | load | overlap | mutate | exhaustive | predict | bench) "$part" ;;
+    *) echo "nightly: no part $part (fuzz, tsan, ubsan, optimised, tidy, headers, verify, static, waits, hang, slurm, load, overlap, mutate, exhaustive, predict, bench)" >&2; exit 2 ;;
   esac
 done
 tools/results.py page

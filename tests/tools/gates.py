@@ -6,6 +6,7 @@ usage: gates.py
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -264,6 +265,19 @@ class CompileDatabase(Folder):
         self.put("build/compile_commands.json", json.dumps([{"file": source, "command": command, "directory": "/"}]))
         said = subprocess.run([sys.executable, TOOLS / "compile_database.py", self.folder / "build"], capture_output=True, text=True, check=True).stdout
         self.assertEqual(json.loads(said)[0]["command"], f"g++ -O1 -Winvalid-pch -include {self.folder}/cmake/x.h -c {source}")
+
+
+class NightlyParts(unittest.TestCase):
+    """The parts that `nightly.sh` runs by default, those that it knows, and those that its usage names are the same."""
+
+    def test_each_part_that_runs_by_default_is_known_and_there(self):
+        text = (ROOT / "tools/nightly.sh").read_text()
+        default = re.search(r"parts=\(([a-z ]+)\)", text)[1].split()
+        known = re.search(r"^    ([a-z| ]+)\) \"\$part\" ;;$", text, re.M)[1].split(" | ")
+        self.assertGreater(len(default), 10)
+        self.assertEqual(set(default) - set(known), set())
+        self.assertEqual([part for part in known if not re.search(rf"^{part}\(\) \{{", text, re.M)], [])
+        self.assertEqual(re.search(r"\[([a-z|]+) \.\.\.\]", text)[1].split("|"), known)
 
 
 class Tidy(Folder):
