@@ -657,6 +657,8 @@ def verify(case):
     names, covering = ([r["layout"] for r in part] for part in (static, pairs))
     assert set(covering) < set(names) and len(covering) > 2 and all(r["findings"] == [] for r in static), (len(names), len(covering))
     assert len(rows("--ranks", 4, "--static")) > len(names) > len(rows("--static"))
+    head, *table = case.molen("verify", "tiny.toml", small, "--ranks", 2, "--static").stdout.splitlines()[: len(names) + 1]
+    assert all(x[head.index("verifier") - 1 :] == " sound" for x in table) and {x[: head.index(" ops")].split("  ")[0] for x in table} <= set(names), f"columns: {[head, *table]}"
     tensor = [r for r in rows("--ranks", 4, "--static", "--ranks-per-node", 2) if "tp 4" in r["layout"]]
     equal("tensor ranks within a node", (tensor, any("tp 4" in r["layout"] for r in rows("--ranks", 4, "--static"))), ([], True))
     said = json.loads(case.molen("verify", "--model", "gpt2", FP32, "--static", "--layouts", "given", "--format", "json").stdout)

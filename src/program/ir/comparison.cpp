@@ -118,14 +118,26 @@ std::string spread_text(double spread) {
   return spread > 0.0 ? fmt::format("+-{:.0f}%", 100.0 * spread) : "-";
 }
 
+namespace {
+
+// Of at most seven characters.
+std::string error_text(double predicted, double measured) {
+  if (!(measured > 0)) return "-";
+  const double percent = 100.0 * (predicted - measured) / measured;
+  return percent < 999.9 ? fmt::format("{:+.1f}%", percent) : ">+999%";
+}
+
+}  // namespace
+
 std::string to_table(const Comparison& c) {
-  constexpr std::string_view kLine = "{:<28} {:>6} {:>10} {:>7} {:>10} {:>8} {:>10} {:>10}\n";
+  // 100 columns, with room for the longest kind of op.
+  constexpr std::string_view kLine = "{:<33} {:>6} {:>10} {:>7} {:>10} {:>7} {:>10} {:>10}\n";
   std::string text = fmt::format(kLine, "op", "count", "predicted", "80 %", "measured", "error", "waiting", "bytes");
   const auto line = [&](const std::string& name, int count, double predicted, double spread, double measured,
                         double waited, std::int64_t bytes) {
     text += fmt::format(kLine, name, count, human(Seconds(predicted)), spread_text(spread), human(Seconds(measured)),
-                        measured > 0 ? fmt::format("{:+.1f}%", 100.0 * (predicted - measured) / measured) : "-",
-                        waited > 0 ? human(Seconds(waited)) : "-", bytes > 0 ? human(Bytes(bytes)) : "-");
+                        error_text(predicted, measured), waited > 0 ? human(Seconds(waited)) : "-",
+                        bytes > 0 ? human(Bytes(bytes)) : "-");
   };
   int count = 0;
   for (const KindRow& row : c.rows) {

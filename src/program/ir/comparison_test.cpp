@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,24 @@ Setting compared_setting(int data, int tensor, int stages) {
   s.mesh[mesh::Axis::kDpShard] = data, s.mesh[mesh::Axis::kTp] = tensor, s.mesh[mesh::Axis::kPp] = stages;
   s.global_batch = 4 * data, s.micro_batch = 1, s.sequence = 64;
   return s;
+}
+
+// The table is printed without breaking its lines, on consoles of 100 columns.
+TEST(Comparison, TheTableFitsTheConsole) {
+  Comparison c;
+  for (const Pass pass :
+       {Pass::kForward, Pass::kBackward, Pass::kRecompute, Pass::kBackwardInput, Pass::kBackwardWeights})
+    for (const auto& [part, name] : arch::kPartNames) {
+      if (pass == Pass::kBackwardWeights && part == arch::Part::kExpertActivation) continue;  // it has no weights
+      Compute op;
+      op.pass = pass, op.part = part;
+      c.rows.push_back({kind_of(Op(op)), 7999, 1234.5, 0.1234, 999.9, std::int64_t{1} << 45, 0.5});
+    }
+  c.predicted_step_s = 0.1234, c.measured_step_s = 1.2345, c.step_spread = 0.25;
+  std::istringstream table(to_table(c));
+  int lines = 0;
+  for (std::string line; std::getline(table, line); ++lines) EXPECT_LE(line.size(), 100U) << line;
+  EXPECT_EQ(lines, static_cast<int>(c.rows.size()) + 2);
 }
 
 // Sums predicted and measured seconds by kind of op, the slowest kind first. Every op of the program counts once.
@@ -110,10 +129,10 @@ TEST(Comparison, TheTable) {
   c.rows = {{"all_reduce", 2, 3.0, 4.0, 0.5, 2048, 0.254}, {"set_flag", 1, 0.5, 0.0, 0.0, 0}};
   c.predicted_step_s = 6.0, c.measured_step_s = 4.0, c.step_spread = 0.1;
   EXPECT_EQ(to_table(c),
-            "op                            count  predicted    80 %   measured    error    waiting      bytes\n"
-            "all_reduce                        2     3.00 s   +-25%     4.00 s   -25.0%   500.0 ms   2.00 KiB\n"
-            "set_flag                          1   500.0 ms       -     0.0 us        -          -          -\n"
-            "step                              3     6.00 s   +-10%     4.00 s   +50.0%          -          -\n");
+            "op                                 count  predicted    80 %   measured   error    waiting      bytes\n"
+            "all_reduce                             2     3.00 s   +-25%     4.00 s  -25.0%   500.0 ms   2.00 KiB\n"
+            "set_flag                               1   500.0 ms       -     0.0 us       -          -          -\n"
+            "step                                   3     6.00 s   +-10%     4.00 s  +50.0%          -          -\n");
 }
 
 // Each op takes a time of its own, predicted and measured; communication runs beside compute in part. The parts of a
