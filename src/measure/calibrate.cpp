@@ -69,18 +69,39 @@ std::vector<DType> likely_precisions(int threads, comm::Communicator& world) {
   return precisions;
 }
 
+namespace {
+
+// Returns values that repeat in all weights. To draw each weight would take longer than the steps. But weights of one
+// value would not do: a GPU draws less power for them, and then has a higher clock.
+at::Tensor weights() {
+  constexpr std::int64_t kCount = 65521;  // a prime, so that no row of a matrix is like the row above it
+  const at::Tensor values = at::empty({kCount}, at::kFloat);
+  for (std::int64_t i = 0; i < kCount; ++i)
+    values.data_ptr<float>()[i] = static_cast<float>(0.07 * uniform_at(11, static_cast<std::uint64_t>(i)) - 0.035);
+  return values;
+}
+
+void repeat(const at::Tensor& values, const at::Tensor& to) {
+  const at::Tensor flat = to.view({-1}), there = values.to(to.device(), to.scalar_type());
+  for (std::int64_t first = 0; first < flat.numel(); first += there.numel()) {
+    const std::int64_t count = std::min(there.numel(), flat.numel() - first);
+    flat.narrow(0, first, count).copy_(there.narrow(0, 0, count));
+  }
+}
+
+}  // namespace
+
 SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats, int cuda_device,
                            std::int64_t documents) {
   at::set_num_threads(p.setting.threads);  // otherwise every rank would take all cores
   const auto index = static_cast<c10::DeviceIndex>(cuda_device);
   exec::Executor executor(p, world.rank(), &world, {cuda_device < 0 ? at::kCPU : at::Device(at::kCUDA, index)});
   {
-    // Fills the weights without drawing them, which would take longer than the steps. Speed does not depend on the
-    // values as long as they are ordinary numbers.
     const c10::InferenceMode inference;
+    const at::Tensor values = weights();
     for (std::size_t u = 0; u < p.units.size(); ++u)
       for (const char* family : {"param", "master"})
-        if (executor.has_state(family)) executor.state(family, static_cast<int>(u)).fill_(0.02);
+        if (executor.has_state(family)) repeat(values, executor.state(family, static_cast<int>(u)));
   }
   const std::vector<std::int32_t> starts = equal_documents(p.setting.sequence, documents);
   std::uint64_t position = 0;
