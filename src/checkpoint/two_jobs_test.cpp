@@ -129,7 +129,7 @@ std::string problem_in(const fs::path& directory, const std::vector<fs::path>& s
 }
 
 struct Outcome {
-  int refused = 0, in_turn = 0, taken_over = 0, failed = 0;
+  int refused = 0, in_turn = 0, taken_over = 0, after_death = 0, failed = 0;
 };
 
 // Waits until the process has ended, or optionally until it has stopped.
@@ -166,6 +166,10 @@ void one_run(const fs::path& directory, int run, Outcome& outcome) {
   std::string problem = problem_in(directory, said);
   if (a != kSavedAll && b != kSavedAll && signal != SIGKILL)
     problem += fmt::format("; neither job went on ({}, {})", a, b);
+  // Nobody is left who could take the directory from the second job.
+  const bool alone = signal == SIGKILL && !at_once && WIFSIGNALED(status);
+  if (alone && b != kSavedAll && b != kRefused)
+    problem += fmt::format("; the first job was dead, and the second did not go on ({})", b);
   if (!problem.empty()) {
     fmt::print(stderr, "run {}: {}\n", run, problem);
     ++outcome.failed;
@@ -174,6 +178,7 @@ void one_run(const fs::path& directory, int run, Outcome& outcome) {
   outcome.refused += refused;
   outcome.in_turn += a == kSavedAll && b == kSavedAll;
   outcome.taken_over += !refused && a != b;
+  outcome.after_death += alone && b == kSavedAll;
 }
 
 TEST(TwoJobs, InTwoHundredRandomInterleavings) {
@@ -185,21 +190,27 @@ TEST(TwoJobs, InTwoHundredRandomInterleavings) {
     Outcome outcome;
     for (int run = c; run < kRuns; run += kControllers) one_run(folder / std::to_string(run), run, outcome);
     std::ofstream(folder / fmt::format("outcome-{}", c))
-        << outcome.refused << ' ' << outcome.in_turn << ' ' << outcome.taken_over << ' ' << outcome.failed;
+        << outcome.refused << ' ' << outcome.in_turn << ' ' << outcome.taken_over << ' ' << outcome.after_death << ' '
+        << outcome.failed;
     ::_exit(0);
   }
   for (const pid_t controller : controllers) EXPECT_EQ(exit_of(status_of(controller)), 0);
   Outcome all;
   for (int c = 0; c < kControllers; ++c) {
     Outcome one;
-    std::ifstream(folder / fmt::format("outcome-{}", c)) >> one.refused >> one.in_turn >> one.taken_over >> one.failed;
-    all.refused += one.refused, all.in_turn += one.in_turn, all.taken_over += one.taken_over, all.failed += one.failed;
+    std::ifstream(folder / fmt::format("outcome-{}", c)) >> one.refused >> one.in_turn >> one.taken_over >>
+        one.after_death >> one.failed;
+    all.refused += one.refused, all.in_turn += one.in_turn, all.taken_over += one.taken_over;
+    all.after_death += one.after_death, all.failed += one.failed;
   }
-  fmt::print("{} runs: the second refused {} times, after the first {} times, in the place of a dead or late one {}\n",
-             kRuns, all.refused, all.in_turn, all.taken_over);
+  fmt::print(
+      "{} runs: the second refused {} times, after the first {} times, in the place of a dead or late one {} "
+      "times, of which {} were alone after a death\n",
+      kRuns, all.refused, all.in_turn, all.taken_over, all.after_death);
   EXPECT_EQ(all.failed, 0);
   EXPECT_GT(all.refused, 20);
   EXPECT_GT(all.taken_over, 15);
+  EXPECT_GT(all.after_death, 5);
 }
 
 }  // namespace
