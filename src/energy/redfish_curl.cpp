@@ -94,9 +94,10 @@ class CurlService : public RedfishService {
       return function != nullptr;
     };
     if (!get("curl_easy_init", begin) || !get("curl_easy_setopt", set_) || !get("curl_easy_perform", perform_) ||
-        !get("curl_easy_getinfo", info_) || !get("curl_easy_strerror", error_) || !get("curl_easy_cleanup", cleanup_) ||
-        (curl_ = begin()) == nullptr)
-      return "libcurl.so.4 does not start";
+        !get("curl_easy_getinfo", info_) || !get("curl_easy_strerror", error_) || !get("curl_easy_cleanup", cleanup_))
+      return "libcurl.so.4 lacks functions of libcurl 7.16 or newer";
+    curl_ = begin();
+    if (curl_ == nullptr) return "libcurl.so.4 does not start";
     const char* const trusted = variable("CURL_CA_BUNDLE");
     const char* const users = variable("NETRC");
     bool set = set_(curl_, kProtocols, kHttpsAlone) == kOk && set_(curl_, kTimeoutMs, kLongestMs) == kOk &&

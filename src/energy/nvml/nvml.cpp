@@ -73,7 +73,7 @@ class CounterMeter : public Meter {
     if (const int error = library_->energy(device_, &millijoules); error != kNvmlSuccess)
       return Failure{fmt::format("nvmlDeviceGetTotalEnergyConsumption: {}", library_->why(error))};
     const double time_s = clock_();
-    const auto reading = counter_.add(millijoules, time_s, kMillijoule);
+    auto reading = counter_.add(millijoules, time_s, kMillijoule);
     if (reading && compared_) compare(reading.value().total.value, time_s);
     return reading;
   }
