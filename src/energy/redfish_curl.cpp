@@ -36,8 +36,8 @@ std::size_t take(const char* data, std::size_t size, std::size_t count, void* to
   return size * count;
 }
 
-// A write to a connection that the controller has closed must not end the process. libcurl itself leaves the signal
-// alone where it is told to keep off signals, as a program with threads must tell it.
+// Blocks SIGPIPE in this thread: a write to a connection that the controller has closed must not end the process.
+// libcurl would ignore the signal by itself, but not with the option kNoSignal, which a program with threads must set.
 class WithoutSigpipe {
  public:
   WithoutSigpipe() {
@@ -82,7 +82,7 @@ class CurlService : public RedfishService {
     // The library stays loaded: it may have started things that end with the process.
     void* handle = nullptr;
     for (const char* file :
-         {"libcurl-gnutls.so.4", "libcurl.so.4"})  // Debian has either; the reason is of the usual one
+         {"libcurl-gnutls.so.4", "libcurl.so.4"})  // the second one gives the reason where both are missing
       if (handle == nullptr) handle = ::dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) {
       const char* why = ::dlerror();

@@ -1,4 +1,4 @@
-// What a report says of energy, of policies and of predictions.
+// Tests the parts of a report about energy, policies and predictions.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -47,7 +47,8 @@ std::string slowed_by(const NvmlLibrary& library, NvmlDevice device) {
   return by;
 }
 
-// `beside`: the meter counts more than the GPU, whose power the fields have.
+// Returns how a GPU runs at the moment. With `beside`, the meter counts more than the GPU, and the text says that the
+// power is the GPU's alone.
 std::string condition_of(const NvmlLibrary& library, NvmlDevice device, bool beside) {
   std::string power = power_of(library, device), text;
   if (beside && !power.empty()) power = "GPU " + power;

@@ -120,7 +120,7 @@ std::string spread_text(double spread) {
 
 namespace {
 
-// Of at most seven characters.
+// Returns the error in percent, in at most seven characters: the width of its column.
 std::string error_text(double predicted, double measured) {
   if (!(measured > 0)) return "-";
   const double percent = 100.0 * (predicted - measured) / measured;
