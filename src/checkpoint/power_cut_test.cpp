@@ -11,13 +11,15 @@
 #include "checkpoint/folder.h"
 #include "checkpoint/test_folder.h"
 #include "checkpoint/test_ranks.h"
+#include "store/lease.h"
 
 namespace molen::checkpoint {
 namespace {
 
 using Durable = FaultyFileSystem::Durable;
 
-fs::path save_step(const fs::path& directory, std::int64_t step, int keep, float value = 1.0f, std::int64_t token = 1) {
+fs::path save_step(const fs::path& directory, std::int64_t step, int keep, float value = 1.0f,
+                   const store::Lease* lease = nullptr) {
   // Two tensors, one in two boxes, so that every kind of checkpoint file is written.
   std::vector<float> a(35, value), b(12, value);
   std::vector<Span> spans{{"a", DType::kF32, {5, 7}, {{0, 0}, {5, 3}}, a.data(), {}},
@@ -29,17 +31,50 @@ fs::path save_step(const fs::path& directory, std::int64_t step, int keep, float
   options.state = {{"step", step}, {"value", value}};
   options.attachments = {{"tokenizer.json", "{}"}};
   options.keep = keep;
-  options.token = token;
+  options.token = lease ? lease->token() : 1;
+  options.still_owner = [&] {
+    if (lease) lease->require();
+  };
   return save(spans, options);
 }
 
-// One scenario. `before` runs undisturbed; `action` is cut, or fails, at each of its calls in turn. After each cut,
-// `check` examines the contents of the disk; `done` tells whether the action had returned.
+// The owner whose lease is cut: a process of this machine that no longer lives.
+store::LeaseOptions dead_owner() {
+  store::LeaseOptions options;
+  options.owner.process_start = 1;
+  return options;
+}
+// The next owner. It waits for its period only where the cut left a lease without content.
+store::LeaseOptions next_owner() {
+  store::LeaseOptions options;
+  options.period_s = 0.002;
+  return options;
+}
+
+// One scenario. `before` runs undisturbed; `action`, which holds the lease of the directory, is cut at each of its
+// calls in turn. After each cut the next owner takes the lease, and `check` examines the contents of the disk; `done`
+// tells whether the action had returned.
 struct Scenario {
-  std::function<void(const fs::path&)> before, action;
+  std::function<void(const fs::path&)> before;
+  std::function<void(const fs::path&, const store::Lease&)> action;
   std::function<void(const fs::path&, bool done)> check;
   bool exchange = true;
 };
+
+// Takes the lease of what the cut left, and checks it. The directory then holds checkpoints and the owner's lease, and
+// nothing that nobody would ever remove.
+void examine(const fs::path& directory, const std::function<void(const fs::path&)>& check) {
+  std::int64_t token = 0;
+  {
+    const store::Lease lease(directory, next_owner());
+    token = lease.token();
+    recover(directory);
+    check(directory);
+  }
+  EXPECT_TRUE(unfinished_in(directory).empty());
+  for (const DirectoryEntry& entry : list_directory(directory))
+    EXPECT_TRUE(entry.name.starts_with("step-") || entry.name == fmt::format("lease-{:09d}.json", token)) << entry.name;
+}
 
 // Returns the number of calls that the action makes.
 std::int64_t cut_everywhere(const Scenario& scenario) {
@@ -55,7 +90,8 @@ std::int64_t cut_everywhere(const Scenario& scenario) {
     bool done = false;
     try {
       const FileSystemOverride instead(faulty);
-      scenario.action(folder / "live/checkpoints");
+      const store::Lease lease(folder / "live/checkpoints", dead_owner());
+      scenario.action(folder / "live/checkpoints", lease);
       done = !faulty.was_cut();
     } catch (const Error&) {
       EXPECT_TRUE(faulty.was_cut());
@@ -68,27 +104,18 @@ std::int64_t cut_everywhere(const Scenario& scenario) {
           std::pair(Durable::kRandom, 2), std::pair(Durable::kAsWritten, 0)}) {
       SCOPED_TRACE(fmt::format("cut before call {} ({}), kind {} {}", call, last, static_cast<int>(which), seed));
       faulty.lay_out(folder / "after", which, static_cast<std::uint64_t>(call * 10 + seed));
-      const fs::path after = folder / "after/checkpoints";
-      recover(after);
-      scenario.check(after, done);
-      EXPECT_TRUE(unfinished_in(after).empty());
+      examine(folder / "after/checkpoints", [&](const fs::path& after) { scenario.check(after, done); });
       fs::remove_all(folder / "after");
     }
     if (!faulty.was_cut()) return call;
   }
 }
 
-std::int64_t newest_whole(const fs::path& directory) {
-  const auto found = latest(directory);
-  if (!found) return -1;
-  verify(*found);
-  return Checkpoint(*found).step();
-}
-
 TEST(PowerCut, OfTheFirstSave) {
-  const auto calls = cut_everywhere({[](const fs::path&) {}, [](const fs::path& d) { save_step(d, 1, 0); },
+  const auto calls = cut_everywhere({[](const fs::path&) {},
+                                     [](const fs::path& d, const auto& lease) { save_step(d, 1, 0, 1, &lease); },
                                      [](const fs::path& d, bool done) {
-                                       const std::int64_t newest = fs::exists(d) ? newest_whole(d) : -1;
+                                       const std::int64_t newest = newest_whole(d);
                                        EXPECT_TRUE(newest == 1 || (!done && newest == -1)) << newest;
                                      }});
   fmt::print("a first save makes {} calls\n", calls);
@@ -102,8 +129,8 @@ TEST(PowerCut, OfASaveOfTwoRanks) {
     return std::vector<Span>{{"a", DType::kF32, {5, 7}, {{first, 0}, {count, 7}}, values.data(), {}}};
   };
   const auto calls = cut_everywhere({[](const fs::path& d) { save_step(d, 1, 0); },
-                                     [&](const fs::path& d) {
-                                       for (const std::string& error : save_ranks({rows(0, 3), rows(3, 2)}, d, 2))
+                                     [&](const fs::path& d, const auto& lease) {
+                                       for (const auto& error : save_ranks({rows(0, 3), rows(3, 2)}, d, 2, 0, &lease))
                                          if (!error.empty()) throw Error("{}", error);
                                      },
                                      [](const fs::path& d, bool done) {
@@ -118,7 +145,7 @@ TEST(PowerCut, OfASaveThatPrunes) {
   const auto calls = cut_everywhere({[](const fs::path& d) {
                                        for (const int step : {1, 2, 3}) save_step(d, step, 0);
                                      },
-                                     [](const fs::path& d) { save_step(d, 4, 2); },
+                                     [](const fs::path& d, const auto& lease) { save_step(d, 4, 2, 1, &lease); },
                                      [](const fs::path& d, bool done) {
                                        const std::int64_t newest = newest_whole(d);
                                        EXPECT_TRUE(newest == 4 || (!done && newest == 3)) << newest;
@@ -131,7 +158,7 @@ TEST(PowerCut, OfASaveThatPrunes) {
 TEST(PowerCut, OfASaveThatReplacesItsStep) {
   for (const bool exchange : {true, false})
     cut_everywhere({[](const fs::path& d) { save_step(d, 1, 0, 1.0f); },
-                    [](const fs::path& d) { save_step(d, 1, 0, 2.0f); },
+                    [](const fs::path& d, const auto& lease) { save_step(d, 1, 0, 2.0f, &lease); },
                     [](const fs::path& d, bool done) {
                       ASSERT_EQ(newest_whole(d), 1);
                       const float value = Checkpoint(*latest(d)).state()["value"].get<float>();
@@ -145,7 +172,7 @@ TEST(PowerCut, OfMovingAbandonedCheckpointsAway) {
       {[](const fs::path& d) {
          for (const int step : {1, 2, 3}) save_step(d, step, 0);
        },
-       [](const fs::path& d) {
+       [](const fs::path& d, const auto&) {
          EXPECT_EQ(abandon(d, 1, 2), (std::vector<std::int64_t>{3, 2}));
        },
        [](const fs::path& d, bool done) {
@@ -158,17 +185,18 @@ TEST(PowerCut, OfMovingAbandonedCheckpointsAway) {
 }
 
 TEST(PowerCut, OfSettingADamagedOneAside) {
-  cut_everywhere(
-      {[](const fs::path& d) {
-         for (const int step : {1, 2}) save_step(d, step, 0);
-         fs::resize_file(d / "step-000000002/index.json", 3);
-       },
-       [](const fs::path& d) { EXPECT_EQ(set_aside(d / "step-000000002").filename(), "step-000000002.damaged-1"); },
-       [](const fs::path& d, bool done) {
-         EXPECT_EQ(newest_whole(d), 1);
-         EXPECT_EQ(steps_in(d).size() + damaged_in(d).size(), 2u);
-         EXPECT_TRUE(!done || damaged_in(d).at(0).step == 2);
-       }});
+  cut_everywhere({[](const fs::path& d) {
+                    for (const int step : {1, 2}) save_step(d, step, 0);
+                    fs::resize_file(d / "step-000000002/index.json", 3);
+                  },
+                  [](const fs::path& d, const auto&) {
+                    EXPECT_EQ(set_aside(d / "step-000000002").filename(), "step-000000002.damaged-1");
+                  },
+                  [](const fs::path& d, bool done) {
+                    EXPECT_EQ(newest_whole(d), 1);
+                    EXPECT_EQ(steps_in(d).size() + damaged_in(d).size(), 2u);
+                    EXPECT_TRUE(!done || damaged_in(d).at(0).step == 2);
+                  }});
 }
 
 // The storage refuses one call, or all calls from one on: the save fails, or old checkpoints are not removed. No

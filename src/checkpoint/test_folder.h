@@ -1,4 +1,5 @@
-// Test helpers: a folder that is removed with its owner, and a limit that makes writes fail like a full disk.
+// Test helpers: a folder that is removed with its owner, the newest checkpoint of a folder, and a limit that makes
+// writes fail like a full disk.
 #pragma once
 
 #include <sys/resource.h>
@@ -10,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "checkpoint/checkpoint.h"
 
 namespace molen::checkpoint {
 
@@ -32,6 +34,14 @@ class TestFolder {
  private:
   fs::path path_;
 };
+
+// Returns the step of the newest checkpoint after verifying it; -1 where there is none.
+inline std::int64_t newest_whole(const fs::path& directory) {
+  const auto found = latest(directory);
+  if (!found) return -1;
+  verify(*found);
+  return Checkpoint(*found).step();
+}
 
 // Limits every file of this process to `bytes`; further writes fail with EFBIG.
 class ScopedFileLimit {

@@ -10,12 +10,14 @@
 
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
+#include "store/lease.h"
 
 namespace molen::checkpoint {
 
-// Saves the spans of each rank. Returns the error of each rank, which is empty when the rank had none.
+// Saves the spans of each rank, under the lease of the directory if there is one. Returns the error of each rank, which
+// is empty when the rank had none.
 inline std::vector<std::string> save_ranks(const std::vector<std::vector<Span>>& spans, const fs::path& directory,
-                                           std::int64_t step, int keep = 0) {
+                                           std::int64_t step, int keep = 0, const store::Lease* lease = nullptr) {
   const int ranks = static_cast<int>(spans.size());
   std::barrier barrier(ranks);
   std::atomic<int> failures = 0;
@@ -38,7 +40,11 @@ inline std::vector<std::string> save_ranks(const std::vector<std::vector<Span>>&
                                                      .agree = agree,
                                                      .state = {{"step", step}},
                                                      .attachments = {},
-                                                     .keep = keep});
+                                                     .keep = keep,
+                                                     .token = lease ? lease->token() : 0,
+                                                     .still_owner = [&] {
+                                                       if (lease) lease->require();
+                                                     }});
       } catch (const Error& error) {
         errors[static_cast<std::size_t>(rank)] = error.what();
       }

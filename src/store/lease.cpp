@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "base/clock.h"
+#include "base/temporary.h"
 
 namespace molen::store {
 namespace {
@@ -30,6 +31,11 @@ std::int64_t token_of(std::string_view name) {
   std::int64_t token = 0;
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), token);
   return error == std::errc() && end == name.data() + name.size() && token > 0 ? token : 0;
+}
+
+// The file of a lease that a process was writing when it died, or that it still writes, too late.
+bool is_unfinished(std::string_view name) {
+  return name.starts_with(kPrefix) && is_temporary_name(name);
 }
 
 std::int64_t highest_token(const fs::path& directory) {
@@ -174,9 +180,10 @@ Lease::Lease(fs::path directory, LeaseOptions options)
   make_directories(directory_);
   do token_ = Watch(directory_, options_).wait_for_the_dead(outlived_) + 1;
   while (!take());
-  for (const DirectoryEntry& entry : list_directory(directory_))
-    if (const std::int64_t token = token_of(entry.name); token > 0 && token < token_)
-      remove_file(directory_ / entry.name);
+  for (const DirectoryEntry& entry : list_directory(directory_)) {
+    const std::int64_t token = token_of(entry.name);
+    if ((token > 0 && token < token_) || is_unfinished(entry.name)) remove_file(directory_ / entry.name);
+  }
   renewer_ = std::jthread([this](const std::stop_token& stop) { renew(stop); });
 }
 
@@ -195,7 +202,8 @@ bool Lease::take() {
         write_file_unsynced(mine, content(false));
       }
     }
-    if (code == -EEXIST) return false;
+    // -ENOENT: another process took this token, and removed the file as one that was left behind.
+    if (code == -EEXIST || code == -ENOENT) return false;
     if (code < 0) throw_write_error(mine, code);
   }
   if (highest_token(directory_) == token_) return true;

@@ -180,6 +180,18 @@ TEST_F(LeaseTest, ALeaseFileCutShortByACrashIsTakenOver) {
   EXPECT_EQ(Lease(directory_, elsewhere("node2", 0.2)).token(), 8);
 }
 
+// A process that dies while it writes its lease leaves a temporary file, which only another owner can remove.
+TEST_F(LeaseTest, WhatAnEarlierOwnerWasWritingIsRemoved) {
+  fs::create_directories(directory_);
+  for (const char* name : {"lease-000000007.json.part-0123456789abcdef", "run.json.part-0123456789abcdef"})
+    write_file_atomic(directory_ / name, "x");
+  const Lease lease(directory_, {});
+  EXPECT_EQ(lease.token(), 1);
+  EXPECT_FALSE(fs::exists(directory_ / "lease-000000007.json.part-0123456789abcdef"));
+  EXPECT_TRUE(fs::exists(directory_ / "run.json.part-0123456789abcdef"))
+      << "the owner's own file, or another program's";
+}
+
 TEST_F(LeaseTest, WorksWithoutSecondNames) {
   class NoLinks : public FileSystem {
     int link(const fs::path&, const fs::path&) override { return -EPERM; }
