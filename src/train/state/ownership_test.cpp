@@ -3,6 +3,10 @@
 #include "train/state/ownership.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
 
 #include "base/error.h"
 #include "base/test_filesystem.h"
@@ -35,10 +39,13 @@ void make_run(const fs::path& run) {
   for (const int step : {4, 8, 12}) save_step(run / "checkpoints", step);
 }
 
-Job job_of(const fs::path& runs, const std::string& resume) {
+// A lease is renewed four times in `lease_s`. The next owner waits for so long where a cut left a lease without
+// content.
+Job job_of(const fs::path& runs, const std::string& resume, double lease_s = 60) {
   Job job;
   job.config.run.dir = runs.string();
   job.config.run.name = "run";
+  job.config.run.lease.value = lease_s;
   job.options.resume = resume;
   Found found = find_checkpoint(job.config, resume);
   job.from = std::move(found.checkpoint);
@@ -47,10 +54,10 @@ Job job_of(const fs::path& runs, const std::string& resume) {
 }
 
 // Does what a start does before it records anything. Returns the step that the start continues from, or -1.
-std::int64_t start(const fs::path& runs, const std::string& resume) {
+std::int64_t start(const fs::path& runs, const std::string& resume, double lease_s = 60) {
   Ownership ownership;
   for (int turn = 0; turn < 3; ++turn) {
-    const Job job = job_of(runs, resume);
+    const Job job = job_of(runs, resume, lease_s);
     EXPECT_TRUE(ownership.take(job));
     if (!ownership.settle(job)) continue;
     ownership.enter(job);
@@ -74,6 +81,34 @@ class Quiet {
   ~Quiet() { ::testing::internal::GetCapturedStderr(); }
 };
 
+constexpr std::array kDurable{std::pair(Durable::kSynced, 0), std::pair(Durable::kEntries, 0),
+                              std::pair(Durable::kRandom, 1), std::pair(Durable::kAsWritten, 0)};
+
+// Starts in a process of its own, which dies with its leases when the power is cut before its call of that number.
+// Writes what each disk holds then into `folder`. Returns whether the power was cut.
+bool cut_start(const fs::path& folder, const std::string& resume, std::int64_t call) {
+  const pid_t process = ::fork();
+  if (process == 0) {
+    FaultyFileSystem faulty(folder / "live");
+    faulty.cut_at(call);
+    bool unexpected = false;
+    try {
+      const FileSystemOverride instead(faulty);
+      start(folder / "live", resume);
+    } catch (const Error&) {
+      unexpected = !faulty.was_cut();
+    }
+    for (std::size_t i = 0; i < kDurable.size(); ++i)
+      faulty.lay_out(folder / fmt::format("after-{}", i), kDurable[i].first,
+                     static_cast<std::uint64_t>(call * 10 + kDurable[i].second));
+    ::_exit(unexpected || ::testing::Test::HasFailure() ? 2 : faulty.was_cut() ? 1 : 0);
+  }
+  int status = 0;
+  ::waitpid(process, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) < 2) << "status " << status;
+  return WIFEXITED(status) && WEXITSTATUS(status) == 1;
+}
+
 // Interrupts a start with `resume` at each of its calls, which are more than `least`; `check` examines what the next
 // start found, given the step that it continues from.
 void cut_everywhere(const std::function<void(const fs::path& run)>& before, const std::string& resume,
@@ -86,26 +121,14 @@ void cut_everywhere(const std::function<void(const fs::path& run)>& before, cons
     const checkpoint::TestFolder folder;
     make_run(folder / "live/run");
     before(folder / "live/run");
-    FaultyFileSystem faulty(folder / "live");
-    faulty.cut_at(call);
-    try {
-      const FileSystemOverride instead(faulty);
-      start(folder / "live", resume);
-    } catch (const Error&) {
-      EXPECT_TRUE(faulty.was_cut());
+    const bool cut = cut_start(folder.path(), resume, call);
+    for (std::size_t i = 0; i < kDurable.size(); ++i) {
+      SCOPED_TRACE(fmt::format("cut before call {}, kind {}", call, static_cast<int>(kDurable[i].first)));
+      const fs::path after = folder / fmt::format("after-{}", i);
+      check(after / "run", start(after, "auto", 0.01), !cut);
+      fs::remove_all(after);
     }
-    for (const auto& [which, seed] : {std::pair(Durable::kSynced, 0), std::pair(Durable::kEntries, 0),
-                                      std::pair(Durable::kRandom, 1), std::pair(Durable::kAsWritten, 0)}) {
-      SCOPED_TRACE(fmt::format("cut before call {}, kind {}", call, static_cast<int>(which)));
-      faulty.lay_out(folder / "after", which, static_cast<std::uint64_t>(call * 10 + seed));
-      // Removes the leases: their owner is this process, which is still alive.
-      for (const fs::path& directory : {folder / "after/run", folder / "after/run/checkpoints"})
-        for (const DirectoryEntry& entry : list_directory(directory))
-          if (entry.name.starts_with("lease-")) fs::remove(directory / entry.name);
-      check(folder / "after/run", start(folder / "after", "auto"), !faulty.was_cut());
-      fs::remove_all(folder / "after");
-    }
-    if (!faulty.was_cut()) {
+    if (!cut) {
       EXPECT_GT(call, least);
       return;
     }
