@@ -84,19 +84,17 @@ std::string repeat(const std::string& text, int times) {
   return all;
 }
 
-// Returns the reason why a page is refused, or "". Checks that the page takes no more time and memory than
-// base/test_bounds.h allows.
+// Returns the reason why a page is refused, or "". Checks in a child process that the page takes no more time and
+// memory than base/test_bounds.h allows; then extracts it here, for what the caller keeps of it.
 template <class Extract>
 std::string refusal(const Extract& extract) {
-  const double unit_s = unit_seconds(), start_s = cpu_seconds();
-  std::string why;
+  const std::string why = bounded("a page", extract);
   try {
     extract();
+    EXPECT_EQ(why, "");
   } catch (const UsageError& error) {
-    why = error.what();
+    EXPECT_EQ(why, error.what());
   }
-  const double took_s = cpu_seconds() - start_s;
-  EXPECT_LT(took_s, kMostUnits * std::max(unit_s, unit_seconds()));
   return why;
 }
 
@@ -206,7 +204,6 @@ TEST(Roff, HostilePagesAreBoundedOrRefused) {
                              repeat("\\*b", 1000) + "\n" + repeat("\\*a", 1000) + "\n";
   read(nested);
   EXPECT_LT(text.size(), std::size_t{1} << 20);
-  bounded("a manual page of nested strings", [&] { read(nested); });
   read(".ds a \\*a\\*a\\*a\\*a\n\\*a\n");
   EXPECT_LT(text.size(), std::size_t{1} << 20);
   EXPECT_NE(read(".nr x 1\n.while 1 \\{\\\nhello\n.\\}\n"), "");
