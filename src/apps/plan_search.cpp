@@ -68,8 +68,6 @@ Job job_of(const ConfigOptions& options, const PlanSearchArguments& o) {
 plan::LayoutLimits limits_of(const Job& job, const PlanSearchArguments& o) {
   plan::LayoutLimits limits;
   limits.shown = static_cast<std::size_t>(o.best), limits.simulated = static_cast<std::size_t>(o.simulate);
-  limits.memory = Bytes(
-      static_cast<std::int64_t>(sim::Factors::shipped().of("plannable_memory") * job.cluster.device.memory.value));
   if (o.memory) {
     const auto bytes = config::parse_bytes(*o.memory);
     if (!bytes) throw UsageError("--memory: {}", bytes.reason());
@@ -195,11 +193,12 @@ Json json_of_layout(const Job& job, const plan::SearchResult& result, const plan
           {"file", file.empty() ? Json() : Json(file)}};
 }
 
-std::string counts_text(const plan::SearchResult& r, const plan::LayoutLimits& limits) {
+std::string counts_text(const plan::SearchResult& r, const plan::LayoutLimits& limits, const cluster::Device& device) {
   std::string text = fmt::format(
-      "{} layouts: {} keep more than {} from step to step, the plans of {} exceed it, {} cannot be built, {} were "
+      "{} layouts: {} keep more than {} from step to step, the plans of {} exceed {}, {} cannot be built, {} were "
       "simulated, {} cannot be better by their bound",
-      r.all, r.too_large_kept, human(limits.memory), r.too_large, r.refused, r.simulated, r.excluded);
+      r.all, r.too_large_kept, human(plan::most_for_a_plan(limits, device)), r.too_large,
+      limits.memory ? "it" : "what their communicators leave of it", r.refused, r.simulated, r.excluded);
   if (limits.watts) text += fmt::format("; {} take more than {:g} W a node", r.too_much_power, *limits.watts);
   if (limits.run_s)
     text += fmt::format("; the runs of {} take more than {:g} days", r.too_long, *limits.run_s / kSecondsPerDay);
@@ -222,7 +221,7 @@ std::string counts_text(const plan::SearchResult& r, const plan::LayoutLimits& l
       : !r.complete                                             ? "a higher --simulate may help"
                                                                 : "another configuration may help";
   throw UsageError("{}: no layout of {} ranks is left; {}\n{}", job.cluster.name, job.ranks, remedy,
-                   counts_text(r, limits));
+                   counts_text(r, limits, job.cluster.device));
 }
 
 std::string reasons_text(const std::vector<plan::Reason>& reasons, bool joules_first) {
@@ -263,7 +262,7 @@ void print_text(const Job& job, const plan::SearchResult& result, plan::Objectiv
   }
   fmt::print("*: on the Pareto front of step time, energy and memory\n");
   print_front(result);
-  fmt::print("\n{}\n", counts_text(result, limits));
+  fmt::print("\n{}\n", counts_text(result, limits, job.cluster.device));
   if (!job.replaced.empty())
     fmt::print("the search replaces what the configuration says of {}\n", fmt::join(job.replaced, ", "));
   if (!result.complete)

@@ -8,6 +8,7 @@
 #include "apps/beside.h"
 #include "apps/clock_plan.h"
 #include "plan/framework.h"
+#include "plan/memory_overheads.h"
 #include "plan/resolve_parallel.h"
 #include "program/memory/memory.h"
 #include "sim/factors.h"
@@ -52,11 +53,26 @@ std::pair<double, double> interval_of(const Simulated& s) {
   return sim::ends_of(s.step_s(), s.spread());
 }
 
+// Returns what a rank takes of a device beside its plan. The stages of a pipeline open the same communicators.
+plan::MemoryOverheads overheads_of(const Simulated& s) {
+  return plan::memory_overheads(s.step.program(0));
+}
+
 // Returns the bytes of a device that a plan may take. The memory of a framework counts what the driver and libraries
 // take, so it may take all of them.
-double plannable(const Simulated& s) {
-  const double device = s.cluster->device.memory.value;
-  return s.framework.empty() ? sim::Factors::shipped().of("plannable_memory") * device : device;
+Bytes plannable(const Simulated& s) {
+  const Bytes device(static_cast<std::int64_t>(s.cluster->device.memory.value));
+  return s.framework.empty() ? overheads_of(s).left_of(device) : device;
+}
+
+// Names the parts that lie between the memory of a device and what a plan may take; null for a framework, which counts
+// them in its memory.
+Json overheads_json(const Simulated& s) {
+  if (!s.framework.empty()) return nullptr;
+  const plan::MemoryOverheads o = overheads_of(s);
+  return {{"context_bytes", o.context.value},
+          {"communicators", o.communicators},
+          {"communicator_bytes", o.of_communicator.value}};
 }
 
 // Returns the bytes that a rank may take of the memory of its node's processors.
@@ -66,18 +82,18 @@ double plannable_host(const Simulated& s) {
 
 bool fits(const Simulated& s, Bytes memory, Bytes host) {
   if (!s.framework.empty()) return std::ranges::all_of(s.framework, [](const auto& stage) { return stage.fits; });
-  return static_cast<double>(memory.value) <= plannable(s) && static_cast<double>(host.value) <= plannable_host(s);
+  return memory <= plannable(s) && static_cast<double>(host.value) <= plannable_host(s);
 }
 
 Json cluster_json(const Simulated& s, Bytes memory, Bytes host) {
   if (!s.cluster) return nullptr;
-  const double room = plannable(s);
   const auto [low, high] = interval_of(s);
   return {{"name", s.cluster->name},
           {"device", s.cluster->device.name},
           {"interval_s", {low, high}},
           {"device_memory_bytes", s.cluster->device.memory.value},
-          {"plannable_memory_bytes", room},
+          {"overheads", overheads_json(s)},
+          {"plannable_memory_bytes", plannable(s).value},
           {"plannable_host_bytes", plannable_host(s)},
           {"fits", fits(s, memory, host)},
           {"devices_j", s.energy.devices.value},
@@ -169,12 +185,10 @@ void print_interval(const Simulated& s) {
 void print_cluster(const Simulated& s, Bytes memory, Bytes host) {
   const auto& device = s.cluster->device;
   const double tokens = static_cast<double>(s.step.program(0).setting.positions());
-  const Bytes room(static_cast<std::int64_t>(plannable(s)));
+  const Bytes room = plannable(s);
   if (s.framework.empty())
-    fmt::print(
-        "on the description of {} ({}), the plan {} the {} of a device that the driver's context and the buffers of "
-        "libraries leave\n",
-        s.cluster->name, device.name, memory <= room ? "fits into" : "exceeds", human(room));
+    fmt::print("on the description of {} ({}), the plan {} the {} of a device that remain beside {}\n", s.cluster->name,
+               device.name, memory <= room ? "fits into" : "exceeds", human(room), overheads_of(s).text());
   else
     fmt::print(
         "on the description of {} ({}), the framework's memory, with the driver's context and the buffers of "

@@ -131,11 +131,6 @@ tune::SearchPlan search_plan(const ConfigOptions& options, const TuneArguments& 
                         .seed = o.seed,
                         .trials = o.number,
                         .parallel = o.parallel.value_or(real ? 1 : kUsualParallel)};
-  if (const cluster::Cluster* on = tried.described()) {
-    const double device = on->device.memory.value;
-    plan.device_memory = Bytes(static_cast<std::int64_t>(device));
-    plan.memory = Bytes(static_cast<std::int64_t>(sim::Factors::shipped().of("plannable_memory") * device));
-  }
   if (tried.on && tried.on->calibrated() && plan.objective == tune::Objective::kEnergy)
     throw UsageError("--objective energy: {} is a calibration, which has no joules; --cluster with a description has",
                      tried.on->name);

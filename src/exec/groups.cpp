@@ -9,21 +9,6 @@ using program::Axis;
 
 namespace {
 
-// Returns the axes along which a program's ops communicate. The stages of a pipeline use different axes, but all ranks
-// must make the same splits.
-std::array<bool, program::kAllAxes.size()> axes_in(const program::Program& p) {
-  std::array<bool, program::kAllAxes.size()> used{};
-  if (p.grid.sizes[mesh::Axis::kPp] > 1) {
-    used.fill(true);
-    used[static_cast<std::size_t>(Axis::kWorld)] = false;
-    return used;
-  }
-  for (const auto& body : p.bodies)
-    for (const auto& step : body.steps)
-      if (const auto axis = program::axis_of(step.op)) used[static_cast<std::size_t>(*axis)] = true;
-  return used;
-}
-
 // Returns the number of this rank's group along an axis. The group of a pipeline's ends has only the first and the last
 // stage; the other ranks form a group that nobody uses.
 int color_of(const mesh::Mesh& mesh, int rank, Axis axis) {
@@ -39,9 +24,7 @@ Groups::Groups(const program::Program& p, int rank, comm::Communicator* world) {
   const int ranks = p.grid.ranks();
   const mesh::Mesh mesh(p.grid.sizes, ranks, p.grid.order);
   coordinates_ = mesh.coordinates(rank);
-  const auto used = axes_in(p);
-  for (const Axis axis : program::kAllAxes) {
-    if (!used[static_cast<std::size_t>(axis)]) continue;
+  for (const Axis axis : program::communicator_axes(p)) {
     MOLEN_CHECK(world != nullptr && world->size() == ranks, "a program for {} needs a communicator of {} ranks",
                 mesh.text(), ranks);
     // The axis gets a communicator of its own even when it covers the whole world: the communicator counts what the

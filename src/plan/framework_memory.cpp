@@ -2,16 +2,15 @@
 
 #include <algorithm>
 
+#include "plan/memory_overheads.h"
 #include "program/memory/memory.h"
 
 namespace molen::plan {
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-// Assumptions: the context and the libraries' workspaces of a process on a device, and the buffers of each communicator
-// of several ranks. The share by which an allocator's blocks exceed what is asked of it is fitted to the 36 runs of
-// BLOOM's chronicles alone: their median prediction is 3 % too low.
-constexpr double kContext = 1.0 * kGiB, kCommunicator = 0.35 * kGiB, kFragments = 0.25;
+// The share by which an allocator's blocks exceed what is asked of it is fitted to the 36 runs of BLOOM's chronicles
+// alone: their median prediction is 3 % too low.
+constexpr double kFragments = 0.25;
 
 // For each logit, a loss in separate kernels holds 14 bytes where its backward begins: the logits in 16 bits, the log
 // of the softmax in fp32, and the gradients of both steps in fp32. A fused loss holds the logits and their gradient, 4
@@ -115,7 +114,7 @@ FrameworkMemory memory_of(const FrameworkSetting& framework, const std::vector<p
   const mesh::PerAxis& sizes = stages.front().setting.mesh;
   const int communicators = 1 + (sizes[Axis::kTp] > 1) + 3 * (sizes[Axis::kPp] > 1) +
                             (sizes[Axis::kDpReplicate] * sizes[Axis::kDpShard] > 1) + (sizes[Axis::kCp] > 1);
-  const double others = kContext + communicators * kCommunicator;
+  const auto others = static_cast<double>(memory_overheads(communicators).total().value);
   m.fits = least + others <= capacity;
   m.device = m.allocator * (1.0 + kFragments) + others;
   if (!m.fits) return m;

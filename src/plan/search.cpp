@@ -12,6 +12,7 @@
 #include "base/suggest.h"
 #include "plan/documents.h"
 #include "plan/layouts.h"
+#include "plan/memory_overheads.h"
 #include "program/build/stage_by_stage.h"
 #include "program/memory/memory.h"
 #include "program/schedule/schedule.h"
@@ -102,6 +103,10 @@ OpSeconds op_seconds_of(const sim::Forecast& step, std::size_t stage) {
   return all;
 }
 
+Bytes whole_bytes(const cluster::Device& device) {
+  return Bytes(static_cast<std::int64_t>(device.memory.value));
+}
+
 double cpu_seconds() {
   return 1e-9 * static_cast<double>(thread_cpu_ns());
 }
@@ -161,7 +166,7 @@ class Search {
       const Candidate& c = all[i];
       if (!c.variant) main = i;
       const Bound bound = bounds.of(c);
-      if (bound.memory_bytes > static_cast<double>(limits_.memory.value))
+      if (bound.memory_bytes > static_cast<double>(most_for_a_plan(limits_, costs_.cluster().device).value))
         ++result_.too_large_kept;
       else if (too_long(bound.step_s) || too_much_energy(site_costs(site, {bound.energy_j}, {})))
         ++result_.beyond_run;
@@ -200,7 +205,7 @@ class Search {
     bool fits = true;
     try {
       program::build_each_stage(arch_, s, nullptr, false, [&](program::Program p) {
-        if (!program::fits(p, limits_.memory)) return fits = false;
+        if (!program::fits(p, room_of(p))) return fits = false;
         const program::PlannedPeak peak = program::planned_peak(p);
         if (static_cast<double>(peak.host.value) > host_bytes_) return fits = false;
         memory = std::max(memory, peak.device);
@@ -214,6 +219,11 @@ class Search {
     if (fits) return programs;
     ++result_.too_large;
     return std::nullopt;
+  }
+
+  // Returns the bytes of a device that the plan of a program may take.
+  Bytes room_of(const program::Program& p) const {
+    return limits_.memory ? *limits_.memory : memory_overheads(p).left_of(whole_bytes(costs_.cluster().device));
   }
 
   void take(const Bounded& layout, const program::Setting& s) {
@@ -352,6 +362,10 @@ void require_figure(Objective objective, const cluster::Cluster& cluster) {
 
 double Simulation::of(Objective objective) const {
   return Figures{step_s, energy.computers().value, static_cast<double>(memory.value), site}.of(objective);
+}
+
+Bytes most_for_a_plan(const LayoutLimits& limits, const cluster::Device& device) {
+  return limits.memory ? *limits.memory : memory_overheads(0).left_of(whole_bytes(device));
 }
 
 bool dominates(const Simulation& layout, const Bound& other) {

@@ -124,7 +124,8 @@ struct Simulation {
 };
 
 struct LayoutLimits {
-  Bytes memory;           // of a device, for the plan
+  // Of a device, for the plan. Absent: what the driver and the communicators of a layout leave (MemoryOverheads).
+  std::optional<Bytes> memory;
   std::size_t shown = 5;  // best layouts to return
   // Most layouts to simulate; ten times as many programs are built at most. A quarter is for the variants of the best.
   std::size_t simulated = 200;
@@ -135,6 +136,9 @@ struct LayoutLimits {
   std::optional<double> run_s;  // s
   std::optional<double> run_j;  // J of the site, with its PUE
 };
+
+// Returns the most bytes of a device that a plan may take: the limit, or what the driver's context leaves.
+Bytes most_for_a_plan(const LayoutLimits& limits, const cluster::Device& device);
 
 // Returns whether a layout takes no more time, energy and memory than the figures of another, and less of one of them.
 bool dominates(const Simulation& layout, const Bound& other);

@@ -9,8 +9,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "plan/layouts.h"
+#include "plan/memory_overheads.h"
 #include "program/memory/memory.h"
-#include "sim/factors.h"
 
 namespace molen::plan {
 namespace {
@@ -18,14 +18,16 @@ double peak_of_type(const cluster::Device& device, DType compute) {
   return compute == DType::kF32 || compute == DType::kF64 ? device.peak_fp32.value : device.peak_16bit.value;
 }
 
-// Returns why the plan of the fullest rank exceeds the memory of a device, or of the node's processors, of which each
-// of `local_ranks` ranks has an equal part; empty when it fits.
-std::string exceeded(const program::PlannedPeak& need, const cluster::Cluster& on, int local_ranks) {
-  const auto bytes = [](double value) { return Bytes(static_cast<std::int64_t>(value)); };
-  const Bytes device = bytes(sim::Factors::shipped().of("plannable_memory") * on.device.memory.value),
-              host = bytes(on.node.host_memory.value / local_ranks);
-  if (need.device > device)
-    return fmt::format("needs {} of a device of which a plan may take {}", human(need.device), human(device));
+Bytes whole_bytes(double value) {
+  return Bytes(static_cast<std::int64_t>(value));
+}
+
+// Returns why the plan of the fullest rank exceeds `room` of a device, or the memory of the node's processors, of which
+// each of `local_ranks` ranks has an equal part; empty when it fits.
+std::string exceeded(const program::PlannedPeak& need, Bytes room, const cluster::Cluster& on, int local_ranks) {
+  const Bytes host = whole_bytes(on.node.host_memory.value / local_ranks);
+  if (need.device > room)
+    return fmt::format("needs {} of a device of which a plan may take {}", human(need.device), human(room));
   if (need.host > host)
     return fmt::format("needs {} of the host's memory of which a rank has {}", human(need.host), human(host));
   return "";
@@ -33,8 +35,9 @@ std::string exceeded(const program::PlannedPeak& need, const cluster::Cluster& o
 
 // The same of the memory of a framework, which counts the driver's context and the buffers of libraries.
 std::string exceeded(const FrameworkMemory& need, const cluster::Cluster& on) {
-  const auto bytes = [](double value) { return human(Bytes(static_cast<std::int64_t>(value))); };
-  return need.fits ? "" : fmt::format("needs {} of a device of {}", bytes(need.device), bytes(on.device.memory.value));
+  return need.fits ? ""
+                   : fmt::format("needs {} of a device of {}", human(whole_bytes(need.device)),
+                                 human(whole_bytes(on.device.memory.value)));
 }
 
 void require_described_device(const config::Config& config, const cluster::Cluster& on) {
@@ -115,9 +118,11 @@ Outcome predict(const config::Config& config, const cluster::Cluster& on, const 
     most = {std::max(most.device, peak.device), std::max(most.host, peak.host)};
   }
   const auto framework = framework_memory(programs, on);
-  if (framework) most.device = Bytes(static_cast<std::int64_t>(framework->device));
+  const Bytes device = whole_bytes(on.device.memory.value);
+  if (framework) most.device = whole_bytes(framework->device);
   outcome.memory = most.device;
-  const std::string why = framework ? exceeded(*framework, on) : exceeded(most, on, machine.local_ranks);
+  outcome.room = framework ? device : memory_overheads(programs.stages.front()).left_of(device);
+  const std::string why = framework ? exceeded(*framework, on) : exceeded(most, *outcome.room, on, machine.local_ranks);
   if (!why.empty()) {
     outcome.kind = Outcome::Kind::kOutOfMemory;
     outcome.why = fmt::format("{} {}", layout_of(programs.setting).name, why);

@@ -58,8 +58,10 @@ struct Outcome {
   // lacks a measurement that the prediction needs.
   enum class Kind { kStep, kOutOfMemory, kRefused, kFailed, kNotCalibrated };
   Kind kind = Kind::kRefused;
-  StepFigures figures;           // where `kind` is kStep
-  std::optional<Bytes> memory;   // of the fullest rank, by its plan; absent: not known
+  StepFigures figures;  // where `kind` is kStep
+  // Of the fullest rank: what its plan takes of a device, and what its device has for a plan (of a framework: all that
+  // it takes, and the whole device). Absent: not known.
+  std::optional<Bytes> memory, room;
   std::string why;               // where `kind` is not kStep
   std::vector<std::string> log;  // the last lines that a measured trial wrote, where `kind` is not kStep
   TrialMachine machine;          // of a measured trial with a step

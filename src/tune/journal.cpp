@@ -76,6 +76,7 @@ Json to_json(const Trial& trial, const SearchPlan& plan) {
   Json line{{"trial", trial.number}, {"keys", plan.space.keys(trial.point)}, {"outcome", outcome_name(o.kind)}};
   line["why"] = o.why.empty() ? Json() : Json(o.why);
   line["memory_bytes"] = o.memory ? Json(o.memory->value) : Json();
+  line["memory_room_bytes"] = o.room ? Json(o.room->value) : Json();
   if (!o.log.empty()) line["log"] = o.log;
   if (!trial.has_step()) return line;
   const plan::StepFigures& f = o.figures;
@@ -104,6 +105,7 @@ Trial trial_from_json(const Json& json, const SearchPlan& plan, std::string_view
   if (outcome == kOutcomes.end()) throw UsageError("{}: the outcome '{}' is unknown", origin, name);
   o.kind = outcome->first, o.why = line.text("why", "");
   if (line.find("memory_bytes")) o.memory = Bytes(line.integer("memory_bytes"));
+  if (line.find("memory_room_bytes")) o.room = Bytes(line.integer("memory_room_bytes"));  // earlier versions lack it
   if (json.contains("log")) {
     const Json& log = json["log"];
     if (!log.is_array() || !std::ranges::all_of(log, [](const Json& text) { return text.is_string(); }))

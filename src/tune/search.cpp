@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <mutex>
 #include <set>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/suggest.h"
@@ -21,12 +22,6 @@ plan::Outcome outcome_of(const SearchPlan& plan, const Attempt& attempt, const P
   plan::Outcome refused;
   refused.kind = plan::Outcome::Kind::kRefused, refused.why = choice.reason();
   return refused;
-}
-
-// Returns the memory that there is for a trial; absent: not known.
-std::optional<Bytes> limit_of(const Trial& trial, const SearchPlan& plan) {
-  const auto choice = plan.space.choice(trial.point, plan.base, plan.job);
-  return choice && choice.value().config.framework.kind != "molen" ? plan.device_memory : plan.memory;
 }
 
 // Runs the trials that have no outcome yet, `plan.concurrent` at a time.
@@ -124,9 +119,8 @@ std::string_view unit_of(Objective objective) {
 
 Observation observation_of(const Trial& trial, const SearchPlan& plan) {
   Observation o{trial.point, std::nullopt};
-  const auto limit = limit_of(trial, plan);
-  if (limit && trial.outcome.memory)
-    o.load = static_cast<double>(trial.outcome.memory->value) / static_cast<double>(limit->value);
+  const auto& [memory, room] = std::tie(trial.outcome.memory, trial.outcome.room);
+  if (memory && room && *room > Bytes()) o.load = static_cast<double>(memory->value) / static_cast<double>(room->value);
   if (!trial.has_step()) return o;
   const double figure = figure_of(plan.objective, trial.outcome.figures, plan.noise_scale);
   o.value = more_is_better(plan.objective) ? figure : 1.0 / figure;

@@ -47,9 +47,6 @@ struct SearchPlan {
   config::Config base;
   JobRanks job;
   Objective objective = Objective::kThroughput;
-  // The bytes of a device that molen's plan of a rank may take, and those of all that framework.kind uses, with the
-  // driver's; absent: not known.
-  std::optional<Bytes> memory = std::nullopt, device_memory = std::nullopt;
   double noise_scale = 0.0;  // gradient noise scale in tokens, for Objective::kLoss; 0: not known
   std::uint64_t seed = 0;
   int trials = 60;

@@ -22,14 +22,14 @@ SearchPlan planned(int trials = 30) {
   SearchPlan plan{.space = parse_space({"parallel.tensor=1,2,4,8", "batch.micro=1..16", "gas=1,2,4", "nodes=1,2"}),
                   .base = {},
                   .job = {.ranks = 8, .of_node = 8}};
-  plan.trials = trials, plan.seed = 3, plan.memory = Bytes(1000);
+  plan.trials = trials, plan.seed = 3;
   return plan;
 }
 
 // A made-up step: faster with more sequences, slower with more tensor ranks, and too large above a size.
 plan::Outcome made_up(const config::Config& c, int ranks) {
   plan::Outcome o;
-  o.memory = Bytes(200 * c.batch.micro / c.parallel.tensor);
+  o.memory = Bytes(200 * c.batch.micro / c.parallel.tensor), o.room = Bytes(1000);
   if (o.memory > Bytes(1000)) {
     o.kind = Kind::kOutOfMemory, o.why = "too large";
     return o;
@@ -43,16 +43,14 @@ plan::Outcome made_up(const config::Config& c, int ranks) {
   return o;
 }
 
-// The limit of molen's plan leaves out what the driver takes, which the memory of a framework counts.
-TEST(Search, AFrameworkMayTakeTheWholeDevice) {
-  SearchPlan plan{.space = parse_space({"framework.kind=molen,pytorch", "batch.micro=1,2"}), .base = {}, .job = {}};
-  plan.memory = Bytes(1000), plan.device_memory = Bytes(1250);
+TEST(Search, TheLoadOfATrialIsItsShareOfTheRoom) {
+  const SearchPlan plan{.space = parse_space({"batch.micro=1,2"}), .base = {}, .job = {}};
   Trial trial;
+  trial.point = {0};
   trial.outcome.memory = Bytes(1100);
-  for (const auto& [kind, load] : {std::pair{0U, 1.1}, {1U, 0.88}}) {
-    trial.point = {kind, 0};
-    EXPECT_DOUBLE_EQ(observation_of(trial, plan).load.value(), load);
-  }
+  EXPECT_FALSE(observation_of(trial, plan).load) << "no room is known";
+  trial.outcome.room = Bytes(1000);
+  EXPECT_DOUBLE_EQ(observation_of(trial, plan).load.value(), 1.1);
 }
 
 SearchCalls made_up_calls() {

@@ -63,7 +63,7 @@ def kind(case):
     equal("molen is the default", predicted(case, {**MODEL, "framework.kind": "molen"}), molen)
     assert molen["allocator_bytes"] is None
     # An allocator's blocks exceed what is asked of it by a quarter; the context takes 1 GiB, and both groups of ranks 0.35 GiB each.
-    close("memory as the driver shows it", said["memory_bytes"], 1.25 * said["allocator_bytes"] + (1 + 2 * 0.35) * 2**30, 1e-6)
+    close("memory as the driver shows it", said["memory_bytes"], 1.25 * said["allocator_bytes"] + (FACTORS["context_memory"] + 2 * FACTORS["communicator_memory"]) * 2**30, 1e-6)
     # No op runs between steps.
     close("between steps", said["step_s"], sum(said["phase_s"].values()) * (1 + FACTORS["outside"]), 1e-9)
     close("molen counts none", molen["step_s"], sum(molen["phase_s"].values()), 1e-9)
@@ -73,9 +73,11 @@ def kind(case):
     text = case.molen("simulate", "tiny.toml", PYTORCH, "--ranks", 8, "--cluster", "dgx-h100").stdout
     assert 'predicted step of framework.kind = "pytorch": ' in text and "libraries, fits into the" in text and "ZeRO" not in text, text
     equal("whose step it is", (molen["framework"], said["framework"]), (None, {"kind": "pytorch", "zero": 0, "zero_asked": 0}))
-    # molen's plan leaves room for the driver and for libraries, which the memory of a framework counts.
-    room = {name: (s["cluster"]["fits"], s["cluster"]["plannable_memory_bytes"] / s["cluster"]["device_memory_bytes"]) for name, s in (("molen", molen), ("framework", said))}
-    equal("plannable", room, {"molen": (True, FACTORS["plannable_memory"]), "framework": (True, 1)})
+    # molen's plan leaves room for the driver's context and for the communicators of the world and of its replicas, which the memory of a framework counts.
+    room = {name: (s["cluster"]["fits"], s["cluster"]["device_memory_bytes"] - s["cluster"]["plannable_memory_bytes"]) for name, s in (("molen", molen), ("framework", said))}
+    context, communicator = (round(FACTORS[f"{name}_memory"] * 2**30) for name in ("context", "communicator"))
+    equal("plannable", room, {"molen": (True, context + 2 * communicator), "framework": (True, 0)})
+    equal("overheads", (molen["cluster"]["overheads"], said["cluster"]["overheads"]), ({"context_bytes": context, "communicators": 2, "communicator_bytes": communicator}, None))
     huge = {**PYTORCH, "model.hidden": 16384, "model.ffn": 65536, "model.heads": 128, "model.kv_heads": 128}
     exceeds = predicted(case, huge)
     assert not exceeds["cluster"]["fits"] and exceeds["memory_bytes"] > exceeds["cluster"]["plannable_memory_bytes"], exceeds["cluster"]

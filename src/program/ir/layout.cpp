@@ -271,6 +271,22 @@ int group_size(const Grid& grid, Axis axis) {
   return axis == Axis::kEmbedding ? std::min(2, ranks) : ranks;
 }
 
+std::vector<Axis> communicator_axes(const Program& p) {
+  std::array<bool, kAllAxes.size()> used{};
+  if (p.grid.sizes[mesh::Axis::kPp] > 1) {
+    used.fill(true);
+    used[static_cast<std::size_t>(Axis::kWorld)] = false;
+  } else {
+    for (const auto& body : p.bodies)
+      for (const auto& step : body.steps)
+        if (const auto axis = axis_of(step.op)) used[static_cast<std::size_t>(*axis)] = true;
+  }
+  std::vector<Axis> axes;
+  for (const Axis axis : kAllAxes)
+    if (used[static_cast<std::size_t>(axis)]) axes.push_back(axis);
+  return axes;
+}
+
 int data_rank(const Grid& grid, const mesh::PerAxis& at) {
   return position(grid, at, mesh::kDataParallel);
 }

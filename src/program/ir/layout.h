@@ -118,6 +118,10 @@ std::int64_t elements_outside_whole(const Unit& unit, std::int64_t at);
 mesh::Axes axes_of(Axis axis);
 int group_size(const Grid& grid, Axis axis);
 
+// Returns the axes for which the ranks of a program open a communicator. The stages of a pipeline communicate along
+// different axes, but all ranks must open the same communicators.
+std::vector<Axis> communicator_axes(const Program& p);
+
 // Returns the number of a rank among the data-parallel ranks. Ranks with the same number see the same samples, or parts
 // of the same samples.
 int data_rank(const Grid& grid, const mesh::PerAxis& coordinates);
