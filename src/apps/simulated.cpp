@@ -61,7 +61,7 @@ plan::MemoryOverheads overheads_of(const Simulated& s) {
 // Returns the bytes of a device that a plan may take. The memory of a framework counts what the driver and libraries
 // take, so it may take all of them.
 Bytes plannable(const Simulated& s) {
-  const Bytes device(static_cast<std::int64_t>(s.cluster->device.memory.value));
+  const Bytes device = plan::memory_of_device(s.cluster->device);
   return s.framework.empty() ? overheads_of(s).left_of(device) : device;
 }
 

@@ -29,6 +29,10 @@ std::string MemoryOverheads::text() const {
   return fmt::format("{} and {} communicators ({} each)", driver, communicators, each);
 }
 
+Bytes memory_of_device(const cluster::Device& device) {
+  return Bytes(static_cast<std::int64_t>(device.memory.value));
+}
+
 MemoryOverheads memory_overheads(int communicators) {
   return {of_factor("context_memory"), communicators, of_factor("communicator_memory")};
 }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/units.h"
+#include "cluster/cluster.h"
 #include "program/ir/program.h"
 
 namespace molen::plan {
@@ -18,6 +19,8 @@ struct MemoryOverheads {
   Bytes left_of(Bytes device) const;
   std::string text() const;  // "the driver's context (1.00 GiB) and 2 communicators (358.40 MiB each)"
 };
+
+Bytes memory_of_device(const cluster::Device& device);
 
 MemoryOverheads memory_overheads(int communicators);
 // The overheads of a rank that runs a program: it has a communicator of the world, and those that the executor opens.

@@ -17,7 +17,7 @@ int communicators_of(const mesh::PerAxis& sizes, int zero = 0, const char* prese
   return memory_overheads(program::build(arch::preset(preset), s)).communicators;
 }
 
-mesh::PerAxis with(mesh::Axis a, int ranks, mesh::Axis b = mesh::Axis::kTp, int others = 1) {
+mesh::PerAxis ranks_along(mesh::Axis a, int ranks, mesh::Axis b = mesh::Axis::kTp, int others = 1) {
   mesh::PerAxis sizes = mesh::kOne;
   sizes[b] = others, sizes[a] = ranks;
   return sizes;
@@ -26,11 +26,11 @@ mesh::PerAxis with(mesh::Axis a, int ranks, mesh::Axis b = mesh::Axis::kTp, int 
 TEST(MemoryOverheads, ARankOpensOneForTheWorldAndOneForEachAxisOfItsOps) {
   using mesh::Axis;
   EXPECT_EQ(communicators_of(mesh::kOne), 0);
-  EXPECT_EQ(communicators_of(with(Axis::kDpReplicate, 4)), 2);
-  EXPECT_EQ(communicators_of(with(Axis::kTp, 2)), 2);
-  EXPECT_EQ(communicators_of(with(Axis::kTp, 2, Axis::kDpReplicate, 2)), 3);
+  EXPECT_EQ(communicators_of(ranks_along(Axis::kDpReplicate, 4)), 2);
+  EXPECT_EQ(communicators_of(ranks_along(Axis::kTp, 2)), 2);
+  EXPECT_EQ(communicators_of(ranks_along(Axis::kTp, 2, Axis::kDpReplicate, 2)), 3);
   // Messages between stages, and the sums over the first and the last one.
-  EXPECT_EQ(communicators_of(with(Axis::kPp, 2)), 3);
+  EXPECT_EQ(communicators_of(ranks_along(Axis::kPp, 2)), 3);
 }
 
 TEST(MemoryOverheads, LeaveTheRestOfADevice) {

@@ -103,10 +103,6 @@ OpSeconds op_seconds_of(const sim::Forecast& step, std::size_t stage) {
   return all;
 }
 
-Bytes whole_bytes(const cluster::Device& device) {
-  return Bytes(static_cast<std::int64_t>(device.memory.value));
-}
-
 double cpu_seconds() {
   return 1e-9 * static_cast<double>(thread_cpu_ns());
 }
@@ -223,7 +219,7 @@ class Search {
 
   // Returns the bytes of a device that the plan of a program may take.
   Bytes room_of(const program::Program& p) const {
-    return limits_.memory ? *limits_.memory : memory_overheads(p).left_of(whole_bytes(costs_.cluster().device));
+    return limits_.memory ? *limits_.memory : memory_overheads(p).left_of(memory_of_device(costs_.cluster().device));
   }
 
   void take(const Bounded& layout, const program::Setting& s) {
@@ -365,7 +361,7 @@ double Simulation::of(Objective objective) const {
 }
 
 Bytes most_for_a_plan(const LayoutLimits& limits, const cluster::Device& device) {
-  return limits.memory ? *limits.memory : memory_overheads(0).left_of(whole_bytes(device));
+  return limits.memory ? *limits.memory : memory_overheads(0).left_of(memory_of_device(device));
 }
 
 bool dominates(const Simulation& layout, const Bound& other) {

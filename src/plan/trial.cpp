@@ -37,7 +37,7 @@ std::string exceeded(const program::PlannedPeak& need, Bytes room, const cluster
 std::string exceeded(const FrameworkMemory& need, const cluster::Cluster& on) {
   return need.fits ? ""
                    : fmt::format("needs {} of a device of {}", human(whole_bytes(need.device)),
-                                 human(whole_bytes(on.device.memory.value)));
+                                 human(memory_of_device(on.device)));
 }
 
 void require_described_device(const config::Config& config, const cluster::Cluster& on) {
@@ -118,7 +118,7 @@ Outcome predict(const config::Config& config, const cluster::Cluster& on, const 
     most = {std::max(most.device, peak.device), std::max(most.host, peak.host)};
   }
   const auto framework = framework_memory(programs, on);
-  const Bytes device = whole_bytes(on.device.memory.value);
+  const Bytes device = memory_of_device(on.device);
   if (framework) most.device = whole_bytes(framework->device);
   outcome.memory = most.device;
   outcome.room = framework ? device : memory_overheads(programs.stages.front()).left_of(device);
