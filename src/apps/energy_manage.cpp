@@ -74,7 +74,6 @@ int run_manage(const ManageArguments& o) {
   manage::Manager manager(std::move(options));
   if (o.once) return look_once(manager, stop.get(), o.json);
   std::string trouble;
-  bool looked = false;
   for (double due_s = now().value;;) {
     try {
       if (waited(manager, stop.get(), due_s)) {
@@ -83,13 +82,11 @@ int run_manage(const ManageArguments& o) {
       }
       due_s = std::max(due_s + period_s, now().value);
       print_status(manager.look(), o.json);
-      looked = true;
       if (!trouble.empty()) say("the database answers again");
       trouble.clear();
     } catch (const Error& error) {
-      // The first look shows what is wrong with the words of the command. Later, a database that is away comes back;
-      // meanwhile the limits of the nodes end by themselves.
-      if (!looked && dynamic_cast<const UsageError*>(&error) != nullptr) throw;
+      // A database that is away comes back; meanwhile the limits of the nodes end by themselves. The manager opened it,
+      // so nothing is wrong with the words of the command.
       if (trouble != error.what()) say(fmt::format("{}; no limits are renewed meanwhile", error.what()));
       trouble = error.what();
       if (stopped_by(stop.get(), std::min(due_s, now().value + kTendS))) return kOk;

@@ -153,6 +153,8 @@ for name, shape in SHAPES.items():
 masked = json.loads(measured_for("--ranks", "2", "--set", "data.document_mask=true", "--format", "json").stdout)
 low, high = masked["attended"]["interval_s"]
 ok("simulate: documents make an interval", 0 < masked["attended"]["share"] < 1 and low < masked["step_s"] < high, masked["attended"])
+text = measured_for("--ranks", "2", "--set", "data.document_mask=true").stdout
+ok("simulate: and are said", f"a standard deviation of {100 * masked['attended']['deviation']:.1f} points over" in text, text)
 ok("simulate: and widen that of the step", masked["interval"]["sources"]["documents"] > 0 and masked["interval"]["high_s"] > high, masked["interval"])
 # The best layout of a search with a mask is what `molen simulate` says of it, and so is the row of a sweep.
 MASK = ["--set", "data.document_mask=true"]

@@ -47,6 +47,7 @@ def simulate(case):
         found = next(o for o in said["ops"] if o["kind"] == kind)
         close(kind, found["seconds"], work_of(program, kind) / RATE, 1e-9)
         equal(f"{kind}: how often", found["count"], program.count(kind))
+        close(f"{kind}: its only thread computes", found["computing_s"], found["seconds"], 1e-9)
     close("phases sum to the step", sum(said["phase_s"].values()), said["step_s"], 1e-9)
     slowed = json.loads(case.molen("simulate", "tiny.toml", FP32, "--cluster", slow, "--format", "json").stdout)
     close("the factor of the calibration", slowed["step_s"], 2.5 * said["step_s"], 1e-9)
@@ -253,6 +254,7 @@ def whole_run(case):
     for name, amount in dict(useful=1000 * step, checkpoints=10 * save, redone=redone, restarts=restarts).items():
         close(name, value(name, parts), amount, 1e-6)
     equal("nothing else", [value(name, parts) for name in ("slowest_rank", "data", "evaluation")], [0, 0, 0])
+    equal("without validation, there are no evaluations", (run["evaluations"], run["uncounted_evaluations"]), (0, None))
     close("the run", value("total_s"), total, 1e-9)
     close("failures: one in the job's MTBF", value("failures"), total / 18000, 1e-9)
     close("goodput", run["goodput"], 1000 * step / total, 1e-9)
@@ -494,6 +496,8 @@ def plan_limits_of_a_run(case):
         most = (totals[5] + totals[6]) / 2
         limited = said(flag, repr(most))
         assert max(b["run"][key] for b in limited["best"]) <= most and limited["beyond_run"] + limited[count] > 0, (flag, limited)
+        text = case.molen(*run, flag, repr(most)).stdout
+        assert f"take more than {most:g} {key}" in text.replace("kWh", "kwh"), text
         case.refused(*run, flag, 1e-9, says=["a higher --days or --kwh may help", "by their bound"])
         case.refused("plan", "--model", "llama-60m", sets, *few, flag, 1, says=[flag, "train.until"])
         for wrong in (-1, "nan"):
@@ -657,6 +661,10 @@ def verify(case):
     names, covering = ([r["layout"] for r in part] for part in (static, pairs))
     assert set(covering) < set(names) and len(covering) > 2 and all(r["findings"] == [] for r in static), (len(names), len(covering))
     assert len(rows("--ranks", 4, "--static")) > len(names) > len(rows("--static"))
+    # Tensor ranks compute rows in two pieces, with two exchanges in place of one.
+    whole, pieces = ({r["layout"]: r["ops"] for r in rows("--ranks", 2, "--static", "--set", f"parallel.tensor_chunks={n}")} for n in (1, 2))
+    changed = {layout.split(",")[1] for layout in set(whole) | set(pieces) if whole.get(layout) != pieces.get(layout) and "," in layout}
+    assert changed and all(" tp 2" in layout for layout in changed), f"layouts that parallel.tensor_chunks changes: {changed}"
     head, *table = case.molen("verify", "tiny.toml", small, "--ranks", 2, "--static").stdout.splitlines()[: len(names) + 1]
     assert all(x[head.index("verifier") - 1 :] == " sound" for x in table) and {x[: head.index(" ops")].split("  ")[0] for x in table} <= set(names), f"columns: {[head, *table]}"
     tensor = [r for r in rows("--ranks", 4, "--static", "--ranks-per-node", 2) if "tp 4" in r["layout"]]
@@ -675,6 +683,8 @@ def model(case):
     presets = formats(case, "model", "list", shows=lambda v: [m["name"] for m in v])
     assert {"gpt2", "llama3-8b"} <= {m["name"] for m in presets}
     formats(case, "model", "show", "gpt2", shows=lambda v: [v["parameters"], v["parts_of_one_sequence_bf16"][0]["part"]])
+    said = case.molen("model", "show", "gpt2").stdout
+    assert re.search(r"^  head +79\.05 GFLOP +237\.14 GFLOP +75\.13 MiB +371\.10 MiB$", said, re.M), f"the figures of a part below their titles: {said}"
     n = 124_439_808
     for sequence in (256, 1024):
         said = {f: json.loads(case.molen("model", "show", "gpt2", "--sequence", sequence, "--mfu", f, "--format", "json").stdout) for f in ("palm", "causal")}

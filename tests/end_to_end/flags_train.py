@@ -205,6 +205,8 @@ def runs(case):
     found = formats(case, "runs", "list", "--tag", "looked-at", shows=lambda v: [v[0]["run"], v[0]["steps"], "looked-at", f"{v[0]['loss']:.4f}"])
     equal("by tag", [r["run"] for r in found], ["seen"])
     equal("last step", formats(case, "runs", "show", "runs/longer", shows=lambda v: [v["step"], f"{v['loss']:.4f}", v["tokens_total"]])["tokens_total"], 6 * 64)
+    shown = re.findall(r"([\d.]+) (?:s|ms|us|ns), ([\d.]+)% of the step", case.molen("runs", "show", "runs/longer").stdout)
+    assert len(shown) > 3 and all(float(seconds) > 0 for seconds, _ in shown), f"seconds and shares of phases: {shown}"
     same = formats(case, "runs", "compare", "runs/seen", "runs/seen", shows=lambda v: ["identical", v["steps"]])
     case.train({"train.stop_after": "1 steps"}, name="single")
     assert "identical: 1 step\n" in case.molen("runs", "compare", "runs/single", "runs/single").stdout
