@@ -1,9 +1,11 @@
 """Runs the tests that reach each mutant, until one fails."""
 import ast
 import concurrent.futures
+import functools
 import itertools
 import os
 import pathlib
+import re
 import resource
 import subprocess
 import tempfile
@@ -24,7 +26,7 @@ MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OM
 
 # The verbs and the trainer's loop have no unit tests: scripts that run the program meet their mutants. Each row of a table can run alone.
 TABLES = ["end_to_end_flags", "end_to_end_keys"]
-SCRIPTS = ["end_to_end_command_line", *TABLES, *(f"end_to_end_{name}" for name in ("programs", "traffic", "newcomer", "stops", "owners", "histories", "precision", "run"))]
+SCRIPTS = ["end_to_end_command_line", *TABLES, *(f"end_to_end_{name}" for name in ("programs", "traffic", "newcomer", "stops", "owners", "histories", "precision", "flight", "run"))]
 SCRIPTS_MAY_COST = 10  # times the budget of unit tests
 # Loading libtorch, and what a table's rows need before the first, take longer than most tests: so many run and are measured as one.
 TOGETHER = {"math": 12, "optim": 12, "model": 12, "exec": 12, "launch": 12, "measure": 12, "infer": 12, "prove": 12, "train": 12} | {table: 8 for table in TABLES}
@@ -55,6 +57,7 @@ def program_of(tree, module):
 def call(tree, module, filters, seconds, environment):
     """Exit status of the tests, None where they did not end in time."""
     with tempfile.TemporaryDirectory(prefix="molen_mutant_", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o1777)  # some tests act as other users
         words, own = program_of(tree, module), {}
         if module in SCRIPTS:
             own = {"TMPDIR": folder, "MOLEN_ROWS": f" ({'|'.join(':'.join(filters).split(':'))})$", "MOLEN_ROWS_UNTIL_ONE_FAILS": "1"}
@@ -77,11 +80,22 @@ def call(tree, module, filters, seconds, environment):
             job.wait()
 
 
+@functools.cache
+def rows_of(tree, module):
+    """{function of a row of a table: the words of its name and of what it sets}"""
+    files = sorted(script_of(tree, module).parent.glob(f"{module.split('_')[-1]}_*.py"))
+    found = {}
+    for function in (node for file in files for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)):
+        own = [d for d in function.decorator_list if isinstance(d, ast.Call) and d.func.id == "row"]
+        texts = [function.name] + [a.value for d in own for a in d.args if isinstance(a, ast.Constant)]
+        if own:
+            found.setdefault(function.name, set()).update(word for text in texts for word in re.findall("[a-z]+", text))
+    return found
+
+
 def names_of(tree, module):
     if module in TABLES:
-        files = sorted(script_of(tree, module).parent.glob(f"{module.split('_')[-1]}_*.py"))
-        functions = [node for file in files for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)]
-        return list(dict.fromkeys(f.name for f in functions if any(isinstance(d, ast.Call) and d.func.id == "row" for d in f.decorator_list)))
+        return list(rows_of(tree, module))
     if launched(module) or module in SCRIPTS:
         return ["all"]
     said = subprocess.run([*program_of(tree, module), "--gtest_list_tests"], cwd=tree, capture_output=True, text=True, check=True).stdout
@@ -113,21 +127,30 @@ def measured(tree, test, count):
     return (seconds, {i for i in range(count) if marks[i]}) if status == 0 else None
 
 
-def order(tests, module, seconds):
-    """Tests of the mutant's own module first, quick ones before slow ones; those of one program and at most a fifth of a second each run together."""
-    groups = []
+def shared_words(tree, file, test):
+    """How many words a source's name shares with the row of a table that shares most: every command reaches what declares the commands, but the
+    rows of `energy manage` judge energy_manage.cpp. 0 for other tests."""
+    module, name = test
+    own = set(pathlib.Path(file).stem.split("_"))
+    return max(len(own & rows_of(tree, module)[row]) for row in name.split(":")) if module in TABLES else 0
+
+
+def order(tree, tests, file, seconds):
+    """Tests of the mutant's own module first, then rows of tables that its file is named for, then quick ones before slow ones; those of one program and at
+    most a fifth of a second each run together."""
+    groups, module = [], file.split("/")[1]
     for program in sorted({t[0] for t in tests}, key=lambda m: (m != module, sum(seconds[t] for t in tests if t[0] == m))):
         own = sorted((t for t in tests if t[0] == program), key=lambda t: seconds[t])
         quick = [t for t in own if seconds[t] <= 0.2]
         groups += ([quick] if quick else []) + [[t] for t in own if seconds[t] > 0.2]
-    return groups
+    return sorted(groups, key=lambda group: (group[0][0] != module, -max(shared_words(tree, file, t) for t in group)))
 
 
 def outcome_of(tree, mutant, tests, seconds, budget):
     if not tests:
         return "not reached"
     spent, left_out = {True: 0.0, False: 0.0}, False
-    for group in order(tests, mutant["file"].split("/")[1], seconds):
+    for group in order(tree, tests, mutant["file"], seconds):
         script, cost = group[0][0] in SCRIPTS, sum(seconds[t] for t in group)
         if spent[script] and spent[script] + cost > budget * (SCRIPTS_MAY_COST if script else 1):
             left_out = True

@@ -33,7 +33,7 @@ REASONS = "tests/mutants.json"
 TORCH_FREE = ["base", "arch", "mesh", "config", "cluster", "store", "energy", "program", "comm", "data", "checkpoint", "sim", "ledger", "actuate", "collect",
               "daemon", "policy", "manage", "plan", "tune", "serve", "slurm"]
 TORCH = ["math", "optim", "model", "exec", "launch", "measure", "infer", "prove", "train"]
-PROGRAM = ["apps"]  # not sampled unless it is named: its tests are the end-to-end scripts, which cost minutes for a mutant that survives
+PROGRAM = ["apps"]  # its tests are the end-to-end scripts, which cost minutes for a mutant that survives
 BY_SCRIPTS = ["launch", "measure", "infer", "prove", "train", *PROGRAM]  # modules whose mutants meet those scripts
 LAUNCHED = ["comm_mpi_suite"]  # whole programs under mpirun
 RUNTIME = r"""// Which mutant is in force (tools/mutate.py); made for one run.
@@ -171,7 +171,7 @@ def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--mutants", type=int, default=500)
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--modules", default=",".join(TORCH_FREE + TORCH))
+    p.add_argument("--modules", default=",".join(TORCH_FREE + TORCH + PROGRAM))
     p.add_argument("--tests", help="modules whose tests run, and end-to-end scripts by name (default: those of --modules, with it the communicator's suite under mpirun; scripts for launch and what is above it)")
     p.add_argument("--since", help="only files that changed since this commit")
     p.add_argument("--in-place", action="store_true")

@@ -12,6 +12,7 @@ failed=0
 # Many tests write small files and wait for the disk. In memory they do not, where there is room and programs may start.
 if [ "$(findmnt -no FSTYPE,OPTIONS /dev/shm | grep -cv noexec)" = 1 ] && [ "$(df --output=avail -B1G /dev/shm | tail -1)" -ge 8 ]; then
   TMPDIR=$(mktemp -d /dev/shm/molen-test-XXXXXX)
+  chmod 1777 "$TMPDIR"  # some tests act as other users
   export TMPDIR
   trap 'rm -rf "$TMPDIR"' EXIT
 fi

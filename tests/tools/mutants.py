@@ -118,6 +118,16 @@ class Tests(unittest.TestCase):
             self.assertLessEqual(max(together.count(":") for together in run), mutants_run.TOGETHER[table] - 1)
 
 
+class Order(unittest.TestCase):
+    def test_rows_that_a_source_is_named_for_come_first(self):
+        flags, other = "end_to_end_flags", ("end_to_end_stops", "all")
+        tests = {(flags, "model:verify"): 5.0, (flags, "tokens:caps_of_a_site"): 50.0, other: 1.0}
+        for file, first in (("src/apps/energy_manage.cpp", "tokens:caps_of_a_site"), ("src/apps/verify.cpp", "model:verify")):
+            self.assertEqual(mutants_run.order(ROOT, tests, file, tests)[0], [(flags, first)])
+        unit = ("data", "A.One")
+        self.assertEqual(mutants_run.order(ROOT, [*tests, unit], "src/data/verify.cpp", tests | {unit: 9.0})[0], [unit])
+
+
 class Runs(unittest.TestCase):
     """Runs over made-up tests and mutants. `asked` lists what a run has measured or tried, in order."""
 
