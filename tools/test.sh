@@ -9,13 +9,6 @@ cmake --preset asan >build/configure-asan.log 2>&1 || { cat build/configure-asan
 cmake --build --preset asan -j "$(nproc)"
 # Every suite that tests/suites.json names must have run, and nothing may be skipped but what it allows.
 failed=0
-# Many tests write small files and wait for the disk. In memory they do not, where there is room and programs may start.
-if [ "$(findmnt -no FSTYPE,OPTIONS /dev/shm | grep -cv noexec)" = 1 ] && [ "$(df --output=avail -B1G /dev/shm | tail -1)" -ge 8 ]; then
-  TMPDIR=$(mktemp -d /dev/shm/molen-test-XXXXXX)
-  chmod 1777 "$TMPDIR"  # some tests act as other users
-  export TMPDIR
-  trap 'rm -rf "$TMPDIR"' EXIT
-fi
 # Threads of a suite wait for each other, and processes start: one suite more than there are cores keeps the cores busy.
 at_once=$(($(nproc) + 1))
 ctest --test-dir build/asan --output-junit suites.xml --no-tests=error --output-on-failure -j "$at_once" || failed=1
