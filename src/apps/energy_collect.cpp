@@ -22,6 +22,7 @@
 #include "base/clock.h"
 #include "base/console.h"
 #include "base/error.h"
+#include "base/host_name.h"
 #include "base/units.h"
 #include "base/utf8.h"
 #include "collect/readings.h"
@@ -126,9 +127,7 @@ std::string name_of_user(std::uint32_t uid) {
 }
 
 std::string this_host() {
-  char name[256] = {};
-  ::gethostname(name, sizeof name - 1);
-  return collect::as_name(name);
+  return collect::as_name(host_name());
 }
 
 void require_label(const char* flag, const std::string& label, bool needed = false) {

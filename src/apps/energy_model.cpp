@@ -1,13 +1,13 @@
 #include "apps/energy_model.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/host_name.h"
 #include "energy/coverage.h"
 #include "energy/cpu_load.h"
 #include "energy/open.h"
@@ -40,9 +40,7 @@ int run_power_calibration(const CalibrateArguments& a) {
                                  }};
   auto calibration =
       energy::calibrate_power(energy::open_meters(a.meters, energy::options_of_process()), machine, loads, gpus_here());
-  char name[256] = "";
-  ::gethostname(name, sizeof name - 1);
-  calibration.host = name;
+  calibration.host = host_name();
   write_file_atomic(a.output, energy::to_json(calibration).dump(2) + "\n");
   for (const auto& part : calibration.parts)
     fmt::print("{}: {:.4g} W idle ({:.4g} to {:.4g}), {:.4g} W busy ({:.4g} to {:.4g}), by {}\n", part.scope,

@@ -1,11 +1,9 @@
 #include "energy/open.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 
+#include "base/host_name.h"
 #include "base/suggest.h"
 #include "energy/amd.h"
 #include "energy/cray.h"
@@ -90,11 +88,6 @@ Meters open_rapl(const OpenOptions& o) {
   Meters all = tested(open_perf(o.machine, o.perf), o);
   merge(all, tested(open_powercap(o.machine), o));
   return all;
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
 Meters open_one(const std::string& name, const OpenOptions& o) {

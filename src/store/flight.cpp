@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/host_name.h"
 #include "store/record_check.h"
 
 namespace molen::store {
@@ -141,9 +142,7 @@ std::string_view name_of(FlightPhase phase) {
 }
 
 FlightIdentity identify_process(FlightIdentity identity) {
-  char name[256] = "";
-  ::gethostname(name, sizeof name - 1);
-  identity.host = name;
+  identity.host = host_name();
   identity.boot = read_proc("/proc/sys/kernel/random/boot_id");
   while (!identity.boot.empty() && identity.boot.back() == '\n') identity.boot.pop_back();
   identity.pid = ::getpid();

@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "base/clock.h"
+#include "base/host_name.h"
 #include "base/temporary.h"
 
 namespace molen::store {
@@ -159,9 +160,7 @@ Life life_of(const Owner& owner, const Owner& self) {
 
 Owner Owner::self() {
   Owner owner;
-  char name[256] = "";
-  ::gethostname(name, sizeof name - 1);
-  owner.host = name;
+  owner.host = host_name();
   owner.boot = first_line("/proc/sys/kernel/random/boot_id");
   std::error_code ignored;
   owner.pid_namespace = fs::read_symlink("/proc/self/ns/pid", ignored).string();

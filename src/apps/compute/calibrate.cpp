@@ -1,6 +1,5 @@
 // molen calibrate
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <memory>
@@ -10,6 +9,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/host_name.h"
 #include "base/json.h"
 #include "base/processor.h"
 #include "base/suggest.h"
@@ -124,9 +124,7 @@ class Calibrating {
 
  private:
   void keep(sim::Calibration::Entry entry) {
-    char host[256] = "";
-    ::gethostname(host, sizeof host - 1);
-    all_.host = host;
+    all_.host = host_name();
     all_.created = utc_timestamp(wall_time());
     if (call_.format == "json")
       added_.push_back(sim::to_json(entry));

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "base/clock.h"
+#include "base/host_name.h"
 #include "measure/machine.h"
 
 namespace molen::train {
@@ -34,9 +35,7 @@ Json describe_owner() {
     const char* value = std::getenv(name);
     return std::string(value ? value : "");
   };
-  char host[256] = "";
-  ::gethostname(host, sizeof host - 1);
-  return {{"host", host},
+  return {{"host", host_name()},
           {"user", user ? user->pw_name : std::to_string(::geteuid())},
           {"group", members ? members->gr_name : std::to_string(::getegid())},
           {"slurm_job", of_slurm("SLURM_JOB_ID")},

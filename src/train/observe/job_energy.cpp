@@ -1,7 +1,6 @@
 #include "train/observe/job_energy.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/host_name.h"
 #include "base/utf8.h"
 #include "daemon/client.h"
 #include "energy/cpu_busy.h"
@@ -62,8 +62,7 @@ class VisibleDevices {
 };
 
 EnergyHost this_host(std::optional<int> device) {
-  char name[256] = "";
-  ::gethostname(name, sizeof name - 1);
+  const std::string name = host_name();
   // The boot id identifies a host here. Counters belong to a running kernel, which containers with different host names
   // may share.
   const auto boot = energy::read_small("/proc/sys/kernel/random/boot_id");

@@ -13,6 +13,7 @@
 #include "arch/parts.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/host_name.h"
 #include "base/median.h"
 #include "cluster/site.h"
 #include "measure/rates.h"
@@ -53,12 +54,6 @@ Json site_json(const cluster::RunSite& site) {
           {"market_intensity_g_per_kwh", or_null(site.market_intensity, kGramsPerKwh)},
           {"embodied_g_per_device_hour", or_null(site.embodied, 1e3 * kSecondsOfHour)},
           {"intensity_file", site.series ? Json(site.series->origin()) : Json()}};
-}
-
-std::string host_name() {
-  char name[256] = "";
-  ::gethostname(name, sizeof name - 1);
-  return name;
 }
 
 }  // namespace
