@@ -115,13 +115,9 @@ Result<std::vector<std::int64_t>> clocks_of(const NvmlLibrary& library, NvmlDevi
 }
 
 // Returns the kernel's file of a GPU, which a job locks.
-Result<fs::path> lock_of(const energy::Machine& machine, const NvmlLibrary& library, NvmlDevice device) {
-  energy::NvmlPci pci{};
-  if (library.pci == nullptr) return Failure{"this driver does not tell PCI addresses"};
-  if (const int error = library.pci(device, &pci); error != kNvmlSuccess)
-    return failed(library, "nvmlDeviceGetPciInfo", error);
-  const fs::path file =
-      machine.sys / fmt::format("bus/pci/devices/{:04x}:{:02x}:{:02x}.0/uevent", pci.domain, pci.bus, pci.device);
+Result<fs::path> lock_of(const energy::Machine& machine, const energy::NvmlGpu& gpu) {
+  if (gpu.address.empty()) return Failure{"this driver does not tell PCI addresses"};
+  const fs::path file = machine.sys / "bus/pci/devices" / gpu.address / "uevent";
   if (const auto there = energy::read_small(file); !there)
     return Failure{there.reason() + "; without this file two jobs could not exclude each other"};
   return file;
@@ -195,7 +191,7 @@ Actuators open_nvml_settings(const energy::Machine& machine, const energy::NvmlO
     const energy::NvmlGpu& gpu = gpus.value()[i];
     const std::string scope = fmt::format("gpu{}", i);
     const std::string why = refusal(machine, *library, gpu);
-    const auto lock = why.empty() ? lock_of(machine, *library, gpu.device) : Result<fs::path>(Failure{why});
+    const auto lock = why.empty() ? lock_of(machine, gpu) : Result<fs::path>(Failure{why});
     if (!lock) {
       refuse("nvml", scope, lock.reason());
       continue;
