@@ -1,6 +1,7 @@
 // A run directory whose report is tested.
 #pragma once
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
