@@ -64,14 +64,15 @@ Comparison compare(std::span<const Candidate> candidates) {
   std::map<std::string, std::size_t> count;  // whole values by what they are made of
   for (const Candidate& c : candidates)
     if (is_whole(c)) ++count[c.made_of];
-  const std::string* most = nullptr;
+  std::string most;
+  std::size_t of_most = 0;
   for (const Candidate& c : candidates)
-    if (is_whole(c) && (most == nullptr || count[c.made_of] > count[*most])) most = &c.made_of;
+    if (is_whole(c) && count[c.made_of] > of_most) most = c.made_of, of_most = count[c.made_of];
   Comparison all;
   for (const Candidate& c : candidates) {
     if (!c.lacking.empty() || !c.value)
       all.left_out.emplace_back(c.name, c.lacking.empty() ? "no reading" : c.lacking);
-    else if (c.made_of != *most)
+    else if (c.made_of != most)
       all.left_out.emplace_back(c.name, "other scopes: " + (c.made_of.empty() ? "not known" : c.made_of));
     else
       all.names.push_back(c.name), all.values.push_back(*c.value);
