@@ -22,7 +22,7 @@ Bytes MemoryOverheads::left_of(Bytes device) const {
 }
 
 std::string MemoryOverheads::text() const {
-  const std::string driver = fmt::format("the driver's context ({})", human(context));
+  std::string driver = fmt::format("the driver's context ({})", human(context));
   if (communicators == 0) return driver;
   const std::string each = human(of_communicator);
   if (communicators == 1) return fmt::format("{} and a communicator ({})", driver, each);
