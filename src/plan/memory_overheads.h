@@ -9,10 +9,10 @@
 
 namespace molen::plan {
 
-// Assumptions, with the factors `context_memory` and `communicator_memory` (sim/factors.h).
+// The bytes are assumptions: the factors `context_memory` and `communicator_memory` (sim/factors.h).
 struct MemoryOverheads {
   Bytes context;          // the driver's context, and the workspaces of libraries
-  int communicators = 0;  // of several ranks, which a rank opens
+  int communicators = 0;  // the communicators of several ranks that a rank opens
   Bytes of_communicator;  // buffers of one of them
   Bytes total() const { return context + communicators * of_communicator; }
   // Returns the bytes of a device that are left for a plan; 0 where none are.

@@ -124,7 +124,8 @@ struct Simulation {
 };
 
 struct LayoutLimits {
-  // Of a device, for the plan. Absent: what the driver and the communicators of a layout leave (MemoryOverheads).
+  // The bytes of a device that a plan may take. If absent, a plan may take what the driver and the communicators of its
+  // layout leave (MemoryOverheads).
   std::optional<Bytes> memory;
   std::size_t shown = 5;  // best layouts to return
   // Most layouts to simulate; ten times as many programs are built at most. A quarter is for the variants of the best.

@@ -59,8 +59,8 @@ struct Outcome {
   enum class Kind { kStep, kOutOfMemory, kRefused, kFailed, kNotCalibrated };
   Kind kind = Kind::kRefused;
   StepFigures figures;  // where `kind` is kStep
-  // Of the fullest rank: what its plan takes of a device, and what its device has for a plan (of a framework: all that
-  // it takes, and the whole device). Absent: not known.
+  // The plan of the fullest rank takes `memory` bytes of its device, which has `room` bytes for a plan. For a
+  // framework, `memory` is all that it takes, and `room` is the whole device. Both are absent if they are not known.
   std::optional<Bytes> memory, room;
   std::string why;               // where `kind` is not kStep
   std::vector<std::string> log;  // the last lines that a measured trial wrote, where `kind` is not kStep
