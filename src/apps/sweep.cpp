@@ -32,12 +32,6 @@ struct SweepArguments {
   std::string format = "text";
 };
 
-// How trials are tried: predicted on something, or trained.
-struct Tried {
-  std::optional<plan::PredictedOn> on;
-  std::unique_ptr<RealTrials> real;  // absent where `on` is there
-};
-
 // Refuses options that have no meaning together, or none without another.
 void require_modes(const SweepArguments& o) {
   require_trial_modes(o.trials, "sweep");
@@ -55,13 +49,15 @@ void require_modes(const SweepArguments& o) {
 Tried tried_by(const ConfigOptions& options, const SweepArguments& o) {
   if (!o.trials.real) return {trials_predicted_on(o.trials), nullptr};
   const TrialSizes sizes{o.ranks.has_value(), o.nodes.has_value(), options.ranks_per_node, o.parallel.value_or(1)};
-  return {std::nullopt, std::make_unique<RealTrials>(o.trials, sizes)};
+  Tried tried;
+  tried.real = std::make_unique<RealTrials>(o.trials, sizes);
+  return tried;
 }
 
 // Returns the size of a job of so many nodes or ranks.
 plan::JobSize size_of(const ConfigOptions& options, const SweepArguments& o, const Tried& tried, int amount) {
   const std::optional<int> of_node = options.ranks_per_node;
-  const cluster::Cluster* described = tried.on ? tried.on->described() : nullptr;
+  const cluster::Cluster* described = tried.described();
   plan::JobSize size{o.nodes ? amount : 0, o.nodes ? 0 : amount};
   if (o.nodes && of_node) size.ranks = amount * *of_node;
   if (described && o.nodes) size.ranks = nodes_on(*described, amount) * of_node.value_or(described->node.devices);

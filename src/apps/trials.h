@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -78,6 +79,14 @@ class RealTrials {
   std::exception_ptr ended_;  // what the first trial threw that did; no other one begins then
   int steps_ = kTrialSteps;
   Seconds limit_;
+};
+
+// How trials are tried: predicted on a machine, or trained. One of the two is there.
+struct Tried {
+  std::optional<plan::PredictedOn> on;
+  std::unique_ptr<RealTrials> real;
+  // Returns the described cluster of a prediction; null on a calibration, and where trials train.
+  const cluster::Cluster* described() const { return on ? on->described() : nullptr; }
 };
 
 }  // namespace molen::apps

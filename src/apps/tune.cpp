@@ -55,13 +55,6 @@ void require_tune_modes(const ConfigOptions& options, const TuneArguments& o) {
     throw UsageError("--noise-scale: has no effect on --objective {}; --objective loss takes it", o.objective);
 }
 
-// How trials are tried: predicted on something, or trained.
-struct Attempted {
-  std::optional<plan::PredictedOn> on;
-  std::unique_ptr<RealTrials> real;  // absent where `on` is there
-  const cluster::Cluster* described() const { return on ? on->described() : nullptr; }
-};
-
 tune::Space space_of(const TuneArguments& o) {
   if (!o.space) return tune::parse_space(o.search);
   if (*o.space == "frontier") return tune::frontier_space();
@@ -70,12 +63,13 @@ tune::Space space_of(const TuneArguments& o) {
   return tune::parse_space_file(read_file(*o.space, 1 << 20), *o.space);
 }
 
-Attempted attempted_by(const ConfigOptions& options, const TuneArguments& o, const tune::Space& space) {
+Tried tried_by(const ConfigOptions& options, const TuneArguments& o, const tune::Space& space) {
   const TrialArguments& t = o.trials;
   if (!t.real) return {trials_predicted_on(t), nullptr};
   const bool nodes = o.nodes || space.find(tune::kNodes);
   const TrialSizes sizes{options.ranks.has_value(), nodes, options.ranks_per_node, o.parallel.value_or(1)};
-  Attempted tried{std::nullopt, std::make_unique<RealTrials>(t, sizes)};
+  Tried tried;
+  tried.real = std::make_unique<RealTrials>(t, sizes);
   if (nodes && !options.ranks_per_node)
     throw UsageError("--nodes: --real needs --ranks-per-node too, the ranks that --launch starts on a node");
   if (t.launch && !options.ranks && !options.ranks_per_node && space.find(tune::kAccumulation))
@@ -96,7 +90,7 @@ tune::JobRanks real_ranks(const ConfigOptions& options, const TuneArguments& o, 
 
 // Returns the ranks of the job. Throws UsageError where a dimension of the space and an option both decide them.
 tune::JobRanks job_ranks(const ConfigOptions& options, const TuneArguments& o, const tune::Space& space,
-                         const Attempted& tried) {
+                         const Tried& tried) {
   const auto nodes = space.find(tune::kNodes);
   if (nodes && (options.ranks || o.nodes))
     throw UsageError("--{}: the space has nodes, which decide the ranks", o.nodes ? "nodes" : "ranks");
@@ -120,7 +114,7 @@ tune::JobRanks job_ranks(const ConfigOptions& options, const TuneArguments& o, c
 }
 
 tune::SearchPlan search_plan(const ConfigOptions& options, const TuneArguments& o, tune::Space space,
-                             const Attempted& tried) {
+                             const Tried& tried) {
   const tune::JobRanks job = job_ranks(options, o, space, tried);
   const bool real = o.trials.real;
   tune::SearchPlan plan{.space = std::move(space),
@@ -143,13 +137,13 @@ tune::SearchPlan search_plan(const ConfigOptions& options, const TuneArguments& 
   return plan;
 }
 
-tune::Conditions tune_conditions(const Attempted& tried) {
+tune::Conditions tune_conditions(const Tried& tried) {
   if (tried.on) return {tried.on->name, tried.on->text + tried.on->communicator};
   return {"", tried.real->conditions()};
 }
 
 // A configuration that cannot be resolved is an outcome of its trial.
-tune::Attempt attempt_of(const ConfigOptions& options, const TuneArguments& o, const Attempted& tried) {
+tune::Attempt attempt_of(const ConfigOptions& options, const TuneArguments& o, const Tried& tried) {
   return [&](const config::Config& config, int ranks, int number) {
     try {
       if (tried.on) return predicted_trial(options, *tried.on, config, ranks);
@@ -168,7 +162,7 @@ tune::Attempt attempt_of(const ConfigOptions& options, const TuneArguments& o, c
 
 // Returns the text of the best configuration, after it was read back and tried again as `molen train` would read it.
 std::string best_text(const ConfigOptions& options, const tune::SearchPlan& plan, const tune::Trial& best,
-                      const Attempted& tried) {
+                      const Tried& tried) {
   const auto choice = plan.space.choice(best.point, plan.base, plan.job);
   MOLEN_CHECK(choice.ok(), "the best trial cannot be configured: {}", choice.reason());
   std::string text = plan::toml_of_set_keys(choice.value().config);
@@ -196,14 +190,14 @@ std::optional<std::string> shared_framework(const tune::SearchPlan& plan) {
   return plan.space.find("framework.kind") ? std::nullopt : std::optional(plan.base.framework.kind);
 }
 
-std::string title_of_search(const tune::SearchPlan& plan, const Attempted& tried) {
+std::string title_of_search(const tune::SearchPlan& plan, const Tried& tried) {
   return fmt::format("{}{} {}", plan::resolve_architecture(plan.base).name,
                      plan::framework_text(" with ", shared_framework(plan).value_or("molen")),
                      tried.on ? "on " + tried.on->name : "trained");
 }
 
 void write_tune_files(const ConfigOptions& options, const tune::SearchPlan& plan, const TuneArguments& o,
-                      const Attempted& tried, TuneResult& r) {
+                      const Tried& tried, TuneResult& r) {
   const std::string best = best_text(options, plan, r.best.front(), tried);
   const std::optional<std::string>& output = o.trials.output;
   if (!output) return;
@@ -269,7 +263,7 @@ std::vector<std::vector<std::string>> best_table(const tune::SearchPlan& plan, c
   return table;
 }
 
-void print_tune(const tune::SearchPlan& plan, const Attempted& tried, const TuneResult& r) {
+void print_tune(const tune::SearchPlan& plan, const Tried& tried, const TuneResult& r) {
   fmt::print("{}, best {}\n", title_of_search(plan, tried), tune::name_of(plan.objective));
   const auto table = best_table(plan, r, !tried.on);
   std::set<std::size_t> right;
@@ -289,7 +283,7 @@ void print_tune(const tune::SearchPlan& plan, const Attempted& tried, const Tune
   for (const auto& file : r.files) fmt::print("{}\n", file);
 }
 
-Json json_of_tune(const tune::SearchPlan& plan, const Attempted& tried, const TuneResult& r) {
+Json json_of_tune(const tune::SearchPlan& plan, const Tried& tried, const TuneResult& r) {
   Json trials = Json::array(), best = Json::array(), failures = Json::object();
   for (const auto& t : r.trials) trials.push_back(tune::to_json(t, plan));
   for (std::size_t i = 0; i < std::min<std::size_t>(kShownTrials, r.best.size()); ++i)
@@ -324,7 +318,7 @@ Json json_of_tune(const tune::SearchPlan& plan, const Attempted& tried, const Tu
 int run_tune(const ConfigOptions& options, const TuneArguments& o) {
   require_tune_modes(options, o);
   tune::Space space = space_of(o);
-  const Attempted tried = attempted_by(options, o, space);
+  const Tried tried = tried_by(options, o, space);
   const tune::SearchPlan plan = search_plan(options, o, std::move(space), tried);
   std::optional<tune::Journal> journal;
   if (o.trials.output)
