@@ -23,6 +23,10 @@ class Charts {
 std::string head_section(const RunData& run);  // name, model, layout, host, tiles, notices
 std::string course_section(const RunData& run, Charts& charts);
 std::string energy_section(const RunData& run, Charts& charts);
+// Returns the joules of each phase of the last attempt, scope by scope; "" when the run has no such account.
+std::string phases_of_energy(const RunData& run);
+// Returns the joules of each phase over all attempts; "" where there was one attempt, whose table says more.
+std::string phases_of_attempts(const RunData& run);
 // Returns a table of what follows from the run's energy at its site; a sentence where no site is named; "" where no
 // energy was measured.
 std::string footprint_table(const RunData& run);
