@@ -277,6 +277,88 @@ TEST_F(Report, ShowsWhereTheJoulesOfEachScopeWent) {
   }
 }
 
+TEST_F(Report, ShowsTheJoulesOfOpsLayersAndStages) {
+  store::StepMetrics m;
+  m.step = 1;
+  m.energy_j = {{"gpu0", 900.0}};
+  m.energy_source = {{"gpu0", "counter"}};
+  write("metrics.jsonl", store::to_line(m) + "\n");
+  Json ops, layers{{"other", 1.0}, {"final", 90.0}, {"layers 10-19", 20.0}, {"layers 0-9", 30.0}, {"embed", 5.0}};
+  for (int i = 0; i < 20; ++i) ops["op" + std::to_string(i)] = 1.0 + i;
+  Json scope{{"joules", 1000.0},
+             {"entries",
+              {{"forward", {{"joules", 210.0}, {"ops", ops}}},
+               {"back", {{"joules", 400.0}, {"ops", {{"a<b", 400.0}}}}},
+               {"base", {{"joules", 390.0}}}}},
+             {"layers", layers},
+             {"stages", {{"0", 250.0}, {"1", 360.0}}}};
+  const auto shown = [&] {
+    write("energy.jsonl", Json{{"event", "phases"}, {"scopes", {{"gpu0", scope}}}}.dump() + "\n");
+    const std::string html = page();
+    const auto from = html.find("<details><summary>By op");
+    return from == std::string::npos ? "" : html.substr(from, html.find("</details>", from) - from);
+  };
+  std::string text = shown();
+  const auto at = [&](const std::string& what) {
+    EXPECT_NE(text.find(what), std::string::npos) << what << " in " << text;
+    return text.find(what);
+  };
+  EXPECT_LT(at("<th scope=row>a&lt;b<td class=text>back<td>0.4 kJ<td>40.0%"),
+            at("<th scope=row>op19<td class=text>forward<td>0.02 kJ<td>2.0%"));
+  // The 15 greatest are shown: a<b, and those of 20 to 7 J. The other six have 1 to 6 J.
+  at("<th scope=row>op6<");
+  EXPECT_EQ(text.find("<th scope=row>op5<"), std::string::npos);
+  at("<th scope=row>6 others<td><td>0.021 kJ<td>2.1%");
+  EXPECT_LT(at("<th scope=row>embed<td>0.005 kJ<td>0.5%"), at("<th scope=row>layers 0-9<td>0.03 kJ<td>3.0%"));
+  EXPECT_LT(at("<th scope=row>layers 0-9"), at("<th scope=row>layers 10-19"));
+  EXPECT_LT(at("<th scope=row>layers 10-19"), at("<th scope=row>final"));
+  EXPECT_LT(at("<th scope=row>final"), at("<th scope=row>other"));
+  at("<th scope=row>stage 1<td>0.36 kJ<td>36.0%");
+  scope["stages"] = {{"0", 610.0}};
+  text = shown();
+  EXPECT_EQ(text.find("stage 0"), std::string::npos) << "one stage has all";
+  for (auto& [name, entry] : scope["entries"].items()) entry.erase("ops");
+  EXPECT_EQ(shown(), "") << "records of older versions";
+  scope["entries"]["forward"]["ops"] = Json::array({1}), scope["layers"] = 7,
+  scope["stages"] = {{"x", "y"}, {"z", 1}, {"v", 1}};
+  scope["entries"]["back"]["ops"] = {{"good", 1.0}, {"bad", "text"}};
+  text = shown();
+  at("good"), at("<th scope=row>stage z");
+  EXPECT_EQ(text.find("bad"), std::string::npos);
+}
+
+// With a GPU for each stage, no GPU shows how the stages differ. A scope that does not count is in no sum.
+TEST_F(Report, ShowsTheStagesOfAllCountedScopes) {
+  store::StepMetrics m;
+  m.step = 1;
+  m.energy_j = {{"gpu0", 900.0}};
+  m.energy_source = {{"gpu0", "counter"}};
+  write("metrics.jsonl", store::to_line(m) + "\n");
+  Json scopes;
+  for (int gpu = 0; gpu < 3; ++gpu)
+    scopes["gpu" + std::to_string(gpu)] = {
+        {"joules", 500.0},
+        {"entries", {{"forward", {{"joules", 200.0}, {"ops", {{"down", 200.0}}}}}, {"base", {{"joules", 300.0}}}}},
+        {"layers", {{"layer " + std::to_string(gpu), 200.0}}},
+        {"stages", {{std::to_string(gpu), 200.0 + gpu}}}};
+  const auto shown = [&](const Json& summed) {
+    write("energy.jsonl", Json{{"event", "totals"}, {"total_j", 1.0}, {"summed", summed}}.dump() + "\n" +
+                              Json{{"event", "phases"}, {"scopes", scopes}}.dump() + "\n");
+    const std::string html = page();
+    const auto from = html.find("Where the joules of all counted scopes went");
+    return from == std::string::npos ? "" : html.substr(from, html.find("</details>", from) - from);
+  };
+  const std::string two = shown({"gpu0", "gpu1"});
+  for (const char* row :
+       {"<th scope=row>down<td class=text>forward<td>0.4 kJ<td>40.0%", "<th scope=row>stage 0<td>0.2 kJ<td>20.0%",
+        "<th scope=row>stage 1<td>0.201 kJ<td>20.1%", "<th scope=row>layer 1<td>0.2 kJ"})
+    EXPECT_NE(two.find(row), std::string::npos) << row << " in " << two;
+  EXPECT_EQ(two.find("stage 2"), std::string::npos);
+  EXPECT_EQ(shown({"gpu0"}), "");
+  for (const Json& damage : {Json(7), Json{{"gpu0", 7}}, Json{"gpu0", 7, "other"}})
+    EXPECT_EQ(shown(damage), "") << damage;
+}
+
 // Only events of meters have reasons, and the last such event counts.
 TEST_F(Report, MetersThatCouldNotBeRead) {
   const auto section = [&](const std::string& events) {

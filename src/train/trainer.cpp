@@ -265,9 +265,9 @@ class Loop {
       // A copy, so that traces and predictions do not differ between runs with and without a counter.
       program::Timeline with_waiting = timeline;
       stage_waiting_->set(with_waiting);
-      energy_->ran(executor_.ops(), with_waiting, waits);
+      energy_->ran(executor_.program(), executor_.ops(), with_waiting, waits);
     } else {
-      energy_->ran(executor_.ops(), timeline, waits);
+      energy_->ran(executor_.program(), executor_.ops(), timeline, waits);
     }
     double seconds = 0.0;
     for (const data::LoaderWait& wait : waits) seconds += wait.seconds();

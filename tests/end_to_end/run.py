@@ -281,6 +281,10 @@ def run_waits(stages, *more):
     ok(f"{stages} stages: a wait is said at the end", all(f"{name} " in said for name in of_waits), said[-800:])
     # recorder_test.cpp has the exact sums. Here the attempt before divides its joules once more after its last checkpoint.
     ok(f"{stages} stages: the totals have at least this attempt's joules of waits", all(after[name] >= e["joules"] for name, e in of_waits.items()), (entries, after))
+    parts = [(sum(e["ops"].values()), e["joules"]) for e in entries.values() if "ops" in e]
+    ok(f"{stages} stages: the joules of ops add up to their phase", len(parts) > 1 and all(abs(of_ops - joules) <= 1e-9 * account["joules"] for of_ops, joules in parts), entries)
+    whole = sum(e["joules"] for name, e in entries.items() if name not in ("base", "unattributed"))
+    ok(f"{stages} stages: each stage has joules, and together all of the phases", list(account["stages"]) == [str(n) for n in range(stages)] and abs(sum(account["stages"].values()) / whole - 1) < 1e-9, account)
     alone = names_in(of_waits) == WAITS[stages]
     return of_waits, alone, stages * sum(m["data_wait_s"] for m in steps), stages * sum(m["phase_s"]["bubble"] for m in steps)
 

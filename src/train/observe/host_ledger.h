@@ -46,6 +46,8 @@ class HostLedger {
   // and the accounts say so; it does not end the training.
   Json accounts();
   static constexpr std::chrono::milliseconds kMostWait{300};
+  // Returns the ranks of the host whose phases a scope of `accounts` counts.
+  const std::vector<int>& counted_ranks(const std::string& scope) const { return scopes_.at(scope).ranks; }
 
  private:
   struct Scope {
@@ -62,7 +64,7 @@ class HostLedger {
   double seconds(std::int64_t ns) const { return static_cast<double>(ns) * 1e-9 - opened_s_; }
 
   double opened_s_;
-  std::map<std::string, Scope> scopes_;  // of the thread
+  std::map<std::string, Scope> scopes_;  // of the thread, but for their ranks
   std::mutex mutex_;
   std::string failure_;
   Json published_ = Json::object();                       // the accounts of all that was booked

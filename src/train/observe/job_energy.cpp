@@ -415,9 +415,9 @@ std::map<std::string, std::string> JobEnergy::doubts_of_hosts(const energy::Ener
   return all;
 }
 
-void JobEnergy::ran(const std::vector<program::Expanded>& ops, const program::Timeline& timeline,
-                    const std::vector<data::LoaderWait>& waits) {
-  if (phases_) phases_->add_step(ops, timeline, waits);
+void JobEnergy::ran(const program::Program& program, const std::vector<program::Expanded>& ops,
+                    const program::Timeline& timeline, const std::vector<data::LoaderWait>& waits) {
+  if (phases_) phases_->add_step(program, ops, timeline, waits);
 }
 
 void JobEnergy::ran(OutsideSteps what, std::int64_t start_ns, std::int64_t end_ns) {
@@ -431,7 +431,8 @@ void JobEnergy::collect_phases() {
 Json JobEnergy::phases() {
   if (!phases_) return Json::object();
   phases_->collect();
-  const std::string own = accountant_ ? Json{{"host", host_name_}, {"scopes", phases_->accounts()}}.dump() : "";
+  Json accounts = phases_->accounts();
+  const std::string own = accountant_ ? Json{{"host", host_name_}, {"scopes", std::move(accounts)}}.dump() : "";
   std::map<std::string, Json> by_host;
   for (const std::string& text : launch::texts_at_root(world_, own)) {
     if (text.empty()) continue;

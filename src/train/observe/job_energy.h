@@ -89,8 +89,8 @@ class JobEnergy {
 
   // Tell what this rank did and when, for the joules of phases: a step, and what it does outside of steps. `waits` and
   // the timeline as in add_phase_times.
-  void ran(const std::vector<program::Expanded>& ops, const program::Timeline& timeline,
-           const std::vector<data::LoaderWait>& waits);
+  void ran(const program::Program& program, const std::vector<program::Expanded>& ops,
+           const program::Timeline& timeline, const std::vector<data::LoaderWait>& waits);
   void ran(OutsideSteps what, std::int64_t start_ns, std::int64_t end_ns);
   // Returns whether the times of phases should be collected, which is then to be done on all ranks.
   bool phases_due() const { return phases_ && phases_->due(); }

@@ -7,6 +7,8 @@
 #include <iterator>
 #include <numeric>
 
+#include "launch/gather_texts.h"
+
 namespace molen::train {
 namespace {
 
@@ -21,13 +23,18 @@ PhaseEnergy::PhaseEnergy(comm::Communicator& host, const std::vector<int>& devic
   if (accountant_) ledger_ = std::make_unique<HostLedger>(accountant_->meters(), device_of, opened_s, sample_every);
 }
 
-void PhaseEnergy::add_step(const std::vector<program::Expanded>& ops, const program::Timeline& timeline,
-                           const std::vector<data::LoaderWait>& waits) {
-  add_phase_times(ops, timeline, waits, times_);
+void PhaseEnergy::add_step(const program::Program& program, const std::vector<program::Expanded>& ops,
+                           const program::Timeline& timeline, const std::vector<data::LoaderWait>& waits) {
+  const std::size_t before = times_.size();
+  parts_.add_step(program, ops, add_phase_times(ops, timeline, waits, times_));
+  for (std::size_t i = before; i < times_.size(); ++i) parts_.add(times_[i]);
 }
 
 void PhaseEnergy::add_outside(OutsideSteps what, std::int64_t start_ns, std::int64_t end_ns) {
-  times_.push_back({energy_phase_of(what), start_ns, end_ns});
+  const PhaseTime time{energy_phase_of(what), std::max(start_ns, until_ns_), end_ns};
+  if (time.end_ns <= time.start_ns) return;
+  times_.push_back(time);
+  parts_.add(time);
 }
 
 bool PhaseEnergy::due() const {
@@ -61,12 +68,30 @@ void PhaseEnergy::collect() {
 }
 
 Json PhaseEnergy::accounts() {
-  return ledger_ ? ledger_->accounts() : Json::object();
+  const std::vector<std::string> parts = launch::texts_at_root(host_, parts_.to_json().dump());
+  if (!ledger_) return Json::object();
+  std::vector<Json> of_host;
+  for (const std::string& text : parts) of_host.push_back(Json::parse(text));
+  Json all = ledger_->accounts();
+  for (auto& [scope, account] : all.items()) {
+    std::vector<Json> ranks;
+    for (const int rank : ledger_->counted_ranks(scope)) ranks.push_back(of_host.at(static_cast<std::size_t>(rank)));
+    divide_phases(account, ranks);
+  }
+  return all;
 }
 
 namespace {
 
 constexpr std::size_t kMostNamed = 100;  // gaps and hosts that a sum lists for a scope
+
+// Adds the joules of parts, such as those of the ops of an entry.
+void add_parts(Json& sum, const Json& more, const char* key) {
+  if (!more.contains(key)) return;
+  Json& parts = sum[key];
+  if (parts.is_null()) parts = Json::object();
+  for (const auto& [name, joules] : more[key].items()) parts[name] = parts.value(name, 0.0) + joules.get<double>();
+}
 
 void add_entry(Json& sum, const Json& entry) {
   if (sum.is_null()) {
@@ -79,6 +104,7 @@ void add_entry(Json& sum, const Json& entry) {
   const Json& other = entry["standard_error_j"];
   if (!error.is_null() && !other.is_null())  // the errors of two hosts are independent
     error = std::hypot(error.get<double>(), other.get<double>());
+  add_parts(sum, entry, "ops");
   const std::string note = sum.value("note", ""), more = entry.value("note", "");
   if (more != note) sum["note"] = note.empty() || more.empty() ? note + more + " (some hosts)" : note + "; or " + more;
 }
@@ -102,6 +128,7 @@ void add_account(Json& sum, const std::string& host, const Json& account) {
     range = {std::min(range[0].get<double>(), s), std::max(range[1].get<double>(), s)};
   }
   for (const auto& [entry, values] : account["entries"].items()) add_entry(sum["entries"][entry], values);
+  for (const char* parts : {"layers", "stages"}) add_parts(sum, account, parts);
   if (const auto why = account["not_attributed"].get<std::string>();
       !why.empty() && sum["not_attributed"].size() < kMostNamed)
     sum["not_attributed"][host] = why;

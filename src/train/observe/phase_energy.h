@@ -14,21 +14,22 @@
 #include "comm/communicator.h"
 #include "energy/accountant.h"
 #include "train/observe/host_ledger.h"
+#include "train/observe/phase_parts.h"
 #include "train/observe/phase_times.h"
 
 namespace molen::train {
 
 class PhaseEnergy {
  public:
-  // `host`: the ranks of one host. `device_of`: as HostLedger has it. `accountant`: on the rank that reads the host's
-  // meters, which samples counters since `opened_s` on the steady clock; null on the other ranks. Both must outlive
-  // this object. `clock` is the steady clock of times and samples.
+  // `host`: the ranks of one host. `device_of`: as HostLedger has it. `accountant`: on rank 0, null elsewhere; it
+  // samples the host's counters since `opened_s` on the steady clock. Both must outlive this object. `clock` is the
+  // steady clock of times and samples.
   PhaseEnergy(comm::Communicator& host, const std::vector<int>& device_of, energy::Accountant* accountant,
               double opened_s, Seconds sample_every, std::function<std::int64_t()> clock = now_ns);
 
   // Add times of this rank; `waits` and the timeline as in add_phase_times.
-  void add_step(const std::vector<program::Expanded>& ops, const program::Timeline& timeline,
-                const std::vector<data::LoaderWait>& waits = {});
+  void add_step(const program::Program& program, const std::vector<program::Expanded>& ops,
+                const program::Timeline& timeline, const std::vector<data::LoaderWait>& waits = {});
   void add_outside(OutsideSteps what, std::int64_t start_ns, std::int64_t end_ns);
   // Returns whether this rank has kept times for long enough that they should be collected.
   bool due() const;
@@ -36,8 +37,8 @@ class PhaseEnergy {
   // Brings the times of all ranks of the host to the rank that reads meters. What a rank adds later counts from now on.
   // Collective over `host`.
   void collect();
-  // Returns the account of each counter of this host by scope, and its gaps since the last call; an empty object on the
-  // ranks that do not read the meters.
+  // Returns the account of each counter of this host by scope, with the parts of its phases (divide_phases), and its
+  // gaps since the last call; an empty object on the ranks that do not read the meters. Collective over `host`.
   Json accounts();
 
  private:
@@ -48,6 +49,7 @@ class PhaseEnergy {
   std::function<std::int64_t()> clock_;
   std::int64_t until_ns_;  // all before was collected
   std::vector<PhaseTime> times_;
+  PhaseParts parts_;
   std::unique_ptr<HostLedger> ledger_;  // where `accountant_` is
 };
 

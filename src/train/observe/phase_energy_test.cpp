@@ -18,11 +18,14 @@
 namespace molen::train {
 namespace {
 
-program::Program phase_program() {
+program::Program phase_program(int stages = 1, int stage = 0) {
   auto a = arch::preset("llama-tiny");
   a.layers = 4;
+  a.tied = false;
   program::Setting s;
   s.mesh[mesh::Axis::kDpShard] = 2;
+  s.mesh[mesh::Axis::kPp] = stages;
+  s.pipeline.stage = stage;
   s.global_batch = 8;
   s.micro_batch = 1;
   s.sequence = 64;
@@ -54,7 +57,7 @@ TEST(PhaseTimes, AddUpToTheOpsOfEachPhase) {
   const auto ops = program::expand(p);
   const auto t = one_by_one(ops, 5'000'000'000, [](const program::Step&) { return 0.001; });
   std::vector<PhaseTime> times;
-  add_phase_times(ops, t, {}, times);
+  const std::vector<std::int64_t> of_ops = add_phase_times(ops, t, {}, times);
   std::map<std::string, double> want;
   for (const auto& op : ops) {
     const auto axis = program::axis_of(op.step->op);
@@ -65,6 +68,7 @@ TEST(PhaseTimes, AddUpToTheOpsOfEachPhase) {
   const auto got = seconds_by_phase(times);
   ASSERT_EQ(got.size(), want.size());
   for (const auto& [phase, seconds] : want) EXPECT_NEAR(got.at(phase), seconds, 1e-6) << phase;
+  EXPECT_EQ(of_ops, std::vector<std::int64_t>(ops.size(), 1'000'000));
   EXPECT_LT(times.size(), ops.size() / 4) << "ops of one phase that follow each other are one time";
   std::int64_t first = times.front().start_ns;
   for (const PhaseTime& time : times) first = std::min(first, time.start_ns);
@@ -133,8 +137,8 @@ class PowerModel {
 
 class ModelMeter : public energy::Meter {
  public:
-  ModelMeter(const PowerModel& model, const std::atomic<std::int64_t>& clock)
-      : Meter({"model", "cpu-package0", energy::Source::kCounter, "", Seconds(0), true, 1e-3, Seconds(1e-3)}),
+  ModelMeter(const PowerModel& model, const std::atomic<std::int64_t>& clock, const std::string& scope = "cpu-package0")
+      : Meter({"model", scope, energy::Source::kCounter, "", Seconds(0), true, 1e-3, Seconds(1e-3)}),
         model_(model),
         clock_(clock) {}
   Result<energy::Reading> read() override {
@@ -210,7 +214,7 @@ class Player {
     std::vector<PhaseTime> times;
     add_phase_times(ops_, t, {}, times);
     std::int64_t end = start + std::llround(t.total_s * 1e9);
-    phases.add_step(ops_, t);
+    phases.add_step(program_, ops_, t);
     if (step % 5 == 4) {
       const std::int64_t saved = end + std::llround(draw(0.1, 0.4) * 1e9);
       phases.add_outside(OutsideSteps::kCheckpoint, end, saved);
@@ -274,6 +278,83 @@ TEST(PhaseEnergy, FindsThePowerOfEachPhaseOfAllRanks) {
   }
   EXPECT_LT(account["entries"]["unattributed"]["joules"].get<double>(), 0.05 * total);
   EXPECT_EQ(account["gaps_count"], 0);
+  // One stage has all but the base; each op of a phase lasted equally long.
+  const Json& entries = account["entries"];
+  const double left = entries["base"]["joules"].get<double>() + entries["unattributed"]["joules"].get<double>();
+  EXPECT_NEAR(account["stages"].at("0").get<double>(), total - left, 1e-9 * total);
+  EXPECT_EQ(account["stages"].size(), 1U);
+  const Json& optimizer = entries.at("optimizer");
+  EXPECT_NEAR(optimizer["ops"].at("optimizer_step").get<double>(), optimizer["joules"].get<double>(), 1e-9 * total);
+  const Json& forward = entries.at("forward")["ops"];
+  EXPECT_NEAR(forward.at("attention").get<double>(), forward.at("down").get<double>(), 1e-9 * total);
+  const Json& layers = account["layers"];
+  // Each of these layers has the same ops.
+  EXPECT_NEAR(layers.at("layer 1").get<double>(), layers.at("layer 2").get<double>(), 1e-9 * total);
+  EXPECT_GT(layers.at("layer 1").get<double>(), 0.05 * total);
+}
+
+// Two ranks of one host, each with a stage and a GPU of its own. A GPU's joules are those of its stage, and the
+// package has both.
+TEST(PhaseEnergy, AGpuHasTheStageOfItsRank) {
+  constexpr int kRanks = 2;
+  PowerModel of_gpus[kRanks], of_both;
+  std::atomic<std::int64_t> clock = 0;
+  comm::ThreadWorld world(kRanks);
+  Json accounts;
+  std::vector<std::jthread> threads;
+  for (int r = 0; r < kRanks; ++r)
+    threads.emplace_back([&, r, c = std::shared_ptr(world.communicator(r))] {
+      std::unique_ptr<energy::Accountant> accountant;
+      if (r == 0) {
+        energy::Meters meters;
+        for (int gpu = 0; gpu < kRanks; ++gpu)
+          meters.meters.push_back(std::make_unique<ModelMeter>(of_gpus[gpu], clock, "gpu" + std::to_string(gpu)));
+        meters.meters.push_back(std::make_unique<ModelMeter>(of_both, clock));
+        accountant = std::make_unique<energy::Accountant>(std::move(meters), kNoThread,
+                                                          [&] { return static_cast<double>(clock) * 1e-9; });
+      }
+      PhaseEnergy phases(*c, {0, 1}, accountant.get(), 0.0, kNoThread, [&] { return clock.load(); });
+      const program::Program program = phase_program(kRanks, r);
+      const auto ops = program::expand(program);
+      std::uint64_t draws = 0;
+      const auto draw = [&] { return uniform_at(stream_key(11, "stage" + std::to_string(r)), draws++); };
+      for (int step = 0; step < 120; ++step) {
+        const std::int64_t start = clock + std::llround(draw() * 1e7);
+        double scale[program::kNumPhases + 1];
+        for (double& s : scale) s = 0.5 + draw();
+        const auto t = one_by_one(ops, start, [&](const program::Step& s) {
+          return program::is_communication(s.op) ? 0.004 * scale[program::kNumPhases]
+                                                 : 0.003 * scale[static_cast<int>(s.phase)];
+        });
+        std::vector<PhaseTime> times;
+        add_phase_times(ops, t, {}, times);
+        of_gpus[r].add(times), of_both.add(times);
+        phases.add_step(program, ops, t);
+        std::int64_t end = start + std::llround((t.total_s + 0.02 + 0.2 * draw()) * 1e9);
+        c->all_reduce(&end, 1, DType::kI64, comm::Reduce::kMax);
+        if (accountant)
+          while (clock < end) {
+            clock = std::min<std::int64_t>(end, clock + std::llround((0.019 + 0.004 * draw()) * 1e9));
+            (void)accountant->so_far();
+          }
+        c->barrier();
+      }
+      phases.collect();
+      Json own = phases.accounts();
+      for (int i = 0; i < 20; ++i) own = phases.accounts();  // each waits for a bounded time
+      if (r == 0) accounts = std::move(own);
+    });
+  threads.clear();
+  for (int gpu = 0; gpu < kRanks; ++gpu) {
+    const Json& account = accounts.at("gpu" + std::to_string(gpu));
+    ASSERT_EQ(account["not_attributed"], "");
+    ASSERT_EQ(account["stages"].size(), 1U) << account;
+    EXPECT_GT(account["stages"].at(std::to_string(gpu)).get<double>(), 0.3 * account["joules"].get<double>());
+    EXPECT_EQ(account["layers"].contains("embed"), gpu == 0) << account["layers"];
+  }
+  const Json& both = accounts.at("cpu-package0");
+  ASSERT_EQ(both["stages"].size(), 2U) << both;
+  EXPECT_TRUE(both["layers"].contains("embed") && both["layers"].contains("layer 3"));
 }
 
 // What a counter lost is a gap with its reason, and no phase gets it.
@@ -296,7 +377,7 @@ TEST(PhaseEnergy, IsDueAfterTenSeconds) {
   EXPECT_TRUE(phases.due());
   phases.collect();
   EXPECT_FALSE(phases.due());
-  for (int i = 0; i < 70'000; ++i) phases.add_outside(OutsideSteps::kValidation, clock, clock);
+  for (int i = 0; i < 70'000; ++i) phases.add_outside(OutsideSteps::kValidation, clock, clock + 1);
   EXPECT_TRUE(phases.due()) << "as well when times become many";
 }
 
@@ -326,9 +407,13 @@ TEST(SumOfAccounts, AddsHostsEntryByEntry) {
   Json second = account_of(0.5, {{"forward", {20, 4.0}}, {"base+start", {6, 1.0}}, {"unattributed", {0, 0.0}}});
   second["lag_s"] = 0.07, second["scaled_by"] = 0.9, second["not_attributed"] = "too few";
   second["entries"]["forward"]["note"] = "alike";
-  const Json sum =
-      sum_of_accounts({{"a", {{"gpu0", account_of(0.5, {{"forward", {10, 3.0}}, {"unattributed", {2, 0.0}}})}}},
-                       {"b", {{"gpu0", second}, {"dram0", account_of(0.1, {{"unattributed", {5, 0.0}}})}}}});
+  Json first = account_of(0.5, {{"forward", {10, 3.0}}, {"unattributed", {2, 0.0}}});
+  first["entries"]["forward"]["ops"] = {{"attention", 5.0}};
+  first["layers"] = {{"layer 0", 3.0}}, first["stages"] = {{"0", 3.0}};
+  second["entries"]["forward"]["ops"] = {{"attention", 6.0}, {"down", 2.0}};
+  second["layers"] = {{"layer 1", 4.0}}, second["stages"] = {{"1", 4.0}};
+  const Json sum = sum_of_accounts(
+      {{"a", {{"gpu0", first}}}, {"b", {{"gpu0", second}, {"dram0", account_of(0.1, {{"unattributed", {5, 0.0}}})}}}});
   const Json& gpu = sum["gpu0"];
   EXPECT_EQ(gpu["hosts"], 2);
   EXPECT_EQ(gpu["ticks"], 38);
@@ -348,6 +433,9 @@ TEST(SumOfAccounts, AddsHostsEntryByEntry) {
   EXPECT_EQ(gpu["scaled_by"], 0.9);
   EXPECT_EQ(gpu["not_attributed"], (Json{{"b", "too few"}}));
   EXPECT_EQ(sum["dram0"]["hosts"], 1);
+  EXPECT_EQ(gpu["entries"]["forward"]["ops"], (Json{{"attention", 11.0}, {"down", 2.0}}));
+  EXPECT_EQ(gpu["layers"], (Json{{"layer 0", 3.0}, {"layer 1", 4.0}}));
+  EXPECT_EQ(gpu["stages"], (Json{{"0", 3.0}, {"1", 4.0}}));
   EXPECT_EQ(phase_line(sum, {"gpu0"}), "forward 78.9%, base+start 15.8%, unattributed 5.3% of 19 J");
   EXPECT_EQ(phase_line(sum, {"gpu0", "dram0"}), "forward 76.9%, base+start 15.4%, unattributed 7.7% of 19.5 J");
   EXPECT_EQ(phase_line(sum, {"cpu-package0"}), "");

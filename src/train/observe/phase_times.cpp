@@ -27,15 +27,6 @@ std::vector<Stream> streams_as_phases() {
 constexpr int kDataWait = program::kNumPhases + static_cast<int>(program::kCommStreams.size() + kCopies.size());
 constexpr int kBubble = kDataWait + 1;
 
-int phase_of(const program::Step& step) {
-  static const std::vector<Stream> streams = streams_as_phases();
-  Stream stream = step.stream;
-  if (const auto axis = program::axis_of(step.op)) stream = program::stream_of(*axis);
-  for (std::size_t i = 0; i < streams.size(); ++i)
-    if (streams[i] == stream) return program::kNumPhases + static_cast<int>(i);
-  return static_cast<int>(step.phase);
-}
-
 bool between_stages(const program::Step& step) {
   const auto axis = program::axis_of(step.op);
   return axis && program::stream_of(*axis) == Stream::kPpComm;
@@ -56,19 +47,21 @@ class Phases {
     find_bubbles();
   }
 
-  void add() {
+  std::vector<std::int64_t> add() {
+    std::vector<std::int64_t> ns(ops_.size());
     for (std::size_t i = 0; i < ops_.size(); ++i) {
       const program::Step& step = *ops_[i].step;
-      const int phase = phase_of(step);
+      const int phase = energy_phase_of(step);
       if (between_stages(step))
-        add(step.stream, phase, span_of(i), bubbles_);
+        ns[i] = add(step.stream, phase, span_of(i), bubbles_);
       else if (std::holds_alternative<program::LoadBatch>(step.op))
-        add(step.stream, phase, span_of(i), waits_, kDataWait);
+        ns[i] = add(step.stream, phase, span_of(i), waits_, kDataWait);
       else
-        add(step.stream, phase, span_of(i));
+        ns[i] = add(step.stream, phase, span_of(i));
     }
     for (const PhaseTime& time : open_) close(time);
     for (const Span& bubble : bubbles_) times_.push_back({kBubble, bubble.start_ns, bubble.end_ns});
+    return ns;
   }
 
  private:
@@ -115,24 +108,29 @@ class Phases {
   }
 
   // Adds an op of a phase without the spans within it, which are added to the phase that is given for them, if any.
-  void add(Stream stream, int phase, Span op, const std::vector<Span>& within, std::optional<int> phase_within = {}) {
+  // Returns the nanoseconds without these spans.
+  std::int64_t add(Stream stream, int phase, Span op, const std::vector<Span>& within,
+                   std::optional<int> phase_within = {}) {
+    std::int64_t ns = 0;
     for (auto span = first_after(within, op.start_ns); span != within.end() && span->start_ns < op.end_ns; ++span) {
       const Span inside{std::max(op.start_ns, span->start_ns), std::min(op.end_ns, span->end_ns)};
-      if (inside.start_ns > op.start_ns) add(stream, phase, {op.start_ns, inside.start_ns});
+      if (inside.start_ns > op.start_ns) ns += add(stream, phase, {op.start_ns, inside.start_ns});
       if (phase_within) add(stream, *phase_within, inside);
       op.start_ns = inside.end_ns;
     }
-    if (op.end_ns > op.start_ns) add(stream, phase, op);
+    if (op.end_ns > op.start_ns) ns += add(stream, phase, op);
+    return ns;
   }
 
-  void add(Stream stream, int phase, Span span) {
+  std::int64_t add(Stream stream, int phase, Span span) {
     PhaseTime& last = open_[static_cast<std::size_t>(stream)];
     if (last.phase == phase && continues(last, span)) {
       last.end_ns = std::max(last.end_ns, span.end_ns);
-      return;
+    } else {
+      close(last);
+      last = {phase, span.start_ns, span.end_ns};
     }
-    close(last);
-    last = {phase, span.start_ns, span.end_ns};
+    return span.end_ns - span.start_ns;
   }
 
   bool continues(const PhaseTime& last, const Span& next) const {
@@ -165,15 +163,24 @@ const std::vector<std::string>& energy_phases() {
   return names;
 }
 
+int energy_phase_of(const program::Step& step) {
+  static const std::vector<Stream> streams = streams_as_phases();
+  Stream stream = step.stream;
+  if (const auto axis = program::axis_of(step.op)) stream = program::stream_of(*axis);
+  for (std::size_t i = 0; i < streams.size(); ++i)
+    if (streams[i] == stream) return program::kNumPhases + static_cast<int>(i);
+  return static_cast<int>(step.phase);
+}
+
 int energy_phase_of(OutsideSteps what) {
   return static_cast<int>(energy_phases().size()) - kOutside + static_cast<int>(what);
 }
 
-void add_phase_times(const std::vector<program::Expanded>& ops, const program::Timeline& timeline,
-                     const std::vector<data::LoaderWait>& waits, std::vector<PhaseTime>& times) {
+std::vector<std::int64_t> add_phase_times(const std::vector<program::Expanded>& ops, const program::Timeline& timeline,
+                                          const std::vector<data::LoaderWait>& waits, std::vector<PhaseTime>& times) {
   MOLEN_CHECK(ops.size() == timeline.ops.size(), "a timeline of {} ops for a program of {}", timeline.ops.size(),
               ops.size());
-  Phases(ops, timeline, waits, times).add();
+  return Phases(ops, timeline, waits, times).add();
 }
 
 }  // namespace molen::train

@@ -26,6 +26,7 @@ enum class OutsideSteps { kStart, kValidation, kCheckpoint };
 // The last names are those of OutsideSteps, in its order.
 const std::vector<std::string>& energy_phases();
 int energy_phase_of(OutsideSteps what);
+int energy_phase_of(const program::Step& step);
 
 struct PhaseTime {
   std::int64_t phase = 0;                 // an index of energy_phases
@@ -35,9 +36,10 @@ struct PhaseTime {
 // Adds the times of a step. Ops of one phase that follow each other on a stream within kSamePhaseNs are one time,
 // because a rank also works between two ops, unless there is a bubble between them. `waits`: when the loader was waited
 // for, in the order of time; what lies outside of ops that load does not count. Bubbles need OpTime::waited_s of the
-// messages between stages (launch/waiting.h: StageWaiting); where it is 0, there are none.
+// messages between stages (launch/waiting.h: StageWaiting); where it is 0, there are none. Returns for each op the
+// nanoseconds in its own phase, without the waits.
 inline constexpr std::int64_t kSamePhaseNs = 100'000;
-void add_phase_times(const std::vector<program::Expanded>& ops, const program::Timeline& timeline,
-                     const std::vector<data::LoaderWait>& waits, std::vector<PhaseTime>& times);
+std::vector<std::int64_t> add_phase_times(const std::vector<program::Expanded>& ops, const program::Timeline& timeline,
+                                          const std::vector<data::LoaderWait>& waits, std::vector<PhaseTime>& times);
 
 }  // namespace molen::train

@@ -114,8 +114,13 @@ std::int64_t all_of(const Counts& counts, const std::string& phase) {
 Counts counts_of(const std::vector<program::Expanded>& ops, const program::Timeline& t,
                  const std::vector<data::LoaderWait>& waits) {
   std::vector<PhaseTime> times;
-  add_phase_times(ops, t, waits, times);
-  return counted(times);
+  const std::vector<std::int64_t> of_ops = add_phase_times(ops, t, waits, times);
+  Counts counts = counted(times);
+  std::map<std::string, std::int64_t> by_phase;
+  for (std::size_t i = 0; i < ops.size(); ++i)
+    by_phase[energy_phases().at(static_cast<std::size_t>(energy_phase_of(*ops[i].step)))] += of_ops.at(i);
+  for (const auto& [phase, ns] : by_phase) EXPECT_EQ(ns, all_of(counts, phase) * kMs) << phase << ", without waits";
+  return counts;
 }
 
 // Compares made-up timelines of a program with the definition.
