@@ -75,7 +75,7 @@ namespace {
 // value would not do: a GPU draws less power for them, and then has a higher clock.
 at::Tensor weights() {
   constexpr std::int64_t kCount = 65521;  // a prime, so that no row of a matrix is like the row above it
-  const at::Tensor values = at::empty({kCount}, at::kFloat);
+  at::Tensor values = at::empty({kCount}, at::kFloat);
   for (std::int64_t i = 0; i < kCount; ++i)
     values.data_ptr<float>()[i] = static_cast<float>(0.07 * uniform_at(11, static_cast<std::uint64_t>(i)) - 0.035);
   return values;

@@ -367,7 +367,7 @@ class Loop {
 
   void tell_budget_events() {
     if (!budget_) return;
-    for (Json& event : budget_->take_events()) recorder_->budget(std::move(event));
+    for (const Json& event : budget_->take_events()) recorder_->budget(event);
   }
   void tell_budget_end(const energy::EnergySoFar& used) {
     if (budget_ && has_budget(job_.config))
