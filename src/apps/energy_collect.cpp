@@ -1,6 +1,7 @@
 #include "apps/energy_collect.h"
 
 #include <fmt/format.h>
+#include <grp.h>
 #include <poll.h>
 #include <pwd.h>
 #include <sys/epoll.h>
@@ -25,6 +26,7 @@
 #include "base/host_name.h"
 #include "base/units.h"
 #include "base/utf8.h"
+#include "collect/job_labels.h"
 #include "collect/readings.h"
 #include "collect/sender.h"
 #include "collect/server.h"
@@ -106,34 +108,49 @@ struct SendArguments {
   double every_s = 60;
   std::int64_t count = 0;
   collect::Labels labels;
-  std::optional<std::uint32_t> uid;
+  std::optional<std::uint32_t> uid, gid;
 };
 
-// Returns the name of a user, or the number if it has none, or if the name service does not answer: nothing can
-// interrupt that call, so it is made in a thread that ends with the process if need be.
-std::string name_of_user(std::uint32_t uid) {
+// Returns the name that `find` returns of a number, or the number if it has none, or if the name service does not
+// answer: nothing can interrupt that call, so it is made in a thread that ends with the process if need be.
+template <class Find>
+std::string name_of_number(std::uint32_t number, Find find) {
   std::promise<std::string> promise;
   std::future<std::string> name = promise.get_future();
-  std::thread([uid, promise = std::move(promise)]() mutable {
+  std::thread([number, find, promise = std::move(promise)]() mutable {
     std::vector<char> space(std::size_t{1} << 16);
-    passwd entry{};
-    passwd* found = nullptr;
-    const bool known = ::getpwuid_r(uid, &entry, space.data(), space.size(), &found) == 0 && found != nullptr;
-    promise.set_value(known ? found->pw_name : "");
+    promise.set_value(find(number, space));
   }).detach();
   const bool in_time = name.wait_for(std::chrono::duration<double>(kNameWaitS)) == std::future_status::ready;
   const std::string found = in_time ? name.get() : "";
-  return found.empty() ? std::to_string(uid) : collect::as_name(found);
+  return found.empty() ? std::to_string(number) : collect::as_name(found);
+}
+
+std::string name_of_user(std::uint32_t uid) {
+  return name_of_number(uid, [](std::uint32_t number, std::vector<char>& space) -> std::string {
+    passwd entry{};
+    passwd* found = nullptr;
+    const bool known = ::getpwuid_r(number, &entry, space.data(), space.size(), &found) == 0 && found != nullptr;
+    return known ? found->pw_name : "";
+  });
+}
+
+std::string name_of_group(std::uint32_t gid) {
+  return name_of_number(gid, [](std::uint32_t number, std::vector<char>& space) -> std::string {
+    group entry{};
+    group* found = nullptr;
+    const bool known = ::getgrgid_r(number, &entry, space.data(), space.size(), &found) == 0 && found != nullptr;
+    return known ? found->gr_name : "";
+  });
 }
 
 std::string this_host() {
   return collect::as_name(host_name());
 }
 
-void require_label(const char* flag, const std::string& label, bool needed = false) {
-  if ((needed || !label.empty()) && !collect::is_name(label))
-    throw UsageError("{}: '{}' must be 1 to {} printable ASCII characters without spaces", flag, label,
-                     collect::kMostNameBytes);
+void require_label(const char* flag, const std::string& label, std::size_t most = collect::kMostNameBytes) {
+  if (!label.empty() && (!collect::is_name(label) || label.size() > most))
+    throw UsageError("{}: '{}' must be 1 to {} printable ASCII characters without spaces", flag, label, most);
 }
 
 void add_all(collect::Spool& spool, std::vector<collect::Batch> batches) {
@@ -211,10 +228,17 @@ bool deliver(collect::Spool& spool, collect::Sender& sender, const collect::Turn
 }
 
 collect::SenderOptions sender_options(const SendArguments& o) {
-  if (o.node) require_label("--node", *o.node, true);
+  if (o.node && o.node->empty()) throw UsageError("--node: must not be empty");
+  require_label("--node", o.node.value_or(""));
   require_label("--job", o.labels.job);
   require_label("--step", o.labels.step);
   require_label("--user", o.labels.user);
+  for (const auto& [flag, label] : {std::pair("--group", &o.labels.group), std::pair("--account", &o.labels.account),
+                                    std::pair("--tag", &o.labels.tag)}) {
+    require_label(flag, *label, collect::kMostJobLabelBytes);
+    if (!label->empty() && o.labels.job.empty()) throw UsageError("{}: belongs to a job, so it needs --job", flag);
+  }
+  if (o.gid && o.labels.job.empty()) throw UsageError("--gid: belongs to a job, so it needs --job");
   collect::SenderOptions options;
   options.to = collect::parse_address(o.to, "--to");
   if (o.obey_limits && !o.token_file && options.to.path.empty())
@@ -246,6 +270,7 @@ int run_send(const SendArguments& o) {
   if (o.until_hangup) watchdog.emplace(stop.get(), kStopLimitS, options.say);
   collect::Labels labels = o.labels;
   if (o.uid) labels.user = name_of_user(*o.uid);
+  if (o.gid) labels.group = name_of_group(*o.gid);
   std::optional<collect::Turn> turn;
   if (o.lock) turn.emplace(*o.lock, turn_name(o, options.node));
   // They are open before the turn comes, because that may take seconds, in which nobody would measure.
@@ -310,6 +335,11 @@ void add_send_verb(CLI::App& energy, Chosen& chosen) {
   auto* user = verb->add_option("--user", o->labels.user, "the user that the energy belongs to");
   verb->add_option("--uid", o->uid, "the number of that user instead, whose name is looked up; else the number counts")
       ->excludes(user);
+  auto* group = verb->add_option("--group", o->labels.group, "the group that the job belongs to");
+  verb->add_option("--gid", o->gid, "the number of that group instead, whose name is looked up; else the number counts")
+      ->excludes(group);
+  verb->add_option("--account", o->labels.account, "the account of the batch system that the job is booked to");
+  verb->add_option("--tag", o->labels.tag, "a tag of the job");
   verb->callback([&chosen, o] { chosen.action = [=] { return run_send(*o); }; });
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "collect/job_labels.h"
 
 namespace molen::collect {
 namespace {
@@ -72,6 +73,8 @@ std::vector<Batch> Readings::describe() const {
   events.push_back({wall_s_, "start", as_text(scopes.empty() ? "no meter" : scopes),
                     static_cast<std::int64_t>(accountant_.meters().meters.size())});
   if (!labels_.job.empty()) events.push_back({wall_s_, "job_start", as_text(job_text(labels_)), 0});
+  const JobLabels of_job{labels_.job, labels_.group, labels_.account, labels_.tag};
+  if (!of_job.job.empty() && !of_job.empty()) events.push_back(job_labels_event(wall_s_, of_job));
   for (const auto& u : accountant_.meters().unavailable)
     events.push_back({wall_s_, "unavailable", as_text(fmt::format("{} {}: {}", u.meter, u.scope, u.reason)), 0});
   return in_batches({}, std::move(events));

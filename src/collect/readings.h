@@ -13,6 +13,7 @@ namespace molen::collect {
 // The batch system's words for this node's present work; empty where it has none.
 struct Labels {
   std::string job, step, user;
+  std::string group = {}, account = {}, tag = {};  // of the job
 };
 
 // Returns the scopes of a step as periods from `start_s` to `end_s`. A value that the collector would refuse is null,
@@ -29,7 +30,8 @@ class Readings {
   Readings(energy::Meters meters, Labels labels, std::function<double()> wall = {},
            std::function<double()> steady = {});
 
-  // Returns the meters that are read, and those that are not with their reasons, as events; with a job also its start.
+  // Returns the meters that are read, and those that are not with their reasons, as events; with a job also its start
+  // and its labels.
   std::vector<Batch> describe() const;
   // Returns the events of the end, at the end of the last period.
   std::vector<Batch> farewell() const;

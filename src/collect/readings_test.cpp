@@ -139,6 +139,10 @@ TEST(Readings, AJobHasAStartAndAnEnd) {
   EXPECT_EQ(batches[0].events,
             (std::vector<Event>{{1e9 + 60, "job_stop", "job=77 step=batch user=ann", 0}, {1e9 + 60, "stop", "", 0}}));
   EXPECT_EQ(node.readings({"77", "", ""}).describe()[0].events[1].text, "job=77");
+  const auto labelled = node.readings({"77", "", "", "physics", "", "x"}).describe();
+  EXPECT_EQ(labelled[0].events[2], (Event{1e9 + 65, "job_labels", "job=77 group=physics tag=x", 0}));
+  const auto without_job = node.readings({"", "", "", "physics", "", ""}).describe();
+  for (const Event& event : without_job[0].events) EXPECT_NE(event.kind, "job_labels") << "labels without a job";
   ReadNode without;
   EXPECT_EQ(without.readings({"", "", "ann"}).farewell()[0].events, (std::vector<Event>{{1e9, "stop", "", 0}}));
 }

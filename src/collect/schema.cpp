@@ -64,15 +64,29 @@ std::vector<std::string> schema_statements(Dialect dialect) {
   };
 }
 
-std::vector<std::string> limit_statements() {
-  return {
-      "CREATE TABLE energy_limits_version (version BIGINT NOT NULL)",
-      fmt::format("INSERT INTO energy_limits_version VALUES ({})", kLimitSchemaVersion),
-      "CREATE TABLE energy_limitable (node TEXT PRIMARY KEY, time_s DOUBLE PRECISION NOT NULL, limitable TEXT NOT "
-      "NULL)",
-      "CREATE TABLE energy_limits (node TEXT PRIMARY KEY, until_s DOUBLE PRECISION NOT NULL, limits TEXT NOT NULL)",
-      "CREATE INDEX energy_events_by_node ON energy_events (node, time_s)",
-  };
+const std::vector<LaterTables>& later_tables() {
+  static const std::vector<LaterTables> tables{
+      {"limits",
+       "energy_limits_version",
+       1,
+       {
+           "CREATE TABLE energy_limits_version (version BIGINT NOT NULL)",
+           "INSERT INTO energy_limits_version VALUES (1)",
+           "CREATE TABLE energy_limitable (node TEXT PRIMARY KEY, time_s DOUBLE PRECISION NOT NULL, limitable TEXT "
+           "NOT NULL)",
+           "CREATE TABLE energy_limits (node TEXT PRIMARY KEY, until_s DOUBLE PRECISION NOT NULL, limits TEXT NOT "
+           "NULL)",
+           "CREATE INDEX energy_events_by_node ON energy_events (node, time_s)",
+       }},
+      {"jobs",
+       "energy_jobs_version",
+       1,
+       {
+           "CREATE TABLE energy_jobs_version (version BIGINT NOT NULL)",
+           "INSERT INTO energy_jobs_version VALUES (1)",
+           "CREATE TABLE energy_jobs (job TEXT PRIMARY KEY, group_name TEXT, account TEXT, tag TEXT)",
+       }}};
+  return tables;
 }
 // NOLINTEND(bugprone-suspicious-missing-comma)
 
@@ -93,8 +107,8 @@ void require_version(std::int64_t found, const std::string& database) {
   require_written_version(found, kSchemaVersion, database);
 }
 
-void require_limit_version(std::int64_t found, const std::string& database) {
-  require_written_version(found, kLimitSchemaVersion, database + ", limits");
+void require_version(std::int64_t found, const LaterTables& tables, const std::string& database) {
+  require_written_version(found, tables.version, database + ", " + tables.what);
 }
 
 LimitOrder order_from_row(const std::string& limits, double until_s, double now_s, const std::string& node) {

@@ -15,16 +15,22 @@
 
 namespace molen::collect {
 
-inline constexpr std::int64_t kSchemaVersion = 1, kLimitSchemaVersion = 1;
+inline constexpr std::int64_t kSchemaVersion = 1;
 
 enum class Dialect { kSqlite, kPostgres };
 
 // Returns the statements that create tables, indices and views, and enter the version.
 std::vector<std::string> schema_statements(Dialect dialect);
 
-// Returns the statements that create the tables of limits, where there are none, and enter their version. They came
-// later than the others, so that databases without them are in use.
-std::vector<std::string> limit_statements();
+// Tables that came later than the others, so that databases without them are in use.
+struct LaterTables {
+  std::string what;           // of what they are, for messages: "limits"
+  std::string version_table;  // "energy_limits_version"
+  std::int64_t version = 1;
+  std::vector<std::string> statements;  // create the tables, the one of the version included
+};
+// Returns those of the limits and those of the jobs' labels.
+const std::vector<LaterTables>& later_tables();
 
 // Returns SQL for the day (UTC) in which a period began, as text.
 std::string day_of_start(Dialect dialect);
@@ -38,7 +44,7 @@ UsageError no_tables(const std::string& database);
 
 // Throws VersionError unless `found`, the version in the tables of `database`, is the one that this molen writes.
 void require_version(std::int64_t found, const std::string& database);
-void require_limit_version(std::int64_t found, const std::string& database);
+void require_version(std::int64_t found, const LaterTables& tables, const std::string& database);
 
 // Returns the limits of a node from their row, as far as they hold at `now_s`. A damaged row is a problem and no
 // limits, so that it holds up no other node.

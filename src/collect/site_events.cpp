@@ -15,8 +15,8 @@ std::string recorded_sql(const SumQuery& query) {
   std::string of_job;
   if (!query.job.empty()) {
     const std::string begins = "job=" + query.job + " ";
-    of_job = fmt::format(" AND kind IN ('job_start', 'job_stop') AND substr(text || ' ', 1, {}) = {}", begins.size(),
-                         sql_text(begins));
+    of_job = fmt::format(" AND kind IN ('job_start', 'job_labels', 'job_stop') AND substr(text || ' ', 1, {}) = {}",
+                         begins.size(), sql_text(begins));
   }
   return fmt::format(
       "SELECT time_s AS at, NULL AS until, node, kind, text, count, NULL AS job, NULL AS step, seq FROM energy_events "

@@ -12,11 +12,29 @@
 namespace molen::collect {
 namespace {
 
+// Returns the column of a job's label; null where sums are by something else.
+const char* label_column(const std::string& by) {
+  if (by == "group") return "group_name";
+  return by == "account" ? "account" : by == "tag" ? "tag" : nullptr;
+}
+
+void require_labels(const std::string& words) {
+  const char* sql = is_postgres_uri(words)
+                        ? "SELECT to_regclass('energy_jobs') WHERE to_regclass('energy_jobs') IS NOT NULL"
+                        : "SELECT 1 FROM sqlite_master WHERE name = 'energy_jobs'";
+  if (database_rows(words, sql).empty())
+    throw UsageError(
+        "--by: this database has no groups, accounts and tags of jobs; `molen energy collect` of this version makes "
+        "their table when it opens the database");
+}
+
 std::string sum_column(const std::string& by, Dialect dialect) {
   if (by == "node") return "node";
   if (by == "job") return "job";
   if (by == "step") return "CASE WHEN step IS NULL THEN job ELSE job || '.' || step END";
   if (by == "user") return "user_name";
+  if (const char* label = label_column(by))
+    return fmt::format("(SELECT {} FROM energy_jobs WHERE energy_jobs.job = energy_periods.job)", label);
   MOLEN_CHECK(by == "day", "sums by {}", by);
   return day_of_start(dialect);
 }
@@ -125,11 +143,12 @@ std::string in_order(const std::string& names) {
 }  // namespace
 
 const std::vector<std::string>& sum_keys() {
-  static const std::vector<std::string> keys{"node", "job", "step", "user", "day"};
+  static const std::vector<std::string> keys{"node", "job", "step", "user", "day", "group", "account", "tag"};
   return keys;
 }
 
 std::vector<EnergySum> energy_sums(const std::string& words, const SumQuery& query) {
+  if (label_column(query.by) != nullptr) require_labels(words);
   const auto rows =
       database_rows(words, sum_sql(query, is_postgres_uri(words) ? Dialect::kPostgres : Dialect::kSqlite));
   std::vector<EnergySum> sums;

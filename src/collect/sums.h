@@ -12,7 +12,8 @@
 
 namespace molen::collect {
 
-// The kinds of sums: by "node", "job", "step" (of a job, such as "7.0"), "user" or "day" (UTC).
+// The kinds of sums: by "node", "job", "step" (of a job, such as "7.0"), "user", "day" (UTC), and by the "group",
+// "account" or "tag" of the job (collect/job_labels.h).
 const std::vector<std::string>& sum_keys();
 
 struct SumQuery {
@@ -61,7 +62,8 @@ struct EnergySum {
 };
 
 // Returns the sums of a database that `molen energy collect` wrote ("sqlite:FILE", "postgresql://..."), in the order of
-// their keys. Changes nothing. Throws as open_database does, and UsageError if the database has no such tables.
+// their keys. Changes nothing. Throws as open_database does, and UsageError if the database has no such tables, which
+// for the labels of jobs is so until a collector of this version has opened it.
 std::vector<EnergySum> energy_sums(const std::string& words, const SumQuery& query);
 
 Json to_json(const EnergySum& sum);

@@ -1,5 +1,6 @@
 // The plugin's words in plugstack.conf, and the command that they make of a step. Only an administrator writes that
-// file; nothing of a user's environment or option reaches the command but the user's number.
+// file; nothing of a user's environment or option reaches the command but the numbers of
+// the user and the job's group.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,7 @@ Parsed<Arguments> parse_arguments(const std::vector<std::string_view>& words, co
 
 struct StepLabels {
   std::string job, step;  // names: printable ASCII without spaces, at most 128 bytes
-  std::uint32_t uid = 0;
+  std::uint32_t uid = 0, gid = 0;
 };
 
 // Returns Slurm's name of a step: "0", "batch", "extern" or "interactive".

@@ -17,20 +17,21 @@ TEST(PluginArguments, MakeTheCommandOfAStep) {
   const auto plain_words = parse_arguments(words, "n1");
   ASSERT_EQ(plain_words.wrong, "");
   EXPECT_EQ(plain_words.value.log, "/var/spool/molen/n1/send.log");
-  EXPECT_EQ(command_of_step(plain_words.value, {"77", "batch", 1001}),
+  EXPECT_EQ(command_of_step(plain_words.value, {"77", "batch", 1001, 100}),
             (std::vector<std::string>{"/opt/molen", "energy", "send", "--to=energy:4722",
                                       "--spool=/var/spool/molen/n1/n1.spool", "--lock=/var/spool/molen/n1/n1.turn",
-                                      "--until-hangup", "--every=60", "--job=77", "--step=batch", "--uid=1001"}));
+                                      "--until-hangup", "--every=60", "--job=77", "--step=batch", "--uid=1001",
+                                      "--gid=100"}));
   for (const char* more :
        {"token=/etc/molen.token", "every=0.5", "meters=rapl,replay:/r/%h.jsonl", "log=/var/log/%h%%.log"})
     words.emplace_back(more);
   const auto all = parse_arguments(words, "n1");
   ASSERT_EQ(all.wrong, "");
   EXPECT_EQ(all.value.log, "/var/log/n1%%.log");
-  const auto command = command_of_step(all.value, {"1", "0", 4294967294U});
-  const std::vector<std::string> end(command.end() - 7, command.end());
+  const auto command = command_of_step(all.value, {"1", "0", 4294967294U, 0});
+  const std::vector<std::string> end(command.end() - 8, command.end());
   EXPECT_EQ(
-      end, (std::vector<std::string>{"--every=0.5", "--job=1", "--step=0", "--uid=4294967294",
+      end, (std::vector<std::string>{"--every=0.5", "--job=1", "--step=0", "--uid=4294967294", "--gid=0",
                                      "--token-file=/etc/molen.token", "--meters=rapl", "--meters=replay:/r/n1.jsonl"}));
 }
 

@@ -96,13 +96,15 @@ void start_sender(spank_t spank, int count, char** words) {
   if (!arguments.wrong.empty()) return log_line("plugstack.conf: " + arguments.wrong + ": no energy is recorded");
   std::uint32_t job = 0, step = 0;
   uid_t uid = 0;
+  gid_t gid = 0;
   if (::spank_get_item(spank, S_JOB_ID, &job) != ESPANK_SUCCESS ||
       ::spank_get_item(spank, S_JOB_STEPID, &step) != ESPANK_SUCCESS ||
-      ::spank_get_item(spank, S_JOB_UID, &uid) != ESPANK_SUCCESS)
-    return log_line("Slurm does not tell job, step and user: no energy is recorded");
+      ::spank_get_item(spank, S_JOB_UID, &uid) != ESPANK_SUCCESS ||
+      ::spank_get_item(spank, S_JOB_GID, &gid) != ESPANK_SUCCESS)
+    return log_line("Slurm does not tell job, step, user and group: no energy is recorded");
   const Arguments& a = arguments.value;
   const Launched launched =
-      start_detached(command_of_step(a, {std::to_string(job), step_name(step), uid}), a.spool, a.log);
+      start_detached(command_of_step(a, {std::to_string(job), step_name(step), uid, gid}), a.spool, a.log);
   for (const std::string& note : launched.notes) log_line(note);
   hold = launched.hold;
 }

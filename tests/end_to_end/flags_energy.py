@@ -2,6 +2,7 @@
 import contextlib
 import csv
 import fcntl
+import grp
 import json
 import os
 import pathlib
@@ -61,14 +62,15 @@ def recording(name, watts):
 
 
 @row("energy collect --database", "energy collect --listen", "energy send --to", "energy send --every", "energy send --count", "energy send --node", "energy send --meters", "energy send --spool",
-     "energy send --job", "energy send --step", "energy send --user", "energy account --database", "energy account --job", "energy account --events")
+     "energy send --job", "energy send --step", "energy send --user", "energy send --group", "energy send --account", "energy send --tag", "energy account --database", "energy account --job", "energy account --events")
 def collect_and_send(case):
     meter = recording("forty.jsonl", 40)
     with collector(case, "--database", "sqlite:site.db", "--listen", "127.0.0.1:0", "--listen", "unix:socket") as said:
         tcp, local = said["addresses"]
         equal("the second address", local, "unix:socket")
         start = time.time()
-        case.molen("energy", "send", "--to", tcp, "--every", 0.3, "--count", 3, "--node", "first", "--meters", meter, "--spool", "a.spool", "--job", "77", "--step", "2", "--user", "ann")
+        case.molen("energy", "send", "--to", tcp, "--every", 0.3, "--count", 3, "--node", "first", "--meters", meter, "--spool", "a.spool", "--job", "77", "--step", "2", "--user", "ann",
+                   "--group", "physics", "--account", "a1", "--tag", "pilot")
         took = time.time() - start
         case.molen("energy", "send", "--to", local, "--every", 0.1, "--count", 2, "--meters", meter, "--spool", "b.spool")
         periods = rows_of("site.db", "SELECT start_s, end_s, joules, scope, meter, source, counted, job, step, user_name FROM energy_periods WHERE node = 'first' ORDER BY start_s")
@@ -85,10 +87,10 @@ def collect_and_send(case):
         host = os.uname().nodename
         equal("the host is the node, and no job is known", rows_of("site.db", f"SELECT DISTINCT job, step, user_name FROM energy_periods WHERE node = '{host}'"), [(None, None, None)])
         equal("of each node", rows_of("site.db", "SELECT nodes FROM energy_by_job"), [(1,)])
-        equal("events", [k for k, in rows_of("site.db", "SELECT kind FROM energy_events WHERE node = 'first' ORDER BY seq")], ["start", "job_start", "job_stop", "stop"])
-        equal("the job of an event", rows_of("site.db", "SELECT DISTINCT text FROM energy_events WHERE kind LIKE 'job_%'"), [("job=77 step=2 user=ann",)])
+        equal("events", [k for k, in rows_of("site.db", "SELECT kind FROM energy_events WHERE node = 'first' ORDER BY seq")], ["start", "job_start", "job_labels", "job_stop", "stop"])
+        equal("the job of an event", rows_of("site.db", "SELECT DISTINCT text FROM energy_events WHERE kind LIKE 'job_st%'"), [("job=77 step=2 user=ann",)])
         assert "first" in (work / "a.spool").read_text() and "first" not in (work / "b.spool").read_text()
-    assert "with 5 periods and 6 events" in said["out"] and not said["err"], said
+    assert "with 5 periods and 7 events" in said["out"] and not said["err"], said
     assert not (work / "socket").exists()
     # The account of the database. It needs no collector.
     account = ["energy", "account", "--database", "sqlite:site.db"]
@@ -99,12 +101,20 @@ def collect_and_send(case):
     equal("by job", {k: r["nodes"] for k, r in asked("--by", "job").items()}, {"": 1, "77": 1})
     equal("by step of a job", {k: r["nodes"] for k, r in asked("--by", "step").items()}, {"": 1, "77.2": 1})
     close("by user", asked("--by", "user")["ann"]["energy_j"], joules, 1e-12)
+    for by, label, column in (("group", "physics", "user_group"), ("account", "a1", "user_acc"), ("tag", "pilot", "e_tag")):
+        sums = asked("--by", by)
+        equal(f"by {by}", set(sums), {"", label})
+        close(f"joules by {by}", sums[label]["energy_j"], joules, 1e-12)
+        equal(f"{by} in CSV", [r["job_id"] for r in csv.DictReader(case.molen(*account, "--by", by, "--format", "csv").stdout.splitlines()) if r[column] == label], ["77"])
+    for flag in ("--group", "--account", "--tag"):
+        case.refused("energy", "send", "--to", "unix:none", "--spool", "c.spool", flag, "x", says=f"{flag}: belongs to a job, so it needs --job")
+        case.refused("energy", "send", "--to", "unix:none", "--spool", "c.spool", "--job", "1", flag, "x" * 101, says=f"{flag}: '{'x' * 101}' must be 1 to 100 printable")
     equal("by day", sum(r["nodes"] > 0 for r in asked("--by", "day").values()) in (1, 2), True)
     equal("--since", asked("--since", "2100-01-01"), {})
     equal("--until", asked("--until", "2000-01-01"), {})
     line = next(x for x in case.molen(*account).stdout.splitlines() if x.startswith("first"))
     close("kWh", float(line.split()[1]), joules / 3.6e6, 1e-3)
-    case.refused(*account, "--by", "run", says="--by: 'run' is not one of node, job, step, user, day")
+    case.refused(*account, "--by", "run", says="--by: 'run' is not one of node, job, step, user, day, group, account, tag")
     # Seconds, mean power and the energy-delay product, in each format. The meter has 40 W.
     took, first = sum(p[1] - p[0] for p in periods), asked()["first"]
     close("seconds", first["seconds"], took, 1e-6)
@@ -151,9 +161,9 @@ def collect_and_send(case):
     assert "outliers" not in case.molen("energy", "account", "--database", "sqlite:nodes.db", "--by", "job").stdout
     # What happened.
     happened = lambda *words: json.loads(case.molen(*account, "--events", "--format", "json", *words).stdout)["events"]
-    equal("--events", sorted(e["kind"] for e in happened() if e["node"] == "first"), ["job_start", "job_stop", "start", "stop"])
-    equal("--events of a job", [(e["kind"], e["text"]) for e in happened("--job", "77")], [("job_start", "job=77 step=2 user=ann"), ("job_stop", "job=77 step=2 user=ann")])
-    equal("in CSV", [r["event_type"] for r in csv.DictReader(case.molen(*account, "--events", "--job", "77", "--format", "csv").stdout.splitlines())], ["job_start", "job_stop"])
+    equal("--events", sorted(e["kind"] for e in happened() if e["node"] == "first"), ["job_labels", "job_start", "job_stop", "start", "stop"])
+    equal("--events of a job", [(e["kind"], e["text"]) for e in happened("--job", "77")], [("job_labels", "job=77 group=physics account=a1 tag=pilot"), ("job_start", "job=77 step=2 user=ann"), ("job_stop", "job=77 step=2 user=ann")])
+    equal("in CSV", [r["event_type"] for r in csv.DictReader(case.molen(*account, "--events", "--job", "77", "--format", "csv").stdout.splitlines())], ["job_labels", "job_start", "job_stop"])
     assert "job=77 step=2 user=ann" in case.molen(*account, "--events").stdout
     equal("--events --since", happened("--since", "2100-01-01"), [])
     case.refused(*account, "--events", "--by", "node", says="--by")
@@ -288,15 +298,19 @@ def senders_in_turn(case):
     case.refused("energy", "send", "--to", "unix:turns", "--node", "n", "--lock", "none/lock", code=1, says="none/lock")
 
 
-@row("energy send --uid")
+@row("energy send --uid", "energy send --gid")
 def users_by_number(case):
     meter = recording("uid.jsonl", 10)
     send = ["energy", "send", "--to", "unix:uids", "--every", 0.1, "--count", 1, "--node", "n", "--meters", meter, "--spool", "uids.spool"]
     with collector(case, "--database", "sqlite:uids.db", "--listen", "unix:uids"):
-        case.molen(*send, "--job", "1", "--uid", 0)
-        case.molen(*send, "--job", "2", "--uid", 4294967294)
+        case.molen(*send, "--job", "1", "--uid", 0, "--gid", 0)
+        case.molen(*send, "--job", "2", "--uid", 4294967294, "--gid", 4294967294)
     users = dict(rows_of("uids.db", "SELECT job, user_name FROM energy_periods"))
     equal("the name, or the number where there is none", users, {"1": pwd.getpwuid(0).pw_name, "2": "4294967294"})
+    groups = dict(rows_of("uids.db", "SELECT job, group_name FROM energy_jobs"))
+    equal("the group's name, or the number where there is none", groups, {"1": grp.getgrgid(0).gr_name, "2": "4294967294"})
+    case.refused(*send, "--gid", 0, says="--gid: belongs to a job, so it needs --job")
+    case.refused(*send, "--job", 1, "--gid", 0, "--group", "physics", says="--group")
     case.refused(*send, "--uid", "ann", says="--uid")
     case.refused(*send, "--uid", -1, says="--uid")
     case.refused(*send, "--uid", 0, "--user", "ann", says="--user")

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "collect/job_labels.h"
 #include "collect/schema.h"
 
 namespace molen::collect {
@@ -89,7 +90,7 @@ class Session {
   [[noreturn]] void fail(const PGresult* result) const {
     std::string why = one_line(PQresultErrorMessage(result));
     if (why.empty()) why = one_line(PQerrorMessage(db_.get()));
-    throw PostgresFailure(std::move(why));
+    throw PostgresFailure(why);
   }
 
   std::unique_ptr<PGconn, decltype(&PQfinish)> db_{nullptr, &PQfinish};
@@ -103,10 +104,11 @@ bool postgres_version_there(Session& db, const std::string& name) {
   return true;
 }
 
-bool postgres_limit_version_there(Session& db, const std::string& name) {
-  if (db.text("SELECT to_regclass('energy_limits_version')").empty()) return false;
-  const std::string version = db.text("SELECT version FROM energy_limits_version");
-  require_limit_version(version.empty() ? 0 : std::stoll(version), name);
+bool postgres_version_there(Session& db, const LaterTables& tables, const std::string& name) {
+  const std::string& table = tables.version_table;
+  if (db.text(fmt::format("SELECT to_regclass({})", sql_text(table)).c_str()).empty()) return false;
+  const std::string version = db.text(("SELECT version FROM " + table).c_str());
+  require_version(version.empty() ? 0 : std::stoll(version), tables, name);
   return true;
 }
 
@@ -268,8 +270,9 @@ class PostgresDatabase : public Database {
     (void)db_->run("SELECT pg_advisory_xact_lock(7234012655131137)");
     if (!postgres_version_there(*db_, name_))
       for (const std::string& sql : schema_statements(Dialect::kPostgres)) (void)db_->run(sql.c_str());
-    if (!postgres_limit_version_there(*db_, name_))
-      for (const std::string& sql : limit_statements()) (void)db_->run(sql.c_str());
+    for (const LaterTables& tables : later_tables())
+      if (!postgres_version_there(*db_, tables, name_))
+        for (const std::string& sql : tables.statements) (void)db_->run(sql.c_str());
     transaction.commit();
   }
 
@@ -304,14 +307,19 @@ class PostgresDatabase : public Database {
     SessionIds ids = lock_sessions(last);
     Stored stored;
     std::string periods, events;
+    std::vector<JobLabels> labels;
     for (const std::size_t i : new_batches(batches, last)) {
       const std::int64_t id = ids[{batches[i].node, batches[i].session}];
       for (const Period& p : batches[i].periods) add_row(periods, id, batches[i], p);
-      for (const Event& e : batches[i].events) add_row(events, id, batches[i], e);
+      for (const Event& e : batches[i].events) {
+        add_row(events, id, batches[i], e);
+        if (auto told = job_labels_of(e)) labels.push_back(std::move(*told));
+      }
       stored += {1, 0, std::ssize(batches[i].periods), std::ssize(batches[i].events)};
     }
     db_->copy("COPY energy_periods FROM STDIN", periods);
     db_->copy("COPY energy_events FROM STDIN", events);
+    enter_labels(std::move(labels));
     ArrayLiteral id_list, numbers;
     for (const auto& [key, number] : last) id_list.add(std::to_string(ids[key])), numbers.add(std::to_string(number));
     (void)db_->run(
@@ -321,6 +329,17 @@ class PostgresDatabase : public Database {
     transaction.commit();
     stored.duplicates = std::ssize(batches) - stored.batches;
     return stored;
+  }
+
+  // In order of the jobs, so that two collectors lock their rows in one order; of one job, the last labels win.
+  void enter_labels(std::vector<JobLabels> labels) {
+    std::ranges::stable_sort(labels, {}, &JobLabels::job);
+    for (const JobLabels& l : labels)
+      (void)db_->run(
+          "INSERT INTO energy_jobs VALUES ($1, NULLIF($2, ''), NULLIF($3, ''), NULLIF($4, '')) ON CONFLICT (job) DO "
+          "UPDATE SET group_name = COALESCE(EXCLUDED.group_name, energy_jobs.group_name), account = "
+          "COALESCE(EXCLUDED.account, energy_jobs.account), tag = COALESCE(EXCLUDED.tag, energy_jobs.tag)",
+          {l.job, l.group, l.account, l.tag});
   }
 
   std::vector<LimitOrder> answer_now(std::span<const Question> questions, double now_s) {

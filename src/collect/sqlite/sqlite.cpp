@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/filesystem.h"
+#include "collect/job_labels.h"
 #include "collect/schema.h"
 
 namespace molen::collect {
@@ -137,9 +138,10 @@ bool sqlite_version_there(Connected& db, const std::string& name) {
   return true;
 }
 
-bool sqlite_limit_version_there(Connected& db, const std::string& name) {
-  if (!Statement(db.get(), "SELECT 1 FROM sqlite_master WHERE name = 'energy_limits_version'").run()) return false;
-  require_limit_version(Statement(db.get(), "SELECT version FROM energy_limits_version").run().value_or(0), name);
+bool sqlite_version_there(Connected& db, const LaterTables& tables, const std::string& name) {
+  const std::string& table = tables.version_table;
+  if (!Statement(db.get(), "SELECT 1 FROM sqlite_master WHERE name = " + sql_text(table)).run()) return false;
+  require_version(Statement(db.get(), "SELECT version FROM " + table).run().value_or(0), tables, name);
   return true;
 }
 
@@ -171,11 +173,15 @@ struct SqliteStatements {
         raise_number(db, "UPDATE energy_sessions SET last_seq = ? WHERE id = ?"),
         period(db, "INSERT INTO energy_periods VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"),
         event(db, "INSERT INTO energy_events VALUES (?, ?, ?, ?, ?, ?, ?)"),
+        labels(db,
+               "INSERT INTO energy_jobs VALUES (?, ?, ?, ?) ON CONFLICT (job) DO UPDATE SET group_name = "
+               "COALESCE(excluded.group_name, group_name), account = COALESCE(excluded.account, account), tag = "
+               "COALESCE(excluded.tag, tag)"),
         limitable(db, "INSERT OR REPLACE INTO energy_limitable VALUES (?, ?, ?)"),
         limits(db, "SELECT until_s, limits FROM energy_limits WHERE node = ?"),
         order(db, "INSERT OR REPLACE INTO energy_limits VALUES (?, ?, ?)") {}
 
-  Statement enter_session, session_id, last_number, raise_number, period, event, limitable, limits, order;
+  Statement enter_session, session_id, last_number, raise_number, period, event, labels, limitable, limits, order;
 };
 
 class SqliteDatabase : public Database {
@@ -249,8 +255,9 @@ class SqliteDatabase : public Database {
     SqliteTransaction transaction(*db_);
     if (!sqlite_version_there(*db_, name()))
       for (const std::string& sql : schema_statements(Dialect::kSqlite)) db_->execute(sql);
-    if (!sqlite_limit_version_there(*db_, name()))
-      for (const std::string& sql : limit_statements()) db_->execute(sql);
+    for (const LaterTables& tables : later_tables())
+      if (!sqlite_version_there(*db_, tables, name()))
+        for (const std::string& sql : tables.statements) db_->execute(sql);
     transaction.commit();
   }
 
@@ -318,6 +325,10 @@ class SqliteDatabase : public Database {
   void insert(std::int64_t id, const Batch& batch, const Event& e) {
     statements_->event.bind(1, id).bind(2, batch.seq).bind(3, batch.node).bind(4, e.time_s).bind(5, e.kind);
     statements_->event.bind(6, e.text).bind(7, e.count).run();
+    if (const auto labels = job_labels_of(e)) {
+      Statement& s = statements_->labels.bind(1, labels->job).bind_known(2, labels->group);
+      s.bind_known(3, labels->account).bind_known(4, labels->tag).run();
+    }
   }
 
   const std::filesystem::path file_;
