@@ -63,7 +63,7 @@ tune::Space space_of(const TuneArguments& o) {
   return tune::parse_space_file(read_file(*o.space, 1 << 20), *o.space);
 }
 
-Tried tried_by(const ConfigOptions& options, const TuneArguments& o, const tune::Space& space) {
+Tried tried_in_search(const ConfigOptions& options, const TuneArguments& o, const tune::Space& space) {
   const TrialArguments& t = o.trials;
   if (!t.real) return {trials_predicted_on(t), nullptr};
   const bool nodes = o.nodes || space.find(tune::kNodes);
@@ -318,7 +318,7 @@ Json json_of_tune(const tune::SearchPlan& plan, const Tried& tried, const TuneRe
 int run_tune(const ConfigOptions& options, const TuneArguments& o) {
   require_tune_modes(options, o);
   tune::Space space = space_of(o);
-  const Tried tried = tried_by(options, o, space);
+  const Tried tried = tried_in_search(options, o, space);
   const tune::SearchPlan plan = search_plan(options, o, std::move(space), tried);
   std::optional<tune::Journal> journal;
   if (o.trials.output)

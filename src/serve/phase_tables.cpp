@@ -80,8 +80,8 @@ std::pair<int, int> place_of_group(const std::string& group) {
 }
 
 // The joules of parts, each with its share of the scope; "" where there are fewer than two parts.
-std::string parts_table(const Json& scope, const char* key, const std::string& column, const std::string& before_name,
-                        double total_j) {
+std::string divided_table(const Json& scope, const char* key, const std::string& column, const std::string& before_name,
+                          double total_j) {
   std::vector<std::pair<std::pair<int, int>, std::string>> order;
   if (!scope.contains(key) || !scope[key].is_object()) return "";
   for (const auto& [name, joules] : scope[key].items())
@@ -102,8 +102,8 @@ std::string parts_of_phases(const Json& scope, double total_j) {
          "each part gets joules in proportion to its time, summed over ranks. Layers have the joules of ops, and "
          "stages "
          "those of all phases; neither has what is left to the base or unattributed.</p>" +
-         ops + parts_table(scope, "layers", "layers", "", total_j) +
-         parts_table(scope, "stages", "stage", "stage ", total_j) + "</details>";
+         ops + divided_table(scope, "layers", "layers", "", total_j) +
+         divided_table(scope, "stages", "stage", "stage ", total_j) + "</details>";
 }
 
 // Adds up the numbers of two objects, by their names.

@@ -14,7 +14,7 @@
 namespace molen::train {
 namespace {
 
-program::Program program_of(int layers, int stages, int stage, std::int64_t unit_layers = 1) {
+program::Program small_program(int layers, int stages, int stage, std::int64_t unit_layers = 1) {
   auto a = arch::preset("llama-tiny");
   a.layers = layers;
   a.tied = false;
@@ -39,9 +39,9 @@ std::set<std::string> groups_of(const program::Program& p) {
 using Names = std::set<std::string>;
 
 TEST(PhaseParts, AGroupHasTheLayersOfTheModelAndNotOfTheStage) {
-  EXPECT_EQ(groups_of(program_of(4, 1, 0)),
+  EXPECT_EQ(groups_of(small_program(4, 1, 0)),
             (Names{"embed", "layer 0", "layer 1", "layer 2", "layer 3", "final", "other"}));
-  const program::Program last = program_of(4, 2, 1);
+  const program::Program last = small_program(4, 2, 1);
   Names want{"final", "other"};
   for (std::int64_t layer = last.chunks.at(0).first; layer < 4; ++layer) want.insert("layer " + std::to_string(layer));
   ASSERT_GT(last.chunks[0].first, 0);
@@ -49,21 +49,21 @@ TEST(PhaseParts, AGroupHasTheLayersOfTheModelAndNotOfTheStage) {
 }
 
 TEST(PhaseParts, ThereAreAtMostEightGroupsOfLayers) {
-  EXPECT_EQ(groups_of(program_of(8, 1, 0)).size(), 8U + 3U);
-  EXPECT_EQ(groups_of(program_of(17, 1, 0)), (Names{"embed", "layers 0-2", "layers 3-5", "layers 6-8", "layers 9-11",
-                                                    "layers 12-14", "layers 15-16", "final", "other"}));
+  EXPECT_EQ(groups_of(small_program(8, 1, 0)).size(), 8U + 3U);
+  EXPECT_EQ(groups_of(small_program(17, 1, 0)), (Names{"embed", "layers 0-2", "layers 3-5", "layers 6-8", "layers 9-11",
+                                                       "layers 12-14", "layers 15-16", "final", "other"}));
 }
 
 // Two layers of a group would otherwise lie in units of two groups.
 TEST(PhaseParts, AGroupHasWholeUnits) {
-  EXPECT_EQ(groups_of(program_of(8, 1, 0, 4)), (Names{"embed", "layers 0-3", "layers 4-7", "final", "other"}));
-  EXPECT_EQ(groups_of(program_of(4, 1, 0, program::kHalfLayer)),
+  EXPECT_EQ(groups_of(small_program(8, 1, 0, 4)), (Names{"embed", "layers 0-3", "layers 4-7", "final", "other"}));
+  EXPECT_EQ(groups_of(small_program(4, 1, 0, program::kHalfLayer)),
             (Names{"embed", "layer 0", "layer 1", "layer 2", "layer 3", "final", "other"}));
 }
 
 // Each op of a layer counts for it: its parts, the collectives of its parameters, and their update.
 TEST(PhaseParts, NamesEachOpOfALayer) {
-  const program::Program p = program_of(4, 1, 0);
+  const program::Program p = small_program(4, 1, 0);
   std::map<std::string, Names> kinds;  // by phase, of the layer 2
   for (const auto& op : program::expand(p)) {
     const OpParts parts = parts_of(p, *op.step);
@@ -80,7 +80,7 @@ TEST(PhaseParts, NamesEachOpOfALayer) {
 TEST(PhaseParts, TheHeadOfATiedModelIsFinal) {
   auto a = arch::preset("llama-tiny");
   a.tied = true;
-  const program::Program p = program::build(a, program_of(4, 1, 0).setting);
+  const program::Program p = program::build(a, small_program(4, 1, 0).setting);
   int of_head = 0, of_embedding = 0;
   for (const auto& op : program::expand(p)) {
     const auto* part = std::get_if<program::Compute>(&op.step->op);
@@ -96,7 +96,7 @@ TEST(PhaseParts, TheHeadOfATiedModelIsFinal) {
 // Of the exchanges of two tensor ranks, that of a value counts for the layer that makes or needs it.
 TEST(PhaseParts, ExchangesOfRowsBelongToTheirLayer) {
   for (const bool cut : {false, true}) {
-    program::Setting s = program_of(4, 1, 0).setting;
+    program::Setting s = small_program(4, 1, 0).setting;
     s.mesh[mesh::Axis::kTp] = 2;
     s.sequence_parallel = cut;
     auto a = arch::preset("llama-tiny");
@@ -134,7 +134,7 @@ TEST(PhaseParts, OpsOfEveryProgramHaveAGroup) {
 }
 
 // A rank with other seconds for each op, twice the same step.
-Json seconds_of(const program::Program& p, std::int64_t ns_of_first) {
+Json told_seconds(const program::Program& p, std::int64_t ns_of_first) {
   const auto ops = program::expand(p);
   std::vector<std::int64_t> ns;
   for (std::size_t i = 0; i < ops.size(); ++i) ns.push_back(ns_of_first + static_cast<std::int64_t>(i) * 1'000'000);
@@ -152,9 +152,9 @@ double sum_of(const Json& table) {
 }
 
 TEST(PhaseParts, TellSecondsByPhaseKindAndGroup) {
-  const program::Program p = program_of(4, 2, 1);
+  const program::Program p = small_program(4, 2, 1);
   const auto ops = program::expand(p);
-  const Json told = seconds_of(p, 7'000'000);
+  const Json told = told_seconds(p, 7'000'000);
   EXPECT_EQ(told["stage"], 1);
   EXPECT_DOUBLE_EQ(told["phases"]["start"].get<double>(), 2.0);
   std::map<std::string, double> want;
@@ -169,7 +169,7 @@ TEST(PhaseParts, TellSecondsByPhaseKindAndGroup) {
 }
 
 TEST(PhaseParts, RefuseAnotherProgram) {
-  const program::Program p = program_of(4, 1, 0);
+  const program::Program p = small_program(4, 1, 0);
   PhaseParts parts;
   const auto ops = program::expand(p);
   parts.add_step(p, ops, std::vector<std::int64_t>(ops.size(), 1));
