@@ -63,8 +63,8 @@ def configure(**other):
     plugstack.write_text(f"optional {plugin} " + " ".join(f"{k}={v}" for k, v in {**USUAL, **other}.items() if v is not None) + "\n")
 
 
-def command(*words, user=None, env=None, code=0, cwd=out, seconds=120):
-    as_user = ["setpriv", f"--reuid={user}", "--regid=nogroup", "--clear-groups"] if user else []
+def command(*words, user=None, group="nogroup", env=None, code=0, cwd=out, seconds=120):
+    as_user = ["setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups"] if user else []
     r = subprocess.run([*as_user, *map(str, words)], cwd=cwd, env={"PATH": os.environ["PATH"], "HOME": "/", **(env or {})}, capture_output=True, text=True, timeout=seconds)
     assert code is None or r.returncode == code, (words, r.returncode, r.stdout, r.stderr)
     return r
@@ -197,10 +197,10 @@ def steps_at_once():
     """Two steps of an allocation that overlap on one node: the second one takes over when the first ends."""
     before = time.time()
     script = "srun --overlap -n1 -N1 -w n2 sleep 4 & sleep 1; srun --overlap -n1 -N1 -w n2 sleep 8 & wait"
-    command("salloc", "-N1", "-w", "n2", "--no-shell", "-J", "once", user="games", code=None)
+    command("salloc", "-N1", "-w", "n2", "--no-shell", "-J", "once", user="games", group="games", code=None)
     job = command("squeue", "-h", "-n", "once", "-o", "%i").stdout.split()[0]
     begin = time.time()
-    command("sh", "-c", script, user="games", env={"SLURM_JOB_ID": job})
+    command("sh", "-c", script, user="games", group="games", env={"SLURM_JOB_ID": job})
     took = time.time() - begin
     command("scancel", job, user="games")
     until(lambda: len(stops(job)) == 2, "both senders")
@@ -209,6 +209,7 @@ def steps_at_once():
     expect("the time of both counts once", joules, WATTS["n2"], took)
     ok("and has no long gap", (last - first) - joules / WATTS["n2"] < 1.5 and first > before, (first, last, joules))
     ok("by user", abs(account("user")["games"] - joules) < 1e-6, account("user"))
+    ok("by group", abs(account("group")["games"] - joules) < 1e-6, account("group"))
 
 
 def nothing_twice():
