@@ -61,8 +61,10 @@ void add_search_options(CLI::App& verb, PlanSearchArguments& s) {
   verb.add_option("--simulate", s.simulate, "search: most layouts to simulate; the search says when it ends here")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  verb.add_option("--memory", s.memory,
-                  "search: most memory that the plan of a rank may take, such as 70GiB (default: 92 % of a device)");
+  verb.add_option(
+      "--memory", s.memory,
+      "search: most memory that the plan of a rank may take, such as 70GiB (default: that of a device less the "
+      "overheads that `molen simulate` names)");
   verb.add_option("--watts", s.watts, "search: most power of a node over a step, such as 3kW");
   verb.add_option("--days", s.days,
                   "search: most days that all steps until train.until may take, without evaluations and checkpoints");
