@@ -148,9 +148,17 @@ std::string this_host() {
   return collect::as_name(host_name());
 }
 
-void require_label(const char* flag, const std::string& label, std::size_t most = collect::kMostNameBytes) {
-  if (!label.empty() && (!collect::is_name(label) || label.size() > most))
-    throw UsageError("{}: '{}' must be 1 to {} printable ASCII characters without spaces", flag, label, most);
+void require_label(const char* flag, const std::string& label) {
+  if (!label.empty() && !collect::is_name(label))
+    throw UsageError("{}: '{}' must be 1 to {} printable ASCII characters without spaces", flag, label,
+                     collect::kMostNameBytes);
+}
+
+// Makes a name of what a job is booked to. Such a text may be the user's own, who must not end the measurement by it.
+void make_job_label(const char* what, std::string& label) {
+  const std::string name = collect::as_job_label(label);
+  if (name != label) say(fmt::format("the {} '{}' is recorded as '{}'", what, printable(label), name));
+  label = name;
 }
 
 void add_all(collect::Spool& spool, std::vector<collect::Batch> batches) {
@@ -234,10 +242,8 @@ collect::SenderOptions sender_options(const SendArguments& o) {
   require_label("--step", o.labels.step);
   require_label("--user", o.labels.user);
   for (const auto& [flag, label] : {std::pair("--group", &o.labels.group), std::pair("--account", &o.labels.account),
-                                    std::pair("--tag", &o.labels.tag)}) {
-    require_label(flag, *label, collect::kMostJobLabelBytes);
+                                    std::pair("--tag", &o.labels.tag)})
     if (!label->empty() && o.labels.job.empty()) throw UsageError("{}: belongs to a job, so it needs --job", flag);
-  }
   if (o.gid && o.labels.job.empty()) throw UsageError("--gid: belongs to a job, so it needs --job");
   collect::SenderOptions options;
   options.to = collect::parse_address(o.to, "--to");
@@ -271,6 +277,7 @@ int run_send(const SendArguments& o) {
   collect::Labels labels = o.labels;
   if (o.uid) labels.user = name_of_user(*o.uid);
   if (o.gid) labels.group = name_of_group(*o.gid);
+  make_job_label("group", labels.group), make_job_label("account", labels.account), make_job_label("tag", labels.tag);
   std::optional<collect::Turn> turn;
   if (o.lock) turn.emplace(*o.lock, turn_name(o, options.node));
   // They are open before the turn comes, because that may take seconds, in which nobody would measure.

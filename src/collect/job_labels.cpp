@@ -29,10 +29,18 @@ std::optional<JobLabels> job_labels_of(const Event& event) {
                                      std::pair("account=", &labels.account), std::pair("tag=", &labels.tag)})
       if (word.starts_with(key)) *value = word.substr(std::string_view(key).size());
   }
-  // A node may send any text.
-  const auto known = [](const std::string& label) { return label.empty() || is_name(label); };
+  // A node may send any text. One that reads otherwise than it is written would book to a job what it shows for
+  // another.
+  const auto known = [](const std::string& label) {
+    return label.empty() || (is_name(label) && label.size() <= kMostJobLabelBytes);
+  };
   const bool named = is_name(labels.job) && known(labels.group) && known(labels.account) && known(labels.tag);
-  return named && !labels.empty() ? std::optional(labels) : std::nullopt;
+  if (!named || labels.empty() || job_labels_event(event.time_s, labels).text != event.text) return std::nullopt;
+  return labels;
+}
+
+std::string as_job_label(std::string_view text) {
+  return text.empty() ? "" : as_name(text).substr(0, kMostJobLabelBytes);
 }
 
 }  // namespace molen::collect

@@ -1,10 +1,12 @@
-// What a job is booked to beside its user. Its periods do not repeat it: senders tell it once, as an event, and the
-// database keeps it by job.
+// What a job is booked to beside its user. Its periods do not repeat it: a sender tells it at its start and its end, as
+// an event, and the database keeps it for the sender's session. So no sender changes what another one has told, and a
+// job number that comes round again has no labels of an earlier job.
 #pragma once
 
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "collect/record.h"
 
@@ -22,8 +24,10 @@ struct JobLabels {
 // Returns an event `job_labels`, whose text is "job=77 group=physics account=a1 tag=x" without what is not known.
 Event job_labels_event(double time_s, const JobLabels& labels);
 
-// Returns the labels of such an event; nothing for another event, and for one that names no job, no label, or
-// something that is no name.
+// Returns the labels of such an event; nothing for another event, and for one whose text is not of that form.
 std::optional<JobLabels> job_labels_of(const Event& event);
+
+// Returns the label as a name of at most kMostJobLabelBytes; "" for "".
+std::string as_job_label(std::string_view text);
 
 }  // namespace molen::collect

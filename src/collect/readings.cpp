@@ -73,16 +73,21 @@ std::vector<Batch> Readings::describe() const {
   events.push_back({wall_s_, "start", as_text(scopes.empty() ? "no meter" : scopes),
                     static_cast<std::int64_t>(accountant_.meters().meters.size())});
   if (!labels_.job.empty()) events.push_back({wall_s_, "job_start", as_text(job_text(labels_)), 0});
-  const JobLabels of_job{labels_.job, labels_.group, labels_.account, labels_.tag};
-  if (!of_job.job.empty() && !of_job.empty()) events.push_back(job_labels_event(wall_s_, of_job));
+  add_labels(events);
   for (const auto& u : accountant_.meters().unavailable)
     events.push_back({wall_s_, "unavailable", as_text(fmt::format("{} {}: {}", u.meter, u.scope, u.reason)), 0});
   return in_batches({}, std::move(events));
 }
 
+void Readings::add_labels(std::vector<Event>& events) const {
+  const JobLabels of_job{labels_.job, labels_.group, labels_.account, labels_.tag};
+  if (!of_job.job.empty() && !of_job.empty()) events.push_back(job_labels_event(wall_s_, of_job));
+}
+
 std::vector<Batch> Readings::farewell() const {
   std::vector<Event> events;
   if (!labels_.job.empty()) events.push_back({wall_s_, "job_stop", as_text(job_text(labels_)), 0});
+  add_labels(events);  // a spool that was full has lost what came first
   events.push_back({wall_s_, "stop", "", 0});
   return in_batches({}, std::move(events));
 }

@@ -40,6 +40,8 @@ class Readings {
   std::vector<Batch> next();
 
  private:
+  void add_labels(std::vector<Event>& events) const;
+
   const Labels labels_;
   const std::function<double()> wall_, steady_;
   energy::Accountant accountant_;

@@ -141,6 +141,9 @@ TEST(Readings, AJobHasAStartAndAnEnd) {
   EXPECT_EQ(node.readings({"77", "", ""}).describe()[0].events[1].text, "job=77");
   const auto labelled = node.readings({"77", "", "", "physics", "", "x"}).describe();
   EXPECT_EQ(labelled[0].events[2], (Event{1e9 + 65, "job_labels", "job=77 group=physics tag=x", 0}));
+  Readings labelled_node = node.readings({"77", "", "", "physics", "", "x"});
+  const auto end = labelled_node.farewell();
+  EXPECT_EQ(end[0].events[1].text, "job=77 group=physics tag=x") << "again, where the spool has lost the start";
   const auto without_job = node.readings({"", "", "", "physics", "", ""}).describe();
   for (const Event& event : without_job[0].events) EXPECT_NE(event.kind, "job_labels") << "labels without a job";
   ReadNode without;

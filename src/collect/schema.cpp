@@ -84,9 +84,15 @@ const std::vector<LaterTables>& later_tables() {
        {
            "CREATE TABLE energy_jobs_version (version BIGINT NOT NULL)",
            "INSERT INTO energy_jobs_version VALUES (1)",
-           "CREATE TABLE energy_jobs (job TEXT PRIMARY KEY, group_name TEXT, account TEXT, tag TEXT)",
-       }}};
+           "CREATE TABLE energy_jobs (session_id BIGINT NOT NULL REFERENCES energy_sessions (id), job TEXT NOT NULL, "
+           "group_name TEXT, account TEXT, tag TEXT, PRIMARY KEY (session_id, job))",
+       },
+       true}};
   return tables;
+}
+
+std::string labels_told() {
+  return "SELECT session_id, text FROM energy_events WHERE kind = 'job_labels' ORDER BY session_id, seq";
 }
 // NOLINTEND(bugprone-suspicious-missing-comma)
 

@@ -28,9 +28,14 @@ struct LaterTables {
   std::string version_table;  // "energy_limits_version"
   std::int64_t version = 1;
   std::vector<std::string> statements;  // create the tables, the one of the version included
+  // Whether the events that the database already has are to be entered (job_labels_of): an older collector kept them.
+  bool from_events = false;
 };
 // Returns those of the limits and those of the jobs' labels.
 const std::vector<LaterTables>& later_tables();
+
+// Returns SQL that selects the session and the text of the events with labels, in the order in which they were told.
+std::string labels_told();
 
 // Returns SQL for the day (UTC) in which a period began, as text.
 std::string day_of_start(Dialect dialect);

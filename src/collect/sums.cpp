@@ -12,20 +12,14 @@
 namespace molen::collect {
 namespace {
 
-// Returns the column of a job's label; null where sums are by something else.
-const char* label_column(const std::string& by) {
-  if (by == "group") return "group_name";
-  return by == "account" ? "account" : by == "tag" ? "tag" : nullptr;
+bool is_label(const std::string& by) {
+  return by == "group" || by == "account" || by == "tag";
 }
 
-void require_labels(const std::string& words) {
-  const char* sql = is_postgres_uri(words)
-                        ? "SELECT to_regclass('energy_jobs') WHERE to_regclass('energy_jobs') IS NOT NULL"
-                        : "SELECT 1 FROM sqlite_master WHERE name = 'energy_jobs'";
-  if (database_rows(words, sql).empty())
-    throw UsageError(
-        "--by: this database has no groups, accounts and tags of jobs; `molen energy collect` of this version makes "
-        "their table when it opens the database");
+bool has_labels(const std::string& words) {
+  const char* sql = is_postgres_uri(words) ? "SELECT 1 WHERE to_regclass('energy_jobs') IS NOT NULL"
+                                           : "SELECT 1 FROM sqlite_master WHERE name = 'energy_jobs'";
+  return !database_rows(words, sql).empty();
 }
 
 std::string sum_column(const std::string& by, Dialect dialect) {
@@ -33,8 +27,8 @@ std::string sum_column(const std::string& by, Dialect dialect) {
   if (by == "job") return "job";
   if (by == "step") return "CASE WHEN step IS NULL THEN job ELSE job || '.' || step END";
   if (by == "user") return "user_name";
-  if (const char* label = label_column(by))
-    return fmt::format("(SELECT {} FROM energy_jobs WHERE energy_jobs.job = energy_periods.job)", label);
+  if (by == "group") return "group_name";
+  if (is_label(by)) return by;
   MOLEN_CHECK(by == "day", "sums by {}", by);
   return day_of_start(dialect);
 }
@@ -104,20 +98,27 @@ std::string counted_scopes(const std::string& by, Dialect dialect) {
                                      : fmt::format("string_agg(DISTINCT {}, ',')", scope);
 }
 
-std::string sum_sql(const SumQuery& query, Dialect dialect) {
+// SQL for the periods with what their jobs are booked to, which databases of before the labels do not know.
+std::string booked_periods(bool labels) {
+  if (!labels) return "SELECT p.*, NULL AS group_name, NULL AS account, NULL AS tag FROM energy_periods p";
+  return "SELECT p.*, j.group_name, j.account, j.tag FROM energy_periods p LEFT JOIN energy_jobs j ON j.session_id = "
+         "p.session_id AND j.job = p.job";
+}
+
+std::string sum_sql(const SumQuery& query, Dialect dialect, bool labels) {
   const std::string of_job = query.job.empty() ? "" : fmt::format(" AND job = {}", sql_text(query.job));
   const std::string periods = fmt::format(
-      "SELECT COALESCE({}, '') AS k, node, scope, start_s, end_s, joules, counted, job, step, user_name FROM "
-      "energy_periods WHERE start_s >= {} AND start_s < {}{}",
-      sum_column(query.by, dialect), query.since_s, query.until_s, of_job);
+      "SELECT COALESCE({}, '') AS k, node, scope, start_s, end_s, joules, counted, job, step, user_name, group_name, "
+      "account, tag FROM ({}) AS booked WHERE start_s >= {} AND start_s < {}{}",
+      sum_column(query.by, dialect), booked_periods(labels), query.since_s, query.until_s, of_job);
   const std::string sums = fmt::format(
       "SELECT k, SUM(CASE WHEN counted = 1 THEN joules END) AS joules, COUNT(DISTINCT node) AS nodes, SUM(CASE WHEN "
       "joules IS NULL THEN 1 ELSE 0 END) AS without_reading, MIN(start_s) AS from_s, MAX(end_s) AS until_s, SUM(CASE "
       "WHEN counted = 1 AND joules IS NULL THEN 1 ELSE 0 END) AS unread, SUM(CASE WHEN counted = 1 AND joules IS "
       "NULL THEN end_s - start_s ELSE 0 END) AS unread_s, {} AS counted, {} AS node, {} AS job, {} AS step, {} AS "
-      "user_name FROM periods GROUP BY k",
+      "user_name, {} AS group_name, {} AS account, {} AS tag FROM periods GROUP BY k",
       counted_scopes(query.by, dialect), if_the_same("node"), if_the_same("job"), if_the_same("step"),
-      if_the_same("user_name"));
+      if_the_same("user_name"), if_the_same("group_name"), if_the_same("account"), if_the_same("tag"));
   // The scopes of a node that are read together are one reading.
   return fmt::format(
       "WITH periods AS ({}), readings AS (SELECT k, node, job, step, start_s, end_s, SUM(joules) AS joules FROM "
@@ -148,9 +149,13 @@ const std::vector<std::string>& sum_keys() {
 }
 
 std::vector<EnergySum> energy_sums(const std::string& words, const SumQuery& query) {
-  if (label_column(query.by) != nullptr) require_labels(words);
+  const bool labels = has_labels(words);
+  if (is_label(query.by) && !labels)
+    throw UsageError(
+        "--by: this database has no groups, accounts and tags of jobs; `molen energy collect` of this version makes "
+        "their table when it opens the database");
   const auto rows =
-      database_rows(words, sum_sql(query, is_postgres_uri(words) ? Dialect::kPostgres : Dialect::kSqlite));
+      database_rows(words, sum_sql(query, is_postgres_uri(words) ? Dialect::kPostgres : Dialect::kSqlite, labels));
   std::vector<EnergySum> sums;
   for (const auto& row : rows) {
     const auto number = [&](std::size_t column) {
@@ -170,9 +175,10 @@ std::vector<EnergySum> energy_sums(const std::string& words, const SumQuery& que
     sum.counted = in_order(row.at(8).value_or(""));
     sum.node = row.at(9).value_or(""), sum.job = row.at(10).value_or("");
     sum.step = row.at(11).value_or(""), sum.user = row.at(12).value_or("");
-    sum.seconds = number(13).value_or(0.0), sum.node_seconds = number(14).value_or(0.0);
-    sum.edp = number(15);
-    sum.parts = {part(16), part(18), part(20), part(22)};
+    sum.group = row.at(13).value_or(""), sum.account = row.at(14).value_or(""), sum.tag = row.at(15).value_or("");
+    sum.seconds = number(16).value_or(0.0), sum.node_seconds = number(17).value_or(0.0);
+    sum.edp = number(18);
+    sum.parts = {part(19), part(21), part(23), part(25)};
     sums.push_back(std::move(sum));
   }
   return sums;

@@ -54,7 +54,8 @@ struct EnergySum {
   // The number of periods without a reading, and their seconds. Each scope that counts adds its own periods.
   std::int64_t unread = 0;
   double unread_s = 0;
-  std::string counted = {};  // the scopes that count: "cpu-package0 dram0"; only in sums by node
+  std::string counted = {};                        // the scopes that count: "cpu-package0 dram0"; only in sums by node
+  std::string group = {}, account = {}, tag = {};  // of the jobs, as for `job`
   bool operator==(const EnergySum&) const = default;
 
   // The mean power of all nodes together, W: joules over seconds.

@@ -28,23 +28,19 @@ Json to_json(const EnergySum& sum) {
 
 std::string sums_csv(const std::string& by, const std::vector<EnergySum>& sums) {
   std::string csv =
-      "job_id,step_id,user_id,user_group,user_acc,e_tag,node_id,day,nodes,start_time,end_time,time,energy_J,power_W,DC_"
+      "job_id,step_id,user_id,node_id,day,nodes,start_time,end_time,time,energy_J,power_W,DC_"
       "power,PCK_power,DRAM_"
       "power,"
-      "GPU_power,EDP,node_seconds,periods_without_reading\n";
+      "GPU_power,EDP,node_seconds,periods_without_reading,user_group,user_acc,e_tag\n";
   for (const EnergySum& s : sums) {
     const auto watts = [](const std::optional<PartEnergy>& part) {
       return part && part->seconds > 0.0 ? csv_number(part->joules / part->seconds) : "";
     };
-    const auto key_of = [&](const char* column) { return by == column ? s.key : ""; };
     const std::vector<std::string> cells{s.job,
                                          s.step,
                                          s.user,
-                                         key_of("group"),
-                                         key_of("account"),
-                                         key_of("tag"),
                                          s.node,
-                                         key_of("day"),
+                                         by == "day" ? s.key : "",
                                          std::to_string(s.nodes),
                                          utc_timestamp(s.from_s),
                                          utc_timestamp(s.until_s),
@@ -57,7 +53,10 @@ std::string sums_csv(const std::string& by, const std::vector<EnergySum>& sums) 
                                          watts(s.parts.gpu),
                                          csv_number(s.edp),
                                          csv_number(s.node_seconds),
-                                         std::to_string(s.without_reading)};
+                                         std::to_string(s.without_reading),
+                                         s.group,
+                                         s.account,
+                                         s.tag};
     for (std::size_t i = 0; i < cells.size(); ++i) csv += (i > 0 ? "," : "") + csv_cell(cells[i]);
     csv += "\n";
   }

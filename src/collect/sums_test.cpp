@@ -210,13 +210,12 @@ TEST_P(Sums, TheDocumentsOfSumsHaveTheirFigures) {
                           "mean_w":1.6666666666666667,"edp_js":24000.0,"periods_without_reading":0,
                           "from":"2023-11-14T22:14:20Z","until":"2023-11-14T22:16:20Z"})",
                        "test"));
-  EXPECT_EQ(
-      sums_csv("step", sums),
-      "job_id,step_id,user_id,user_group,user_acc,e_tag,node_id,day,nodes,start_time,end_time,time,energy_J,power_W,DC_"
-      "power,PCK_power,"
-      "DRAM_power,GPU_power,EDP,node_seconds,periods_without_reading\n"
-      "77,0,ann,,,,a,,1,2023-11-14T22:14:20Z,2023-11-14T22:16:20Z,120,200,1.66666667,1.66666667,,,0.666666667,24000,"
-      "120,0\n");
+  EXPECT_EQ(sums_csv("step", sums),
+            "job_id,step_id,user_id,node_id,day,nodes,start_time,end_time,time,energy_J,power_W,DC_"
+            "power,PCK_power,"
+            "DRAM_power,GPU_power,EDP,node_seconds,periods_without_reading,user_group,user_acc,e_tag\n"
+            "77,0,ann,a,,1,2023-11-14T22:14:20Z,2023-11-14T22:16:20Z,120,200,1.66666667,1.66666667,,,0.666666667,24000,"
+            "120,0,,,\n");
   EXPECT_EQ(to_json(EnergySum{})["mean_w"], Json()) << "not measured is not 0";
 }
 

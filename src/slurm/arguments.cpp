@@ -123,8 +123,8 @@ std::vector<std::string> command_of_step(const Arguments& a, const StepLabels& l
                                    "--every=" + a.every,
                                    "--job=" + labels.job,
                                    "--step=" + labels.step,
-                                   "--uid=" + std::to_string(labels.uid),
-                                   "--gid=" + std::to_string(labels.gid)};
+                                   "--uid=" + std::to_string(labels.uid)};
+  if (labels.gid) command.push_back("--gid=" + std::to_string(*labels.gid));
   if (!a.token.empty()) command.push_back("--token-file=" + a.token);
   for (const std::string& meter : a.meters) command.push_back("--meters=" + meter);
   return command;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,7 +26,8 @@ Parsed<Arguments> parse_arguments(const std::vector<std::string_view>& words, co
 
 struct StepLabels {
   std::string job, step;  // names: printable ASCII without spaces, at most 128 bytes
-  std::uint32_t uid = 0, gid = 0;
+  std::uint32_t uid = 0;
+  std::optional<std::uint32_t> gid = std::nullopt;  // of the job, where Slurm tells it
 };
 
 // Returns Slurm's name of a step: "0", "batch", "extern" or "interactive".

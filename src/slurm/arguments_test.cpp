@@ -22,6 +22,7 @@ TEST(PluginArguments, MakeTheCommandOfAStep) {
                                       "--spool=/var/spool/molen/n1/n1.spool", "--lock=/var/spool/molen/n1/n1.turn",
                                       "--until-hangup", "--every=60", "--job=77", "--step=batch", "--uid=1001",
                                       "--gid=100"}));
+  EXPECT_EQ(command_of_step(plain_words.value, {"77", "batch", 1001}).back(), "--uid=1001") << "no group is known";
   for (const char* more :
        {"token=/etc/molen.token", "every=0.5", "meters=rapl,replay:/r/%h.jsonl", "log=/var/log/%h%%.log"})
     words.emplace_back(more);

@@ -99,12 +99,15 @@ void start_sender(spank_t spank, int count, char** words) {
   gid_t gid = 0;
   if (::spank_get_item(spank, S_JOB_ID, &job) != ESPANK_SUCCESS ||
       ::spank_get_item(spank, S_JOB_STEPID, &step) != ESPANK_SUCCESS ||
-      ::spank_get_item(spank, S_JOB_UID, &uid) != ESPANK_SUCCESS ||
-      ::spank_get_item(spank, S_JOB_GID, &gid) != ESPANK_SUCCESS)
-    return log_line("Slurm does not tell job, step, user and group: no energy is recorded");
+      ::spank_get_item(spank, S_JOB_UID, &uid) != ESPANK_SUCCESS)
+    return log_line("Slurm does not tell job, step and user: no energy is recorded");
+  StepLabels labels{std::to_string(job), step_name(step), uid};
+  if (::spank_get_item(spank, S_JOB_GID, &gid) == ESPANK_SUCCESS)
+    labels.gid = gid;
+  else
+    log_line("Slurm does not tell the group of the job: its energy is booked to no group");
   const Arguments& a = arguments.value;
-  const Launched launched =
-      start_detached(command_of_step(a, {std::to_string(job), step_name(step), uid, gid}), a.spool, a.log);
+  const Launched launched = start_detached(command_of_step(a, labels), a.spool, a.log);
   for (const std::string& note : launched.notes) log_line(note);
   hold = launched.hold;
 }

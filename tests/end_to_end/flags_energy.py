@@ -87,10 +87,10 @@ def collect_and_send(case):
         host = os.uname().nodename
         equal("the host is the node, and no job is known", rows_of("site.db", f"SELECT DISTINCT job, step, user_name FROM energy_periods WHERE node = '{host}'"), [(None, None, None)])
         equal("of each node", rows_of("site.db", "SELECT nodes FROM energy_by_job"), [(1,)])
-        equal("events", [k for k, in rows_of("site.db", "SELECT kind FROM energy_events WHERE node = 'first' ORDER BY seq")], ["start", "job_start", "job_labels", "job_stop", "stop"])
+        equal("events", [k for k, in rows_of("site.db", "SELECT kind FROM energy_events WHERE node = 'first' ORDER BY seq")], ["start", "job_start", "job_labels", "job_stop", "job_labels", "stop"])
         equal("the job of an event", rows_of("site.db", "SELECT DISTINCT text FROM energy_events WHERE kind LIKE 'job_st%'"), [("job=77 step=2 user=ann",)])
         assert "first" in (work / "a.spool").read_text() and "first" not in (work / "b.spool").read_text()
-    assert "with 5 periods and 7 events" in said["out"] and not said["err"], said
+    assert "with 5 periods and 8 events" in said["out"] and not said["err"], said
     assert not (work / "socket").exists()
     # The account of the database. It needs no collector.
     account = ["energy", "account", "--database", "sqlite:site.db"]
@@ -106,9 +106,9 @@ def collect_and_send(case):
         equal(f"by {by}", set(sums), {"", label})
         close(f"joules by {by}", sums[label]["energy_j"], joules, 1e-12)
         equal(f"{by} in CSV", [r["job_id"] for r in csv.DictReader(case.molen(*account, "--by", by, "--format", "csv").stdout.splitlines()) if r[column] == label], ["77"])
+    equal("labels in the sums by job", [[r[c] for c in ("user_group", "user_acc", "e_tag")] for r in csv.DictReader(case.molen(*account, "--by", "job", "--format", "csv").stdout.splitlines()) if r["job_id"]], [["physics", "a1", "pilot"]])
     for flag in ("--group", "--account", "--tag"):
         case.refused("energy", "send", "--to", "unix:none", "--spool", "c.spool", flag, "x", says=f"{flag}: belongs to a job, so it needs --job")
-        case.refused("energy", "send", "--to", "unix:none", "--spool", "c.spool", "--job", "1", flag, "x" * 101, says=f"{flag}: '{'x' * 101}' must be 1 to 100 printable")
     equal("by day", sum(r["nodes"] > 0 for r in asked("--by", "day").values()) in (1, 2), True)
     equal("--since", asked("--since", "2100-01-01"), {})
     equal("--until", asked("--until", "2000-01-01"), {})
@@ -161,9 +161,9 @@ def collect_and_send(case):
     assert "outliers" not in case.molen("energy", "account", "--database", "sqlite:nodes.db", "--by", "job").stdout
     # What happened.
     happened = lambda *words: json.loads(case.molen(*account, "--events", "--format", "json", *words).stdout)["events"]
-    equal("--events", sorted(e["kind"] for e in happened() if e["node"] == "first"), ["job_labels", "job_start", "job_stop", "start", "stop"])
-    equal("--events of a job", [(e["kind"], e["text"]) for e in happened("--job", "77")], [("job_labels", "job=77 group=physics account=a1 tag=pilot"), ("job_start", "job=77 step=2 user=ann"), ("job_stop", "job=77 step=2 user=ann")])
-    equal("in CSV", [r["event_type"] for r in csv.DictReader(case.molen(*account, "--events", "--job", "77", "--format", "csv").stdout.splitlines())], ["job_labels", "job_start", "job_stop"])
+    equal("--events", sorted(e["kind"] for e in happened() if e["node"] == "first"), ["job_labels", "job_labels", "job_start", "job_stop", "start", "stop"])
+    equal("--events of a job", [(e["kind"], e["text"]) for e in happened("--job", "77")], [("job_labels", "job=77 group=physics account=a1 tag=pilot"), ("job_start", "job=77 step=2 user=ann"), ("job_labels", "job=77 group=physics account=a1 tag=pilot"), ("job_stop", "job=77 step=2 user=ann")])
+    equal("in CSV", [r["event_type"] for r in csv.DictReader(case.molen(*account, "--events", "--job", "77", "--format", "csv").stdout.splitlines())], ["job_labels", "job_start", "job_labels", "job_stop"])
     assert "job=77 step=2 user=ann" in case.molen(*account, "--events").stdout
     equal("--events --since", happened("--since", "2100-01-01"), [])
     case.refused(*account, "--events", "--by", "node", says="--by")
@@ -309,6 +309,12 @@ def users_by_number(case):
     equal("the name, or the number where there is none", users, {"1": pwd.getpwuid(0).pw_name, "2": "4294967294"})
     groups = dict(rows_of("uids.db", "SELECT job, group_name FROM energy_jobs"))
     equal("the group's name, or the number where there is none", groups, {"1": grp.getgrgid(0).gr_name, "2": "4294967294"})
+    # A label may be a user's text, and ends no measurement.
+    with collector(case, "--database", "sqlite:texts.db", "--listen", "unix:uids"):
+        said = case.molen(*send, "--job", "3", "--tag", "my job " + "x" * 100, "--account", "").stderr
+    name = "my_job_" + "x" * 93
+    equal("a text becomes a name", rows_of("texts.db", "SELECT tag, account FROM energy_jobs"), [(name, None)])
+    assert f"is recorded as '{name}'" in said, said
     case.refused(*send, "--gid", 0, says="--gid: belongs to a job, so it needs --job")
     case.refused(*send, "--job", 1, "--gid", 0, "--group", "physics", says="--group")
     case.refused(*send, "--uid", "ann", says="--uid")

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "collect/connection.h"
+#include "collect/job_labels.h"
 #include "collect/wire.h"
 
 namespace {
@@ -41,6 +42,9 @@ void read_line(std::string_view line, int which) {
     }
     const Batch& batch = std::get<Batch>(said);
     require(wrong_with(batch).empty());
+    for (const Event& event : batch.events)
+      if (const auto labels = job_labels_of(event))
+        require(job_labels_event(event.time_s, *labels) == event || event.count != 0);
     // Numbers and escapes may be longer when molen writes them; then the batch is refused before it is sent.
     std::string written;
     try {

@@ -270,9 +270,11 @@ class PostgresDatabase : public Database {
     (void)db_->run("SELECT pg_advisory_xact_lock(7234012655131137)");
     if (!postgres_version_there(*db_, name_))
       for (const std::string& sql : schema_statements(Dialect::kPostgres)) (void)db_->run(sql.c_str());
-    for (const LaterTables& tables : later_tables())
-      if (!postgres_version_there(*db_, tables, name_))
-        for (const std::string& sql : tables.statements) (void)db_->run(sql.c_str());
+    for (const LaterTables& tables : later_tables()) {
+      if (postgres_version_there(*db_, tables, name_)) continue;
+      for (const std::string& sql : tables.statements) (void)db_->run(sql.c_str());
+      if (tables.from_events) enter_told_labels();
+    }
     transaction.commit();
   }
 
@@ -307,19 +309,19 @@ class PostgresDatabase : public Database {
     SessionIds ids = lock_sessions(last);
     Stored stored;
     std::string periods, events;
-    std::vector<JobLabels> labels;
+    Told labels;
     for (const std::size_t i : new_batches(batches, last)) {
       const std::int64_t id = ids[{batches[i].node, batches[i].session}];
       for (const Period& p : batches[i].periods) add_row(periods, id, batches[i], p);
       for (const Event& e : batches[i].events) {
         add_row(events, id, batches[i], e);
-        if (auto told = job_labels_of(e)) labels.push_back(std::move(*told));
+        if (const auto of_job = job_labels_of(e)) labels[{id, of_job->job}] = *of_job;
       }
       stored += {1, 0, std::ssize(batches[i].periods), std::ssize(batches[i].events)};
     }
     db_->copy("COPY energy_periods FROM STDIN", periods);
     db_->copy("COPY energy_events FROM STDIN", events);
-    enter_labels(std::move(labels));
+    enter_labels(labels);
     ArrayLiteral id_list, numbers;
     for (const auto& [key, number] : last) id_list.add(std::to_string(ids[key])), numbers.add(std::to_string(number));
     (void)db_->run(
@@ -331,15 +333,30 @@ class PostgresDatabase : public Database {
     return stored;
   }
 
-  // In order of the jobs, so that two collectors lock their rows in one order; of one job, the last labels win.
-  void enter_labels(std::vector<JobLabels> labels) {
-    std::ranges::stable_sort(labels, {}, &JobLabels::job);
-    for (const JobLabels& l : labels)
-      (void)db_->run(
-          "INSERT INTO energy_jobs VALUES ($1, NULLIF($2, ''), NULLIF($3, ''), NULLIF($4, '')) ON CONFLICT (job) DO "
-          "UPDATE SET group_name = COALESCE(EXCLUDED.group_name, energy_jobs.group_name), account = "
-          "COALESCE(EXCLUDED.account, energy_jobs.account), tag = COALESCE(EXCLUDED.tag, energy_jobs.tag)",
-          {l.job, l.group, l.account, l.tag});
+  // Labels by session and job; of one session, the last that it told of a job.
+  using Told = std::map<std::pair<std::int64_t, std::string>, JobLabels>;
+
+  void enter_labels(const Told& told) {
+    if (told.empty()) return;
+    ArrayLiteral sessions, jobs, groups, accounts, tags;
+    for (const auto& [key, labels] : told) {
+      sessions.add(std::to_string(key.first)), jobs.add(labels.job);
+      groups.add(labels.group), accounts.add(labels.account), tags.add(labels.tag);
+    }
+    (void)db_->run(
+        "INSERT INTO energy_jobs SELECT s, j, NULLIF(g, ''), NULLIF(a, ''), NULLIF(t, '') FROM unnest($1::bigint[], "
+        "$2::text[], $3::text[], $4::text[], $5::text[]) AS k (s, j, g, a, t) ON CONFLICT (session_id, job) DO UPDATE "
+        "SET group_name = EXCLUDED.group_name, account = EXCLUDED.account, tag = EXCLUDED.tag",
+        {sessions.text(), jobs.text(), groups.text(), accounts.text(), tags.text()});
+  }
+
+  void enter_told_labels() {
+    const PostgresRows rows = db_->run(labels_told().c_str());
+    Told told;
+    for (int i = 0; i < PQntuples(rows.get()); ++i)
+      if (const auto labels = job_labels_of({0, "job_labels", PQgetvalue(rows.get(), i, 1), 0}))
+        told[{std::stoll(PQgetvalue(rows.get(), i, 0)), labels->job}] = *labels;
+    enter_labels(told);
   }
 
   std::vector<LimitOrder> answer_now(std::span<const Question> questions, double now_s) {
@@ -411,6 +428,7 @@ DatabaseRows postgres_rows(const std::string& uri, const std::string& sql) {
     Session db(uri);
     name = db.place();
     if (!postgres_version_there(db, name)) throw no_tables(name);
+    for (const LaterTables& tables : later_tables()) (void)postgres_version_there(db, tables, name);
     const PostgresRows found = db.run(sql.c_str());
     DatabaseRows rows;
     for (int i = 0; i < PQntuples(found.get()); ++i) {

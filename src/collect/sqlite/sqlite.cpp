@@ -173,10 +173,7 @@ struct SqliteStatements {
         raise_number(db, "UPDATE energy_sessions SET last_seq = ? WHERE id = ?"),
         period(db, "INSERT INTO energy_periods VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"),
         event(db, "INSERT INTO energy_events VALUES (?, ?, ?, ?, ?, ?, ?)"),
-        labels(db,
-               "INSERT INTO energy_jobs VALUES (?, ?, ?, ?) ON CONFLICT (job) DO UPDATE SET group_name = "
-               "COALESCE(excluded.group_name, group_name), account = COALESCE(excluded.account, account), tag = "
-               "COALESCE(excluded.tag, tag)"),
+        labels(db, "INSERT OR REPLACE INTO energy_jobs VALUES (?, ?, ?, ?, ?)"),
         limitable(db, "INSERT OR REPLACE INTO energy_limitable VALUES (?, ?, ?)"),
         limits(db, "SELECT until_s, limits FROM energy_limits WHERE node = ?"),
         order(db, "INSERT OR REPLACE INTO energy_limits VALUES (?, ?, ?)") {}
@@ -255,10 +252,24 @@ class SqliteDatabase : public Database {
     SqliteTransaction transaction(*db_);
     if (!sqlite_version_there(*db_, name()))
       for (const std::string& sql : schema_statements(Dialect::kSqlite)) db_->execute(sql);
-    for (const LaterTables& tables : later_tables())
-      if (!sqlite_version_there(*db_, tables, name()))
-        for (const std::string& sql : tables.statements) db_->execute(sql);
+    for (const LaterTables& tables : later_tables()) {
+      if (sqlite_version_there(*db_, tables, name())) continue;
+      for (const std::string& sql : tables.statements) db_->execute(sql);
+      if (tables.from_events) enter_told_labels();
+    }
     transaction.commit();
+  }
+
+  void enter_told_labels() {
+    SqliteStatements statements(db_->get());
+    for (Statement told(db_->get(), labels_told()); told.next();)
+      if (const auto labels = job_labels_of({0, "job_labels", told.text(1), 0}))
+        enter(statements.labels, static_cast<std::int64_t>(told.number(0)), *labels);
+  }
+
+  static void enter(Statement& s, std::int64_t id, const JobLabels& labels) {
+    s.bind(1, id).bind(2, labels.job).bind_known(3, labels.group);
+    s.bind_known(4, labels.account).bind_known(5, labels.tag).run();
   }
 
   Stored store_now(std::span<const Batch> batches) {
@@ -325,10 +336,7 @@ class SqliteDatabase : public Database {
   void insert(std::int64_t id, const Batch& batch, const Event& e) {
     statements_->event.bind(1, id).bind(2, batch.seq).bind(3, batch.node).bind(4, e.time_s).bind(5, e.kind);
     statements_->event.bind(6, e.text).bind(7, e.count).run();
-    if (const auto labels = job_labels_of(e)) {
-      Statement& s = statements_->labels.bind(1, labels->job).bind_known(2, labels->group);
-      s.bind_known(3, labels->account).bind_known(4, labels->tag).run();
-    }
+    if (const auto labels = job_labels_of(e)) enter(statements_->labels, id, *labels);
   }
 
   const std::filesystem::path file_;
@@ -361,6 +369,7 @@ DatabaseRows sqlite_rows(const std::filesystem::path& file, const std::string& s
   try {
     Connected db(file, 5.0, false);
     if (!sqlite_version_there(db, name)) throw no_tables(name);
+    for (const LaterTables& tables : later_tables()) (void)sqlite_version_there(db, tables, name);
     DatabaseRows rows;
     for (Statement statement(db.get(), sql); statement.next();) rows.push_back(statement.row());
     return rows;
