@@ -36,6 +36,9 @@ struct MeterInfo {
   // counter has ticks of 0 J.
   double joules_per_tick = 0;
   Seconds changes_every{0};
+  // The resource that is asked over a network, as "https://node7-bmc/redfish/v1/Chassis/1/Power#/PowerControl/0":
+  // another host that asks it would count the same joules. Empty for what only this machine can read.
+  std::string remote = {};
 };
 
 // Not thread-safe: one thread at a time (the Accountant ensures this).

@@ -159,13 +159,13 @@ Meters open_redfish(const Machine& machine, const RedfishUrl& url,
   if (!place) return fail(place.reason());
   const auto watts = read_redfish_power(*service.value(), place.value());
   if (!watts) return fail(watts.reason());
+  const std::string remote = fmt::format("{}{}#{}", url.server, place.value().path, place.value().pointer);
+  MeterInfo info{"redfish",  "node", Source::kPower, fmt::format("{} every {} s", remote, ask_every.value),
+                 Seconds(0), true};
+  info.remote = remote;
   found.meters.push_back(std::make_unique<PolledMeter>(
-      MeterInfo{
-          "redfish", "node", Source::kPower,
-          fmt::format("{}{}#{} every {} s", url.server, place.value().path, place.value().pointer, ask_every.value),
-          Seconds(0), true},
-      [asked = service.value(), at = place.value()] { return read_redfish_power(*asked, at); }, machine.clock,
-      watts.value(), kLongestUnansweredS, ask_every));
+      std::move(info), [asked = service.value(), at = place.value()] { return read_redfish_power(*asked, at); },
+      machine.clock, watts.value(), kLongestUnansweredS, ask_every));
   return found;
 }
 

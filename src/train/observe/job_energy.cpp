@@ -117,12 +117,31 @@ Json describe_host(const std::string& name, const energy::Accountant& accountant
   for (const auto& m : accountant.meters().meters) {
     const energy::MeterInfo& info = m->info();
     const bool read = info.source != energy::Source::kNone;
-    scopes[info.scope] = {{"source", static_cast<int>(info.source)}, {"reason", read ? "" : info.detail}};
+    scopes[info.scope] = {{"source", static_cast<int>(info.source)},
+                          {"reason", read ? "" : info.detail},
+                          {"remote", replace_invalid_utf8(info.remote)}};
   }
   return {{"name", name},
           {"scopes", scopes},
           {"meters", accountant.describe()},
           {"coverage", energy::to_json(energy::coverage_of(accountant.meters(), gpus))}};
+}
+
+// Refuses hosts that ask one controller, whose joules would count once for each of them.
+void require_own_controllers(const std::vector<Json>& hosts) {
+  std::map<std::string, std::string> host_of;  // by what is asked
+  for (const Json& host : hosts)
+    for (const auto& [scope, meter] : host["scopes"].items()) {
+      const auto remote = meter["remote"].get<std::string>(), name = host["name"].get<std::string>();
+      if (remote.empty()) continue;
+      const auto [at, is_new] = host_of.emplace(remote, name);
+      if (!is_new)
+        throw UsageError(
+            "energy.meters: the hosts {} and {} both ask {}, whose joules would count twice; write {{host}} in the "
+            "URL, "
+            "which stands for the name of each host, as in redfish:https://{{host}}-bmc",
+            at->second, name, remote);
+    }
 }
 
 }  // namespace
@@ -274,6 +293,7 @@ void JobEnergy::exchange(comm::Communicator& world, const std::string& own) {
     if (host.contains("error"))
       throw UsageError("{}{}", hosts_ > 1 ? host["name"].get<std::string>() + ": " : "",
                        host["error"].get<std::string>());
+  require_own_controllers(hosts);
   for (const Json& host : hosts)
     for (const auto& [scope, meter] : host["scopes"].items()) scopes_[scope];
   for (const Json& host : hosts) add_host(host);

@@ -49,12 +49,21 @@ class SampledMeter : public energy::Meter {
   const std::atomic<double>& time_;
 };
 
+// A controller that is asked over the network.
+class RemoteMeter : public energy::Meter {
+ public:
+  explicit RemoteMeter(const std::string& asked)
+      : Meter({"redfish", "node", energy::Source::kPower, asked, Seconds(0), true, 0, Seconds(0), asked}) {}
+  Result<energy::Reading> read() override { return energy::Reading{Joules(0), 0, 0}; }
+};
+
 class Hosts : public ::testing::Test {
  protected:
   fs::path folder_ = fs::temp_directory_path() / ("molen_job_energy_" + std::to_string(::getpid()));
   std::atomic<double> time_ = 0;
   std::atomic<int> opened_ = 0;
   std::map<std::string, std::string> visible_of_, amd_of_;  // devices that each host's meters were opened for
+  std::map<std::string, std::string> asked_of_;             // controllers that hosts ask
   std::mutex mutex_;
 
   void SetUp() override { fs::create_directories(folder_); }
@@ -76,6 +85,11 @@ class Hosts : public ::testing::Test {
       energy::Meters sampled;
       sampled.meters.push_back(std::make_unique<SampledMeter>(time_));
       return sampled;
+    }
+    if (const auto asked = asked_of_.find(host); asked != asked_of_.end()) {
+      energy::Meters remote;
+      remote.meters.push_back(std::make_unique<RemoteMeter>(asked->second));
+      return remote;
     }
     if (!fs::exists(folder_ / host)) return none;
     energy::OpenOptions o;
@@ -157,6 +171,22 @@ TEST_F(Hosts, JoulesOfAStepAreTheSumOverHosts) {
     EXPECT_EQ(used.by_host, world.rank() == 0 ? hosts : OfHosts{});
   });
   EXPECT_EQ(opened_, 2) << "one rank a host";
+}
+
+// One controller for two nodes would count each joule twice, on each of the ranks the same refusal.
+TEST_F(Hosts, ThatAskOneControllerAreRefused) {
+  asked_of_ = {{"a", "https://bmc/power#/W"}, {"b", "https://bmc/power#/W"}, {"c", "https://c-bmc/power#/W"}};
+  int used = 0;
+  on({at("a"), at("a"), at("c")}, [&](JobEnergy&, comm::Communicator& world) { used += world.rank() == 0; });
+  EXPECT_EQ(used, 1) << "two ranks of a host ask once";
+  try {
+    on({at("a"), at("c"), at("b")}, [](JobEnergy&, comm::Communicator&) {});
+    ADD_FAILURE() << "two hosts with one controller";
+  } catch (const UsageError& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "energy.meters: the hosts a and b both ask https://bmc/power#/W, whose joules would count twice; write "
+              "{host} in the URL, which stands for the name of each host, as in redfish:https://{host}-bmc");
+  }
 }
 
 // Two hosts have one name, as containers may, and one has no meter.
