@@ -64,6 +64,10 @@ def print_figures(figures):
         f = m[kind]
         said = ", ".join(f"{x} {percent(f[x], x == 'bias')}" for x in ("median", "mean", "p90", "bias")) if f["n"] else "none"
         print(f"memory, {kind} beside {key}: {f['n']} rows: {said}")
+    i = m["interval_80"]
+    if i["n"]:
+        print(f"memory: the 80 % interval holds the measured bytes of {percent(i['share'])} of {i['n']} rows; a spread of {i['spread_for_80']:.3f} would hold 80 %, "
+              f"and those of the other sources hold {percent(i['cross_validated'])} of each source's")
     ran, out = m["ran"], m["out_of_memory"]
     print(f"memory: {ran['called_fitting']} of {ran['n']} rows that ran are called fitting, and {out['called_fitting']} of {out['n']} that ran out of memory")
     i = figures["interval_80"]

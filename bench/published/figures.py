@@ -157,12 +157,31 @@ def choices(rows, predicted, null):
     }
 
 
+def memory_interval(rows, predictions):
+    """How often the 80 % interval of bytes holds the measured ones; the spread that would hold 80 % of the rows; and how many rows of each source the spread of the others would hold."""
+    held, needed = [], collections.defaultdict(list)
+    for r in rows:
+        key, p = BESIDE.get(r.get("memory_kind")), predictions[r["run_id"]]
+        measured = number(r, "memory_gib")
+        if key not in p or not measured:
+            continue
+        held.append(p[f"{key}_low"] <= measured * 2**30 <= p[f"{key}_high"])
+        needed[family(r["source"])].append(math.exp(abs(math.log(p[key] / (measured * 2**30)))) - 1)
+    if not held:
+        return {"n": 0, "share": None, "spread_for_80": None, "cross_validated": None}
+    of_all = [x for values in needed.values() for x in values]
+    others = {s: [x for t, values in needed.items() if t != s for x in values] for s in needed}
+    crossed = [x <= np.quantile(others[s], 0.8) for s, values in needed.items() if others[s] for x in values]
+    return {"n": len(held), "share": float(np.mean(held)), "spread_for_80": float(np.quantile(of_all, 0.8)), "cross_validated": float(np.mean(crossed)) if crossed else None}
+
+
 def memory_figures(rows, predictions):
     """Errors of predicted bytes by kind of measurement, and of `fits` for rows that ran and for rows that ran out of memory."""
     figures = {}
     for kind, key in BESIDE.items():
         pairs = [(predictions[r["run_id"]][key], number(r, "memory_gib") * 2**30) for r in rows if r.get("memory_kind") == kind and key in predictions[r["run_id"]]]
         figures[kind] = {"beside": key, **errors_of([p for p, _ in pairs], [m for _, m in pairs])}
+    figures["interval_80"] = memory_interval(rows, predictions)
     for name, word in (("ran", "no"), ("out_of_memory", "yes")):
         said = [predictions[r["run_id"]]["fits"] for r in rows if r.get("oom") == word and "fits" in predictions[r["run_id"]]]
         figures[name] = {"n": len(said), "called_fitting": sum(said)}

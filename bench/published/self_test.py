@@ -47,6 +47,18 @@ def test_null():
     near(null_times(rows, leave_out=False)[0][0], 2, "null time on the same rows")
 
 
+def test_memory_interval():
+    sizes = {"a": ("s 2020", 10), "b": ("s 2020", 8), "c": ("t", 10), "d": ("t", 20)}
+    rows = [made_up_row(run, source, memory_gib=str(gib), memory_kind="calculated") for run, (source, gib) in sizes.items()]
+    key = "memory_allocator_bytes_per_gpu"
+    line = {key: 10 * 2**30, f"{key}_low": 8 * 2**30, f"{key}_high": 12.5 * 2**30, "fits": True, "step_s": 1.0, "step_s_low": 0.5, "step_s_high": 2.0, "step_errors": {"products": 1.0}}
+    i = figures_of(rows, {run: line for run in sizes})["memory"]["interval_80"]
+    near(i["share"], 0.75, "20 GiB is above 12.5")
+    # Spreads of 0, 0.25, 0 and 1. The other source's quantiles are 0.8 for s and 0.2 for t.
+    near(i["spread_for_80"], float(np.quantile([0, 0.25, 0, 1], 0.8)), "spread for 80 %")
+    near(i["cross_validated"], 0.75, "held by the spread of the other source")
+
+
 def test_report():
     rows = [
         made_up_row("a", "s 2020", memory_gib="2", memory_kind="device_used_nvidia_smi"),
@@ -57,7 +69,7 @@ def test_report():
         made_up_row("f", "t", score="memory", oom="yes", step_s="7"),
         made_up_row("g", "t", gbs="12"),
     ]
-    line = lambda s: dict(step_s=s, step_s_low=s / 1.5, step_s_high=s * 1.5, fits=True, memory_bytes_per_gpu=3 * 2**30, memory_allocator_bytes_per_gpu=2**30, step_errors={"device.bandwidth": 0.3, "memory": 0.32, "products": 0.24})  # noqa: E731
+    line = lambda s: dict(step_s=s, step_s_low=s / 1.5, step_s_high=s * 1.5, fits=True, memory_bytes_per_gpu=3 * 2**30, memory_bytes_per_gpu_low=2.5 * 2**30, memory_bytes_per_gpu_high=4 * 2**30, memory_allocator_bytes_per_gpu=2**30, step_errors={"device.bandwidth": 0.3, "memory": 0.32, "products": 0.24})  # noqa: E731
     f = figures_of(rows, {"a": line(1.2), "b": line(1.1), "c": line(1.1), "d": line(2), "e": line(9), "f": line(1), "g": {"error": "x"}})
     near(f["time"]["all"]["predicted"]["n"], 4, "rows predicted")
     near(f["time"]["all"]["unpredicted"], 1, "rows not predicted")
@@ -71,6 +83,10 @@ def test_report():
     near(c["random_regret"], 1, "regret of a random choice")
     near(c["tau"], -1, "tau")
     near(f["memory"]["device_used_nvidia_smi"]["median"], 0.5, "error of memory")
+    i = f["memory"]["interval_80"]
+    near(i["n"], 1, "rows with memory")
+    near(i["share"], 0, "2 GiB is below 2.5")
+    near(i["spread_for_80"], 0.5, "3 beside 2")
     near(f["memory"]["ran"]["n"], 4, "rows that ran")
     near(f["memory"]["out_of_memory"]["called_fitting"], 1, "rows out of memory called fitting")
     near(f["interval_80"]["share"], 0.5, "share in the interval")
@@ -118,6 +134,6 @@ def test_fit():
 
 
 def self_test():
-    for test in (test_figures, test_null, test_report, test_fit):
+    for test in (test_figures, test_null, test_memory_interval, test_report, test_fit):
         test()
     print("self-test: ok")

@@ -111,7 +111,7 @@ RunPrediction predict_filled(const Run& run, const cluster::Cluster& cluster, co
   }
   const FrameworkMemory memory = memory_of(framework, programs, cluster.device.memory.value);
   out.allocator_bytes = memory.allocator, out.memory_bytes = memory.device;
-  out.fits = memory.fits;
+  out.fits = memory.fits, out.memory_spread = factors.memory_spread(), out.device_bytes = cluster.device.memory.value;
   const program::Stages stages(std::move(programs));
   const sim::DescribedCosts costs(cluster, factors, costs_of(framework));
   const auto timelines = sim::simulate(stages, costs);

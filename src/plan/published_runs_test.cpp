@@ -36,6 +36,8 @@ TEST(PublishedRuns, EachColumnHasItsEffect) {
   EXPECT_GT(base.step_s, base.model_flops / (64 * 312e12));
   EXPECT_TRUE(base.fits);
   EXPECT_GT(base.memory_bytes, base.allocator_bytes);
+  EXPECT_EQ(base.memory_spread, sim::Factors::shipped().memory_spread());
+  EXPECT_NEAR(base.device_bytes, 80 * 1.0737e9, 2e9);
   const auto none = predicted([](plan::Run& r) { r.recompute = "none"; });
   EXPECT_LT(none.step_s, 0.9 * base.step_s);
   EXPECT_GT(none.allocator_bytes, 1.2 * base.allocator_bytes);

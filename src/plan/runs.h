@@ -75,6 +75,8 @@ struct RunPrediction {
   double memory_bytes = 0.0;     // in use on the fullest GPU, as its driver shows it
   double allocator_bytes = 0.0;  // the part that the training program's own buffers take
   bool fits = false;
+  double memory_spread = 0.0;                 // relative, of both bytes: sim::ends_of says what it means
+  double device_bytes = 0.0;                  // that the GPU has
   double bubble_s = 0.0;                      // of the stage that is idle for the longest time
   std::map<std::string, double> exposed_s;    // communication over each axis in which the stage computes nothing
   std::map<std::string, double> kinds_s;      // by kind of op: the work of the stage that computes for the longest time

@@ -129,6 +129,7 @@ RunPrediction prediction() {
   RunPrediction p;
   p.step_s = 4.0, p.errors = {{"device.launch", 0.15}, {"products", 0.2}}, p.model_flops = 64.0 * 4.0 * 150e12;
   p.memory_bytes = 61e9, p.allocator_bytes = 59e9, p.fits = true, p.bubble_s = 0.5;
+  p.memory_spread = 0.25, p.device_bytes = 80e9;
   p.exposed_s = {{"tp", 0.25}, {"dp", 0.0}};
   p.kinds_s = {{"forward attention", 1.5}, {"all_gather", 0.5}};
   return p;
@@ -142,12 +143,24 @@ TEST(RunsJson, KeysOfAPrediction) {
   EXPECT_EQ(to_json(run, p).dump(),
             R"({"run_id":"r","step_s":4.0,"step_s_low":3.2,"step_s_high":5.0,)"
             R"("step_errors":{"device.launch":0.15,"products":0.2},"tokens_per_s_per_gpu":1024.0,)"
-            R"("tflops_per_gpu":150.0,"memory_bytes_per_gpu":61000000000,"memory_allocator_bytes_per_gpu":59000000000,)"
+            R"("tflops_per_gpu":150.0,"memory_bytes_per_gpu":61000000000,"memory_bytes_per_gpu_low":48800000000,)"
+            R"("memory_bytes_per_gpu_high":76250000000,"memory_allocator_bytes_per_gpu":59000000000,)"
+            R"("memory_allocator_bytes_per_gpu_low":47200000000,"memory_allocator_bytes_per_gpu_high":73750000000,)"
             R"("fits":true,"bubble_s":0.5,"exposed_comm_s":{"dp":0.0,"tp":0.25},)"
             R"("kinds_s":{"all_gather":0.5,"forward attention":1.5},)"
             R"("assumed":{"mbs":"2","recompute":"full","vpp":"3"}})");
   run.assumed.clear();
   EXPECT_EQ(to_json(run, prediction()).at("assumed").dump(), "{}");
+}
+
+// A run that fits takes no more than its device has; one that does not would take more.
+TEST(RunsJson, TheMemoryOfARunThatFitsEndsWithTheDevice) {
+  const plan::Run run = read_row(full_row());
+  RunPrediction p = prediction();
+  p.device_bytes = 70e9;
+  EXPECT_EQ(to_json(run, p).at("memory_bytes_per_gpu_high"), 70'000'000'000);
+  p.fits = false;
+  EXPECT_EQ(to_json(run, p).at("memory_bytes_per_gpu_high"), 76'250'000'000);
 }
 
 TEST(RunsJson, KeysOfAnError) {

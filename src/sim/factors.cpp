@@ -28,6 +28,7 @@ const Factors& Factors::shipped() {
       all.all_.push_back({name, f.at("meaning").get<std::string>(), positive(f.at("value"), "factors", name),
                           f.at("prior").get<double>(), positive(f.at("start"), "factors", name)});
     all.spread_ = positive(json.at("spread"), "factors", "spread");
+    all.memory_spread_ = positive(json.at("memory_spread"), "factors", "memory_spread");
     return all;
   }();
   return factors;

@@ -33,13 +33,16 @@ class Factors {
   // The relative spread of each class of ops (described_errors.h) with which 80 % of the published runs are in their
   // intervals.
   double spread() const { return spread_; }
+  // With a probability of 80 %, the bytes of a published run are within this of the predicted ones: between them over 1
+  // + memory_spread, and times that.
+  double memory_spread() const { return memory_spread_; }
   Json to_json() const;  // name -> {"value", "prior", "start", "fitted", "meaning"}
 
  private:
   void set(const Json& values, const std::string& origin);
 
   std::vector<Factor> all_;
-  double spread_ = 0.0;
+  double spread_ = 0.0, memory_spread_ = 0.0;
 };
 
 }  // namespace molen::sim
