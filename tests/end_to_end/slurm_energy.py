@@ -95,8 +95,8 @@ def stops(job):
     return {(node, dict(word.split("=") for word in text.split())["step"]) for node, text in rows("SELECT node, text FROM energy_events WHERE kind = 'job_stop' AND text LIKE ?", f"job={job} %")}
 
 
-def account(by):
-    found = command(MOLEN, "energy", "account", "--database", f"sqlite:{folder}/site.db", "--by", by, "--format", "json")
+def account(by, *words, database=f"sqlite:{folder}/site.db"):
+    found = command(MOLEN, "energy", "account", "--database", database, "--by", by, *words, "--format", "json")
     return {r["key"]: r["energy_j"] for r in json.loads(found.stdout)["rows"]}
 
 
@@ -128,13 +128,44 @@ def expect(name, joules, watts, seconds):
     ok(name, abs(joules / watts - seconds) < SLACK_S, f"{joules} J at {watts} W are {joules / watts:.2f} s, and it took {seconds:.2f} s")
 
 
+class Postgres:
+    """A server of the test's own, which may crash."""
+
+    def __init__(self):
+        self.folder = folder / "postgres"
+        self.folder.mkdir()
+        shutil.chown(self.folder, "postgres")
+        self.uri = f"postgresql://molen@/postgres?host={self.folder}"
+
+    def run(self, program, *words):
+        programs = sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin"))[-1]
+        command("runuser", "-u", "postgres", "--", programs / program, "-D", self.folder / "data", *words)
+
+    def start(self):
+        self.run("pg_ctl", "-w", "-l", self.folder / "log", "-o", f"-k {self.folder} -c listen_addresses=", "start")
+
+    def crash(self):
+        self.run("pg_ctl", "-w", "-m", "immediate", "stop")
+
+    def __enter__(self):
+        self.run("initdb", "-U", "molen", "-A", "trust", "-E", "UTF8", "--locale=C")
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.crash()
+
+
 class Collector:
+    def __init__(self, database=f"sqlite:{folder}/site.db"):
+        self.database = database
+
     def __enter__(self):
         self.start()
         return self
 
     def start(self):
-        self.job = subprocess.Popen([MOLEN, "energy", "collect", "--database", f"sqlite:{folder}/site.db", "--listen", f"127.0.0.1:{port}", "--token-file", token], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.job = subprocess.Popen([MOLEN, "energy", "collect", "--database", self.database, "--listen", f"127.0.0.1:{port}", "--token-file", token], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.job.stdout.readline().startswith("records go to"), self.job.stderr.read()
 
     def stop(self):
@@ -254,6 +285,32 @@ def a_collector_that_is_away(collector):
     expect("what waited in the spool", joules["n1"], WATTS["n1"], 3)
 
 
+def a_database_that_crashes(sqlite):
+    """The same port, and PostgreSQL behind it, whose server ends as in a crash while a job runs, and comes back."""
+    sqlite.stop()
+    with Postgres() as server, Collector(server.uri) as collector:
+        job = submit("srun -N2 -n2 sleep 8", "-N2", "--ntasks-per-node=1", user="games")
+        nodes = lambda: account("node", "--job", job, database=server.uri)  # noqa: E731
+        until(lambda: set(nodes()) == set(WATTS), "first periods of both nodes")
+        server.crash()
+        time.sleep(3)
+        server.start()
+        until(lambda: is_over(job), "the end of a job whose database crashed", 60)
+        until(lambda: not senders(), "no sender is left")
+        ended = lambda: sum(e["kind"] == "job_stop" for e in json.loads(command(MOLEN, "energy", "account", "--database", server.uri, "--events", "--job", job, "--format", "json").stdout)["events"])  # noqa: E731
+        until(lambda: ended() == 2, "the last records of both nodes")
+        seconds = {r["key"]: r["seconds"] for r in json.loads(command(MOLEN, "energy", "account", "--database", server.uri, "--by", "node", "--job", job, "--format", "json").stdout)["rows"]}
+        for node, joules in nodes().items():
+            # No moment is missing and none is there twice: the joules are the watts times the seconds that periods cover.
+            ok(f"{node}: nothing is lost or doubled", abs(joules / WATTS[node] - seconds[node]) < 0.2 and seconds[node] > 7, (joules, seconds))
+        together = account("job", database=server.uri)[job]
+        ok("the job has both nodes", abs(together - sum(nodes().values())) < 1e-6, together)
+        for by, key in (("user", "games"), ("group", "nogroup"), ("step", f"{job}.0")):
+            ok(f"by {by} in PostgreSQL", key in account(by, "--job", job, database=server.uri), account(by, database=server.uri))
+        collector.stop()
+    sqlite.start()
+
+
 def what_is_wrong_on_a_node():
     """The step goes on, and slurmd's log says why its energy is missing."""
     for name, other, says in (("no molen", {"molen": "/none/molen"}, "/none/molen: No such file or directory"),
@@ -314,6 +371,7 @@ with Collector() as collector:
         steps_at_once()
         a_cancelled_job()
         a_collector_that_is_away(collector)
+        a_database_that_crashes(collector)
         nothing_twice()
         what_is_wrong_on_a_node()
         a_killed_daemon()
