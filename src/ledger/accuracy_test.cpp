@@ -17,7 +17,7 @@ struct Case {
   std::string name;
   bool pipeline = false;
   int ranks = 1;
-  SimulatedMeter meter;
+  SimulatedMeter meter = {};
   int gaps = 0;
   std::optional<double> bubble_watts = {};
 };

@@ -29,7 +29,6 @@ Mesh any_mesh() {
 }
 
 Axes any_axes() {
-  Axes axes;
   std::vector<Axis> chosen;
   for (const Axis axis : kDefaultOrder)
     if (*rc::gen::arbitrary<bool>()) chosen.push_back(axis);

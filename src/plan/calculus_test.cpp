@@ -33,7 +33,8 @@ cluster::Cluster test_cluster() {
   c.device.memory = figure(94e9);
   c.device.idle_power = figure(100.0, 0.1);
   c.device.peak_power = figure(700.0, 0.05);
-  c.site = {figure(1.2, 0.1), figure(0.27 / 3.6e6, 0.2), figure(1.5e-3 / 3.6e6, 0.5), figure(0.2 / 3.6e6, 0.4), {}};
+  c.site = {
+      figure(1.2, 0.1), figure(0.27 / 3.6e6, 0.2), figure(1.5e-3 / 3.6e6, 0.5), figure(0.2 / 3.6e6, 0.4), {}, {}, {}};
   return c;
 }
 

@@ -37,7 +37,7 @@ struct Candidate {
   bool sequence_parallel = false;
   std::int64_t micro_batch = 1;
   program::ScheduleKind schedule = program::ScheduleKind::k1f1b;
-  program::Recompute recompute;
+  program::Recompute recompute = {};
   // The choices that variants have, as the members of program::Setting.
   std::int64_t unit_layers = 1;
   int prefetch = 1;
@@ -126,16 +126,16 @@ struct Simulation {
 struct LayoutLimits {
   // The bytes of a device that a plan may take. If absent, a plan may take what the driver and the communicators of its
   // layout leave (MemoryOverheads).
-  std::optional<Bytes> memory;
+  std::optional<Bytes> memory = {};
   std::size_t shown = 5;  // best layouts to return
   // Most layouts to simulate; ten times as many programs are built at most. A quarter is for the variants of the best.
   std::size_t simulated = 200;
-  std::optional<double> watts;  // of a node, over a step
+  std::optional<double> watts = {};  // of a node, over a step
   // Limits of the whole run, which has `run_steps` steps like the predicted one. Evaluations and checkpoints are left
   // out.
   double run_steps = 0.0;
-  std::optional<double> run_s;  // s
-  std::optional<double> run_j;  // J of the site, with its PUE
+  std::optional<double> run_s = {};  // s
+  std::optional<double> run_j = {};  // J of the site, with its PUE
 };
 
 // Returns the most bytes of a device that a plan may take: the limit, or what the driver's context leaves.

@@ -63,7 +63,7 @@ class Flight : public ::testing::Test {
     if (pid == 0) {
       FlightWriter writer(file(rank), identity(rank, ranks));
       body(writer);
-      for (std::uint64_t beat = 0;; ++beat) {
+      for (;;) {
         writer.beat(0, now_ns(), static_cast<std::int64_t>(wall_time() * 1e9));
         ::usleep(5'000);
       }
