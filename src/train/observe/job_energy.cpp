@@ -175,17 +175,18 @@ JobEnergy::JobEnergy(comm::Communicator& world, const EnergyHost& host, const Op
   }
   std::string own;
   std::unique_ptr<energy::PowerModel> model;
+  opened_ = now().value;
   if (world.rank() == lowest) {
     const energy::VisibleGpus visible{nvidia.text(), amd.text()};
     try {
       accountant_ = std::make_unique<energy::Accountant>(open(visible), sample_every);
+      opened_ = now().value;  // at once: its joules count from here on
       own = describe_host(host_name_, *accountant_, has_gpus(visible)).dump();
       if (open_model) model = open_model(accountant_->meters(), has_gpus(visible), visible, cpus_of(of_host));
     } catch (const UsageError& error) {
       own = Json{{"name", host_name_}, {"error", replace_invalid_utf8(error.what())}}.dump();
     }
   }
-  opened_ = now().value;
   exchange(world, own);
   if (open_model) model_ = std::make_unique<JobModel>(world, std::move(model), host_name_);
   std::vector<int> device_of;
