@@ -1,6 +1,7 @@
-// What a job is booked to beside its user. Its periods do not repeat it: a sender tells it at its start and its end, as
-// an event, and the database keeps it for the sender's session. So no sender changes what another one has told, and a
-// job number that comes round again has no labels of an earlier job.
+// Labels of a job: the group, the account and the tag that its energy is booked to. The periods of a job do not repeat
+// its labels. A sender tells them in an event at its start and at its end, and the database keeps them for the sender's
+// session. So no sender changes the labels that another sender has told, and a job has no labels of an earlier job with
+// the same number.
 #pragma once
 
 #include <cstddef>

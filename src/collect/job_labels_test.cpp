@@ -58,7 +58,8 @@ JoulesByKey joules_by(const std::string& words, const std::string& key) {
   return joules;
 }
 
-// Of three jobs with 100 J a batch: two have the group g, one of them has two nodes, and the third has no label.
+// Three jobs have 100 J in each batch. Two of them have the group g, one of these ran on two nodes, and the third job
+// has no label.
 TEST_P(JobTable, SumsAreByTheLabelsOfJobs) {
   const auto database = open_database(words());
   ASSERT_TRUE(database->store(

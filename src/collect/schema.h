@@ -28,7 +28,7 @@ struct LaterTables {
   std::string version_table;  // "energy_limits_version"
   std::int64_t version = 1;
   std::vector<std::string> statements;  // create the tables, the one of the version included
-  // Whether the events that the database already has are to be entered (job_labels_of): an older collector kept them.
+  // True: the new tables also get the labels in the events that an older collector stored (labels_told).
   bool from_events = false;
 };
 // Returns those of the limits and those of the jobs' labels.

@@ -173,7 +173,7 @@ TEST_F(Hosts, JoulesOfAStepAreTheSumOverHosts) {
   EXPECT_EQ(opened_, 2) << "one rank a host";
 }
 
-// One controller for two nodes would count each joule twice, on each of the ranks the same refusal.
+// Two nodes that ask one controller would count each joule twice.
 TEST_F(Hosts, ThatAskOneControllerAreRefused) {
   asked_of_ = {{"a", "https://bmc/power#/W"}, {"b", "https://bmc/power#/W"}, {"c", "https://c-bmc/power#/W"}};
   int used = 0;

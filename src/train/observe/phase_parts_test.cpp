@@ -76,7 +76,7 @@ TEST(PhaseParts, NamesEachOpOfALayer) {
   EXPECT_TRUE(kinds["optimizer"].contains("optimizer_step"));
 }
 
-// Of a tied model the head has the embedding's table, and is the head all the same.
+// The head of a tied model multiplies by the embedding's table. Its ops count for the head nevertheless.
 TEST(PhaseParts, TheHeadOfATiedModelIsFinal) {
   auto a = arch::preset("llama-tiny");
   a.tied = true;
@@ -93,7 +93,7 @@ TEST(PhaseParts, TheHeadOfATiedModelIsFinal) {
   EXPECT_GT(of_embedding, 0);
 }
 
-// Of the exchanges of two tensor ranks, that of a value counts for the layer that makes or needs it.
+// Two tensor ranks exchange values of each layer. An exchange counts for the layer that makes the value or needs it.
 TEST(PhaseParts, ExchangesOfRowsBelongToTheirLayer) {
   for (const bool cut : {false, true}) {
     program::Setting s = small_program(4, 1, 0).setting;
@@ -114,7 +114,7 @@ TEST(PhaseParts, ExchangesOfRowsBelongToTheirLayer) {
   }
 }
 
-// Nothing but the numbers of a step is of no part of the model, and each group is one that the model has.
+// Each group is one that the model has. Only ops on the scalars and the batch of a step belong to no part of the model.
 TEST(PhaseParts, OpsOfEveryProgramHaveAGroup) {
   for (const program::TestCase& of : program::all_test_cases()) {
     const program::Program p = program::build(of.arch, of.setting);
