@@ -111,37 +111,23 @@ struct SendArguments {
   std::optional<std::uint32_t> uid, gid;
 };
 
-// Returns the name that `find` returns of a number, or the number if it has none, or if the name service does not
-// answer: nothing can interrupt that call, so it is made in a thread that ends with the process if need be.
-template <class Find>
-std::string name_of_number(std::uint32_t number, Find find) {
+// Returns the member `name` of the entry that the function `get` finds for a number, or the number if there is no entry
+// or the name service does not answer: nothing can interrupt that call, so it is made in a thread that ends with the
+// process if need be.
+template <class Entry, class Number>
+std::string name_of_number(Number number, int (*get)(Number, Entry*, char*, std::size_t, Entry**), char* Entry::*name) {
   std::promise<std::string> promise;
-  std::future<std::string> name = promise.get_future();
-  std::thread([number, find, promise = std::move(promise)]() mutable {
+  std::future<std::string> answer = promise.get_future();
+  std::thread([=, promise = std::move(promise)]() mutable {
     std::vector<char> space(std::size_t{1} << 16);
-    promise.set_value(find(number, space));
+    Entry entry{};
+    Entry* found = nullptr;
+    const bool known = get(number, &entry, space.data(), space.size(), &found) == 0 && found != nullptr;
+    promise.set_value(known ? found->*name : "");
   }).detach();
-  const bool in_time = name.wait_for(std::chrono::duration<double>(kNameWaitS)) == std::future_status::ready;
-  const std::string found = in_time ? name.get() : "";
-  return found.empty() ? std::to_string(number) : collect::as_name(found);
-}
-
-std::string name_of_user(std::uint32_t uid) {
-  return name_of_number(uid, [](std::uint32_t number, std::vector<char>& space) -> std::string {
-    passwd entry{};
-    passwd* found = nullptr;
-    const bool known = ::getpwuid_r(number, &entry, space.data(), space.size(), &found) == 0 && found != nullptr;
-    return known ? found->pw_name : "";
-  });
-}
-
-std::string name_of_group(std::uint32_t gid) {
-  return name_of_number(gid, [](std::uint32_t number, std::vector<char>& space) -> std::string {
-    group entry{};
-    group* found = nullptr;
-    const bool known = ::getgrgid_r(number, &entry, space.data(), space.size(), &found) == 0 && found != nullptr;
-    return known ? found->gr_name : "";
-  });
+  const bool in_time = answer.wait_for(std::chrono::duration<double>(kNameWaitS)) == std::future_status::ready;
+  const std::string text = in_time ? answer.get() : "";
+  return text.empty() ? std::to_string(number) : collect::as_name(text);
 }
 
 std::string this_host() {
@@ -275,8 +261,8 @@ int run_send(const SendArguments& o) {
   std::optional<collect::Watchdog> watchdog;
   if (o.until_hangup) watchdog.emplace(stop.get(), kStopLimitS, options.say);
   collect::Labels labels = o.labels;
-  if (o.uid) labels.user = name_of_user(*o.uid);
-  if (o.gid) labels.group = name_of_group(*o.gid);
+  if (o.uid) labels.user = name_of_number(uid_t{*o.uid}, ::getpwuid_r, &passwd::pw_name);
+  if (o.gid) labels.group = name_of_number(gid_t{*o.gid}, ::getgrgid_r, &group::gr_name);
   make_job_label("group", labels.group), make_job_label("account", labels.account), make_job_label("tag", labels.tag);
   std::optional<collect::Turn> turn;
   if (o.lock) turn.emplace(*o.lock, turn_name(o, options.node));
