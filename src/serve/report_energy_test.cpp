@@ -12,6 +12,15 @@
 namespace molen::serve {
 namespace {
 
+// A step in which a GPU's counter counted 900 J.
+store::StepMetrics measured_step() {
+  store::StepMetrics m;
+  m.step = 1;
+  m.energy_j = {{"gpu0", 900.0}};
+  m.energy_source = {{"gpu0", "counter"}};
+  return m;
+}
+
 TEST_F(Report, ShowsBaselinesEnergyAndPrediction) {
   store::StepMetrics m;
   m.step = 1;
@@ -215,10 +224,7 @@ TEST_F(Report, ShowsTheForecastAndTheBudget) {
 }
 
 TEST_F(Report, SaysWhatEnergyLeavesOut) {
-  store::StepMetrics m;
-  m.step = 1;
-  m.energy_j = {{"gpu0", 900.0}};
-  m.energy_source = {{"gpu0", "counter"}};
+  store::StepMetrics m = measured_step();
   m.j_per_token = 0.5;
   write("metrics.jsonl", store::to_line(m) + "\n");
   EXPECT_EQ(page().find("J/token, last step ("), std::string::npos);
@@ -241,11 +247,7 @@ TEST_F(Report, SaysWhatEnergyLeavesOut) {
 }
 
 TEST_F(Report, ShowsWhereTheJoulesOfEachScopeWent) {
-  store::StepMetrics m;
-  m.step = 1;
-  m.energy_j = {{"gpu0", 900.0}};
-  m.energy_source = {{"gpu0", "counter"}};
-  write("metrics.jsonl", store::to_line(m) + "\n");
+  write("metrics.jsonl", store::to_line(measured_step()) + "\n");
   EXPECT_EQ(page().find("Where the joules"), std::string::npos);
   const std::string entries =
       R"({"forward":{"joules":250,"standard_error_j":5,"rank_seconds":2,"note":"a<b"},)"
@@ -278,11 +280,7 @@ TEST_F(Report, ShowsWhereTheJoulesOfEachScopeWent) {
 }
 
 TEST_F(Report, ShowsTheJoulesOfOpsLayersAndStages) {
-  store::StepMetrics m;
-  m.step = 1;
-  m.energy_j = {{"gpu0", 900.0}};
-  m.energy_source = {{"gpu0", "counter"}};
-  write("metrics.jsonl", store::to_line(m) + "\n");
+  write("metrics.jsonl", store::to_line(measured_step()) + "\n");
   Json ops, layers{{"other", 1.0}, {"final", 90.0}, {"layers 10-19", 20.0}, {"layers 0-9", 30.0}, {"embed", 5.0}};
   for (int i = 0; i < 20; ++i) ops["op" + std::to_string(i)] = 1.0 + i;
   Json scope{{"joules", 1000.0},
@@ -329,11 +327,7 @@ TEST_F(Report, ShowsTheJoulesOfOpsLayersAndStages) {
 
 // With a GPU for each stage, no GPU shows how the stages differ. A scope that does not count is in no sum.
 TEST_F(Report, ShowsTheStagesOfAllCountedScopes) {
-  store::StepMetrics m;
-  m.step = 1;
-  m.energy_j = {{"gpu0", 900.0}};
-  m.energy_source = {{"gpu0", "counter"}};
-  write("metrics.jsonl", store::to_line(m) + "\n");
+  write("metrics.jsonl", store::to_line(measured_step()) + "\n");
   Json scopes;
   for (int gpu = 0; gpu < 3; ++gpu)
     scopes["gpu" + std::to_string(gpu)] = {
