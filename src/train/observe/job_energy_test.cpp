@@ -176,7 +176,7 @@ TEST_F(Hosts, JoulesOfAStepAreTheSumOverHosts) {
 // Two nodes that ask one controller would count each joule twice.
 TEST_F(Hosts, ThatAskOneControllerAreRefused) {
   asked_of_ = {{"a", "https://bmc/power#/W"}, {"b", "https://bmc/power#/W"}, {"c", "https://c-bmc/power#/W"}};
-  int used = 0;
+  std::atomic<int> used = 0;
   on({at("a"), at("a"), at("c")}, [&](JobEnergy&, comm::Communicator& world) { used += world.rank() == 0; });
   EXPECT_EQ(used, 1) << "two ranks of a host ask once";
   try {
